@@ -1,0 +1,106 @@
+"""Backends for `torch.compile` that check the compiled program against eager.
+
+Importing this package imports nothing: each name loads its module, and with it torch, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checked_backend.backends import aot_compilers, debug_interpreter, graph_dumper, nop, numcheck
+    from checked_backend.checking import check
+    from checked_backend.dump import Dump, load_dump
+    from checked_backend.errors import (
+        CandidateError,
+        CheckedBackendError,
+        DivergenceError,
+        DumpError,
+        DumpWarning,
+        MetadataError,
+        OptionError,
+        SuiteError,
+    )
+    from checked_backend.numerics.measure import measure
+    from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
+    from checked_backend.regions.session import collect
+    from checked_backend.report import Report
+
+    __version__: str
+
+__all__ = [
+    "CandidateError",
+    "CheckedBackendError",
+    "Coverage",
+    "DivergenceError",
+    "Dump",
+    "DumpError",
+    "DumpWarning",
+    "Finding",
+    "Kind",
+    "MetadataError",
+    "Metrics",
+    "NoiseScale",
+    "OptionError",
+    "Report",
+    "SuiteError",
+    "Verdict",
+    "__version__",
+    "aot_compilers",
+    "check",
+    "collect",
+    "debug_interpreter",
+    "graph_dumper",
+    "load_dump",
+    "measure",
+    "nop",
+    "numcheck",
+]
+
+_HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "backends": ("aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"),
+        "checking": ("check",),
+        "dump": ("Dump", "load_dump"),
+        "errors": (
+            "CandidateError",
+            "CheckedBackendError",
+            "DivergenceError",
+            "DumpError",
+            "DumpWarning",
+            "MetadataError",
+            "OptionError",
+            "SuiteError",
+        ),
+        "regions.session": ("collect",),
+        "numerics.measure": ("measure",),
+        "record": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),
+        "report": ("Report",),
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"checked_backend.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'checked_backend' has no attribute {name!r}")
+
+
+def _version() -> str:
+    metadata = importlib.import_module("importlib.metadata")  # slow to import, and seldom needed
+    try:
+        return str(metadata.version("checked-backend"))
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,413 @@
+"""Every private torch name that this package uses, in one place: a new torch release is one file's work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import sympy
+import torch
+from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C import _DisableTorchDispatch as DisableTorchDispatch
+from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
+from torch._C import _will_engine_execute_node as will_engine_execute_node
+from torch._C._autograd import (
+    _get_current_graph_task_keep_graph as graph_task_keeps_graph,
+)
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo import disable as dynamo_disable
+from torch._dynamo import maybe_mark_dynamic as mark_dynamic
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import list_backends, lookup_backend
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import (
+    InvalidBackend,
+    SkipFrame,
+    TensorifyScalarRestartAnalysis,
+    exceptions_allowed_to_be_fallback,
+)
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
+from torch._library.simple_registry import singleton as _library_registry
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
+from torch.fx.graph_module import _forward_from_src
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils.checkpoint import _StopRecomputationError as StopRecomputationError
+
+__all__ = [
+    "DisableTorchDispatch",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "InvalidBackend",
+    "OpOverload",
+    "OpOverloadPacket",
+    "StopRecomputationError",
+    "TorchDispatchMode",
+    "TracingContext",
+    "aot_autograd",
+    "autograd_sequence_number",
+    "call_after_backward",
+    "catch_backward_error",
+    "compile_id",
+    "compiling",
+    "core_aten_decompositions",
+    "current_graph_task_id",
+    "custom_op_module",
+    "default_partition",
+    "deferred_asserts",
+    "detect_fake_mode",
+    "disable_current_modes",
+    "dump_code",
+    "dynamo_control_flow",
+    "dynamo_disable",
+    "dynamo_reset",
+    "evaluate_expression",
+    "fake_kernel",
+    "find_op_packet",
+    "forward_from_source",
+    "get_decompositions",
+    "graph_task_keeps_graph",
+    "higher_order_kernel",
+    "inductor_decompositions",
+    "inductor_mode_options",
+    "inner_exception",
+    "inner_tensors",
+    "internal_functions",
+    "is_alias_of",
+    "is_composite",
+    "is_functorch_wrapped_tensor",
+    "is_traceable_wrapper_subclass",
+    "jit_autocast_off",
+    "list_backends",
+    "lookup_backend",
+    "mark_dynamic",
+    "min_cut_rematerialization_partition",
+    "neg_view",
+    "negative_view",
+    "python_expression",
+    "run_composite",
+    "saved_tensor_hooks_lifted",
+    "shape_facts",
+    "size_hint",
+    "storage_identity",
+    "tracing",
+    "tree_leaves",
+    "triton_kernel",
+    "will_engine_execute_node",
+]
+
+
+def dynamo_control_flow() -> tuple[type[BaseException], ...]:
+    """Exceptions that a Dynamo backend raises to steer Dynamo, not because it failed.
+
+    Dynamo answers with a graph break, or traces the frame anew (``torch/_dynamo/output_graph.py``).
+    """
+    return (SkipFrame, TensorifyScalarRestartAnalysis, *exceptions_allowed_to_be_fallback)
+
+
+def dynamo_reset() -> None:
+    """Forget everything that was compiled."""
+    torch._dynamo.reset()
+
+
+def catch_backward_error(node: Any, handler: Callable[[Exception], None]) -> None:
+    """Call a handler when the backward of AOT autograd's node raises, before the exception goes on.
+
+    Such a node is an instance of a class that AOT autograd makes for one compiled graph
+    (``torch/_functorch/_aot_autograd/runtime_wrappers.py``). Other nodes are left alone.
+    """
+    function = getattr(type(node), "_forward_cls", None)
+    if function is None or function.__name__ != "CompiledFunction":
+        return
+    node.checked_backend_on_error = handler
+    original = function.backward
+    if getattr(original, "checked_backend", False):
+        return
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        try:
+            return original(ctx, *gradients)
+        except Exception as error:
+            on_error = getattr(ctx, "checked_backend_on_error", None)
+            if on_error is not None:
+                on_error(error)
+            raise
+
+    backward.checked_backend = True  # type: ignore[attr-defined]
+    function.backward = staticmethod(backward)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compile outside of Dynamo, but one thread at a time as inside: tracing patches ``nn.Module`` for the process."""
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # since torch 2.13
+    with compile_lock, session():
+        yield
+
+
+@contextmanager
+def saved_tensor_hooks_lifted() -> Iterator[None]:
+    """Run a block without the user's saved-tensor hooks, which are not to see what a checker saves."""
+    lifted = []
+    while True:
+        top: Any = _top_saved_tensors_default_hooks(False)
+        if top is None:
+            break
+        lifted.append(top)
+        _pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(lifted):
+            _push_saved_tensors_default_hooks(pack, unpack)
+
+
+def inner_exception(error: BaseException) -> BaseException | None:
+    """What a compiler raised, where Dynamo wrapped it."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else None
+
+
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that a wrapper subclass is made of, by name; empty for any other tensor."""
+    wrapper: Any = tensor
+    if not is_traceable_wrapper_subclass(wrapper):
+        return {}
+    names, _ = wrapper.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The lazily negated view of a tensor."""
+    return torch._neg_view(tensor)
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that is running has finished. Its exceptions reach the user's call."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def compile_id() -> str:
+    """The frame that Dynamo is compiling, as ``"frame/recompilation"``; empty outside of a compilation."""
+    compiling = CompileContext.current_compile_id()
+    return "" if compiling is None else str(compiling)
+
+
+def inductor_mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's config patches for a ``torch.compile(mode=...)``."""
+    from torch._inductor import list_mode_options  # noqa: PLC0415  Inductor is slow to import and often not needed
+
+    return dict(list_mode_options(mode, dynamic=None))
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A copy of the decomposition table that Inductor uses under its present configuration."""
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415  Inductor is slow to import
+
+    return dict(select_decomp_table())
+
+
+@contextmanager
+def jit_autocast_off() -> Iterator[None]:
+    """Keep TorchScript's own autocast pass out of graphs that were traced with autocast already applied."""
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
+def evaluate_expression(expression: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
+    """The value of a symbolic size, in plain Python integers (no sympy simplification).
+
+    Raises:
+        KeyError: A symbol of the expression has no value.
+    """
+    return int(sympy_interp(PythonReferenceAnalysis, dict(values), expression))
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether an operator is only a composition of others, which run in its place (visible under inference mode)."""
+    # Not op._can_decompose(): that also finds decompositions written in Python, which eager never runs.
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def run_composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a composite operator's own kernel, so that modes see the operators that it is made of."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def higher_order_kernel(op: HigherOrderOperator) -> Callable[..., Any] | None:
+    """The eager implementation of a higher-order operator, which calls its bodies as Python; None if it has none."""
+    kernel = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    return kernel if callable(kernel) else None
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor with its negative bit flipped."""
+    return torch._neg_view(tensor)
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """What two tensors have in common that share memory; valid while the storage lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """Compile the source of a function ``forward`` as FX compiles a graph's own code.
+
+    FX keeps the source for tracebacks, and knows no other input than what was generated from a graph in memory.
+
+    Args:
+        source: Defines ``forward``.
+        names: What the source calls by name.
+    """
+    function: Callable[..., Any] = _forward_from_src(source, dict(names))
+    return function
+
+
+def python_expression(expression: sympy.Basic) -> str:
+    """A symbolic size as Python over plain numbers; names of symbols are variables, ``math`` is the module.
+
+    Raises:
+        Exception: The expression has a function that torch's printer does not know.
+    """
+    return str(PythonPrinter().doprint(expression))
+
+
+def deferred_asserts(shape_env: Any) -> list[tuple[sympy.Basic, str]]:
+    """What a trace took for granted of sizes that depend on data: each condition and its message."""
+    found = getattr(shape_env, "deferred_runtime_asserts", None) or {}
+    return [(check.expr, str(check.msg)) for checks in found.values() for check in checks]
+
+
+def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
+    """The Python function that computes an operator's metadata, and what kind of function it is.
+
+    Returns:
+        The function, None where it is written in C++; and ``register_fake``, ``meta``, ``decomposition`` or ``C++``.
+    """
+    entry = _library_registry.get(op.name())
+    kernel = None if entry is None else entry.fake_impl.kernel
+    if kernel is not None:
+        return kernel.func, "register_fake"
+    function = op.py_kernels.get(torch._C.DispatchKey.Meta)
+    if not callable(function):
+        function = torch._decomp.meta_table.get(op)
+    if callable(function):
+        return function, "meta"
+    function = torch._decomp.decomposition_table.get(op)
+    if callable(function):
+        return function, "decomposition"
+    return None, "C++"
+
+
+def find_op_packet(namespace: str, name: str) -> OpOverloadPacket | HigherOrderOperator | None:
+    """The registered operator of this name, or None. Other attributes of ``torch.ops`` are not found."""
+    home = getattr(torch.ops, namespace, None)
+    if namespace != "higher_order" and not isinstance(home, _OpNamespace):
+        return None
+    packet = getattr(home, name, None)
+    return packet if isinstance(packet, (OpOverloadPacket, HigherOrderOperator)) else None
+
+
+def internal_functions() -> dict[str, Callable[..., Any]]:
+    """Internal functions that Dynamo writes into graphs, by name.
+
+    They set modes and batch dimensions and count calls, nothing else.
+    """
+    homes: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "torch._C": (torch._C, ("_log_api_usage_once", "_set_grad_enabled")),
+        "torch.amp.autocast_mode": (torch.amp.autocast_mode, ("_enter_autocast", "_exit_autocast")),
+        "torch._functorch.predispatch": (
+            torch._functorch.predispatch,
+            (
+                "_add_batch_dim",
+                "_remove_batch_dim",
+                "_vmap_decrement_nesting",
+                "_vmap_increment_nesting",
+                "lazy_load_decompositions",
+            ),
+        ),
+    }
+    for home in ("_nn", "_fft", "_linalg", "_special"):
+        module = getattr(torch._C, home)
+        homes[f"torch._C.{home}"] = (module, tuple(name for name in dir(module) if not name.startswith("__")))
+    return {
+        f"{home}:{name}": function
+        for home, (module, names) in homes.items()
+        for name in names
+        if callable(function := getattr(module, name, None))
+    }
+
+
+def custom_op_module(name: str) -> str | None:
+    """The Python module that registered ``namespace::name`` with ``torch.library.custom_op``; None if not known."""
+    definition = torch._library.custom_ops.OPDEFS.get(name)
+    return None if definition is None else str(definition._init_fn.__module__)
+
+
+def triton_kernel(index: int) -> str:
+    """``module:name`` of a Triton kernel in a graph, which knows it by its place in a table of the process."""
+    kernel = torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel(index)
+    function = getattr(kernel, "fn", kernel)
+    function = getattr(function, "fn", function)  # an autotuner around the kernel
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', '?')}"
+
+
+def dump_code(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:
+    """A graph's ``forward(self, <each placeholder>)`` with shapes, strides and source lines, and the names it uses."""
+    codegen = graph._codegen
+    graph.set_codegen(torch.fx.graph.CodeGen())  # a joint graph's own one takes its inputs in two tuples
+    try:
+        code = graph.python_code("self", verbose=True, include_stride=True, include_device=True)
+    finally:
+        graph.set_codegen(codegen)
+    return code.src, dict(code.globals)
+
+
+def size_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
+    """The value that a symbolic size had while tracing; None if it depends on data. Adds no guard."""
+    node: Any = value.node
+    hint = node.hint if node.has_hint() else None
+    return hint if isinstance(hint, (int, float, bool)) else None
+
+
+def shape_facts(value: Any, symbols: set[str]) -> tuple[dict[str, tuple[int | None, int | None]], list[str]]:
+    """What tracing learned of symbols: the range of each, and the relations it relied on.
+
+    Args:
+        value: Any symbolic size of the graph.
+        symbols: The names of the graph's symbols; relations that are about others too are left out.
+    """
+    environment: Any = value.node.shape_env
+    if environment is None:
+        return {}, []
+
+    def bound(end: Any) -> int | None:
+        return int(end) if getattr(end, "is_Integer", False) else None
+
+    ranges = {str(symbol): (bound(r.lower), bound(r.upper)) for symbol, r in environment.var_to_range.items()}
+    guards = [guard.expr for guard in environment.guards]
+    relations = [str(guard) for guard in guards if {str(symbol) for symbol in guard.free_symbols} <= symbols]
+    relations += [
+        f"Eq({symbol}, {other})"
+        for symbol, other in environment.replacements.items()
+        if {str(symbol), *(str(symbol) for symbol in other.free_symbols)} <= symbols
+    ]
+    return {name: ends for name, ends in ranges.items() if name in symbols}, list(dict.fromkeys(relations))

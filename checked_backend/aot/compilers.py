@@ -1,0 +1,160 @@
+"""Compilers at AOT level: ``(gm, example_inputs) -> boxed callable``.
+
+They serve as ``fw_compiler``, ``bw_compiler`` and ``inference_compiler`` of ``torch._dynamo``'s ``aot_autograd`` and of
+``functorch.compile``'s ``aot_function`` and ``aot_module``.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, jit_autocast_off
+from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed, boxed_module
+from checked_backend.errors import CandidateError
+from checked_backend.report.dot import graph_to_dot, render_svg
+
+__all__ = ["draw_graph", "interpret", "nop", "print_graph", "torchscript"]
+
+_DOT_TIMEOUT_S = 120.0  # Graphviz's layout can take hours on a graph of many thousand nodes
+
+
+def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """Run the graph as it is.
+
+    Args:
+        gm: An ATen graph from AOT autograd.
+        example_inputs: Not used.
+
+    Returns:
+        A boxed callable with the graph's own arithmetic.
+    """
+    return boxed_module(gm)
+
+
+def print_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """Write the graph's readable code to standard output, then run it as it is.
+
+    Args:
+        gm: An ATen graph from AOT autograd.
+        example_inputs: Not used.
+
+    Returns:
+        A boxed callable with the graph's own arithmetic.
+    """
+    text = gm.print_readable(print_output=False)
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    return boxed_module(gm)
+
+
+def draw_graph(name: str | os.PathLike[str]) -> AotCompiler:
+    """A compiler that draws each graph it is given, then runs it as it is.
+
+    Args:
+        name: Folder for the drawings, made if it does not exist. The first graph is ``graph.dot``, the following
+            ones are ``graph_1.dot``, ``graph_2.dot``, ...; each also as ``.svg`` where Graphviz's ``dot`` is installed.
+
+    Returns:
+        The compiler.
+    """
+    folder = Path(name)
+    indices = itertools.count()
+
+    def draw(gm: fx.GraphModule, example_inputs: Sequence[Any], /) -> BoxedCallable:
+        index = next(indices)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / ("graph.dot" if index == 0 else f"graph_{index}.dot")
+        target.write_text(graph_to_dot(gm.graph, folder.name or "graph"), encoding="utf-8")
+        render_svg(target, _DOT_TIMEOUT_S)
+        return boxed_module(gm)
+
+    return draw
+
+
+def interpret(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """Run the graph node by node in `torch.fx.Interpreter` instead of as generated code.
+
+    Args:
+        gm: An ATen graph from AOT autograd.
+        example_inputs: Not used.
+
+    Returns:
+        A boxed callable with the graph's own arithmetic.
+    """
+
+    def run(args: list[Any]) -> Any:
+        interpreter = fx.Interpreter(gm)
+        interpreter.extra_traceback = False  # it would rewrite the exception that eager raises
+        return interpreter.boxed_run(args)
+
+    return boxed(run)
+
+
+def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """Compile the graph with TorchScript, which torch has deprecated.
+
+    Args:
+        gm: An ATen graph from AOT autograd. Graphs with symbolic sizes are not TorchScript.
+        example_inputs: Not used.
+
+    Returns:
+        A boxed callable.
+
+    Raises:
+        CandidateError: This torch has no TorchScript, or TorchScript cannot express the graph.
+    """
+    if not callable(getattr(torch.jit, "script", None)):
+        raise CandidateError(
+            f"compiler 'torchscript': torch {torch.__version__} has no torch.jit.script. Use 'nop' or 'interpret' to "
+            "run the graph as it is, or 'inductor' to compile it."
+        )
+    symbolic = [
+        node.name
+        for node in gm.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    ]
+    if symbolic:
+        raise CandidateError(
+            f"compiler 'torchscript': the graph has symbolic sizes ({', '.join(symbolic)}), which TorchScript cannot "
+            "take. Compile with torch.compile(..., dynamic=False)."
+        )
+    try:
+        scripted = _script(gm)
+    except Exception as error:
+        raise CandidateError(
+            f"compiler 'torchscript': TorchScript rejected the graph: {type(error).__name__}: {error}\n"
+            "TorchScript is deprecated and lacks many of today's operators. Use 'nop' or 'interpret' to run the graph "
+            "as it is."
+        ) from error
+
+    def run(args: list[Any]) -> Any:
+        values = tuple(args)
+        args.clear()
+        return scripted(*values)
+
+    return boxed(run)
+
+
+def _script(gm: fx.GraphModule) -> Any:
+    graph = copy.deepcopy(gm.graph)
+    for node in graph.nodes:
+        # TorchScript resolves overloads itself, and knows devices by their names
+        if isinstance(node.target, OpOverload):
+            node.target = node.target.overloadpacket
+        node.kwargs = fx.node.map_aggregate(node.kwargs, lambda arg: str(arg) if isinstance(arg, torch.device) else arg)
+    with jit_autocast_off(), warnings.catch_warnings():
+        # the person who asks for this compiler has asked for something deprecated
+        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
+        # about torch's own nn.Module.__init__, which nobody here can change
+        warnings.filterwarnings("ignore", message=r"The TorchScript type system", category=UserWarning)
+        scripted = torch.jit.script(fx.GraphModule(gm, graph))
+        return torch.jit.freeze(scripted.eval())

@@ -1,0 +1,263 @@
+"""The Dynamo backends: plain functions that parse options and delegate.
+
+``torch.compile(model, backend="nop", options={...})`` finds them through the entry points in group
+``torch_dynamo_backends``; as objects they go straight into ``torch.compile(model, backend=nop)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec
+
+from torch import fx
+
+from checked_backend import aot
+from checked_backend import compilers as aot_compilers
+from checked_backend.aot.backend import compile_with
+from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
+from checked_backend.dump import RegionDump, graph_name
+from checked_backend.errors import CheckedBackendError, OptionError
+from checked_backend.interpret.answer import Answer
+from checked_backend.interpret.metadata import MetadataInterpreter
+from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
+from checked_backend.record import RegionInfo
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.session import active_sessions
+
+__all__ = ["aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"]
+
+_P = ParamSpec("_P")
+
+
+def _typed_errors(backend: Callable[_P, Callable[..., Any]]) -> Callable[_P, Callable[..., Any]]:
+    """Let this package's errors reach the user as themselves, at the region's first call.
+
+    Dynamo wraps what a backend raises while it compiles in ``BackendCompilerFailed``, and with
+    ``torch._dynamo.config.suppress_errors`` runs eager instead, in silence.
+    """
+
+    @functools.wraps(backend)
+    def compile_or_defer(*args: _P.args, **kwargs: _P.kwargs) -> Callable[..., Any]:
+        try:
+            return backend(*args, **kwargs)
+        except CheckedBackendError as error:
+            return functools.partial(_raise, error)
+
+    return compile_or_defer
+
+
+def _raise(error: CheckedBackendError, *_inputs: Any) -> NoReturn:
+    raise error
+
+
+@_typed_errors
+def nop(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """AOT autograd around graphs that run as they are.
+
+    Args:
+        gm: The graph from Dynamo.
+        example_inputs: Its inputs.
+        options: ``decompositions``, ``partition``, ``dump``, ``report_dir``.
+        mode: Not taken.
+
+    Returns:
+        A callable with the signature of ``gm``.
+
+    Raises:
+        OptionError: An unknown option, a bad value, or a mode.
+    """
+    _refuse_mode("nop", mode)
+    parsed = parse_options(AotOptions, "nop", options)
+    return _compile(gm, example_inputs, parsed, lambda _kind: aot.nop, parsed.dump)
+
+
+@_typed_errors
+def debug_interpreter(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """AOT autograd around graphs that compare every node's output with the recorded metadata.
+
+    Compared are number and structure, dtype, shape, significant strides, storage offset, device, layout, lazy bits,
+    symbolic values, and, against the operator's schema, shared memory and undeclared writes.
+
+    Args:
+        gm: The graph from Dynamo.
+        example_inputs: Its inputs.
+        options: ``on_divergence``, ``checks``, ``graphs``, ``ignore``, ``ignore_ops``, ``nonfinite``, and those of
+            `nop`.
+        mode: Not taken.
+
+    Returns:
+        A callable with the signature of ``gm``; it raises `MetadataError` on a mismatch.
+
+    Raises:
+        OptionError: An unknown option, a bad value, or a mode.
+    """
+    _refuse_mode("debug_interpreter", mode)
+    parsed = parse_options(InterpreterOptions, "debug_interpreter", options)
+    info = GraphInfo.of(gm)
+    answer = Answer(
+        parsed,
+        RegionInfo(info.name, info.sources, info.nodes),
+        lambda: [session.ledger for session in active_sessions()],
+    )
+
+    wrong: set[str] = set()
+
+    def compiler_for(kind: str) -> AotCompiler:
+        def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
+            if kind not in parsed.graphs:
+                return aot.nop(graph, inputs)
+            interpreter = MetadataInterpreter(
+                graph,
+                kind,
+                answer.to,
+                checks=parsed.checks,
+                ignore_ops=parsed.ignore_ops,
+                nonfinite=parsed.nonfinite,
+                wrong_before=wrong,
+                immediate=parsed.on_divergence == "raise",
+            )
+
+            def run(args: list[Any]) -> Any:
+                result = interpreter(args)
+                answer.ran(kind, interpreter.checked_nodes, interpreter.unchecked_nodes)
+                return result
+
+            return boxed(run)
+
+        return compile_graph
+
+    return _compile(gm, example_inputs, parsed, compiler_for, parsed.dump)
+
+
+@_typed_errors
+def graph_dumper(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Write each graph to disk, then run it as it is.
+
+    A graph goes to the folder ``DIR/NAME/NAME_{dynamo|joint|forward|backward|inference}_{INDEX}``; DIR is the option
+    ``dump``, else ``report_dir``; NAME is the outermost module's class or the function. See `load_dump`.
+
+    Args:
+        gm: The graph from Dynamo.
+        example_inputs: Its inputs.
+        options: ``dump``, ``dump_values``, ``report_dir``, and those of `nop`.
+        mode: Not taken.
+
+    Returns:
+        A callable with the signature of ``gm``.
+
+    Raises:
+        OptionError: An unknown option, a bad value, or a mode.
+        DumpError: The folder cannot be made. (A disk that fills up later is a warning.)
+    """
+    _refuse_mode("graph_dumper", mode)
+    parsed = parse_options(AotOptions, "graph_dumper", options)
+    return _compile(gm, example_inputs, parsed, lambda _kind: aot.nop, parsed.dump or parsed.report_dir)
+
+
+@_typed_errors
+def numcheck(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile each region with the candidate compiler and check every call of it against eager.
+
+    Args:
+        gm: The graph from Dynamo.
+        example_inputs: Its inputs.
+        options: See the README's table: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
+        mode: Inductor's mode, for example ``"max-autotune"``.
+
+    Returns:
+        A callable with the signature of ``gm``; it returns what the candidate returns.
+
+    Raises:
+        OptionError: An unknown option, a bad value, or an unknown compiler.
+    """
+    parsed = parse_options(CheckOptions, "numcheck", options)
+    dump = _dump_of(gm, parsed, parsed.dump)
+    return _watched(dump, build_region(gm, example_inputs, parsed, mode))
+
+
+def _compile(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: AotOptions,
+    compiler_for: Callable[[str], AotCompiler],
+    dump_to: Path | None,
+) -> Callable[..., Any]:
+    dump = _dump_of(gm, options, dump_to)
+
+    def compiler(kind: str) -> AotCompiler:
+        inner = compiler_for(kind)
+
+        def run(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
+            if dump is None:
+                return inner(graph, inputs)
+            dump.write(kind, graph)
+            return boxed(dump.watched(kind, inner(graph, inputs)))
+
+        return run
+
+    compiled = compile_with(
+        gm,
+        example_inputs,
+        options=options,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        on_joint=None if dump is None else lambda joint, _inputs: dump.write("joint", joint),
+    )
+    return _watched(dump, compiled)
+
+
+def _dump_of(gm: fx.GraphModule, options: BackendOptions, dump_to: Path | None) -> RegionDump | None:
+    """Dump a Dynamo graph, if dumping is on. Before it is compiled: a compiler may change the graph."""
+    if dump_to is None:
+        return None
+    dump = RegionDump.claim(dump_to, graph_name(gm), values=options.dump_values)
+    if dump is not None:
+        dump.write("dynamo", gm)
+    return dump
+
+
+def _watched(dump: RegionDump | None, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    if dump is None:
+        return compiled
+
+    def run(*args: Any) -> Any:
+        dump.observe("dynamo", args)
+        return compiled(*args)
+
+    return run
+
+
+def _refuse_mode(backend: str, mode: str | None) -> None:
+    if mode is not None:
+        raise OptionError(
+            f"backend {backend!r} takes no mode, got mode={mode!r}: modes are Inductor's. Drop mode=; to check "
+            "Inductor in that mode use backend='numcheck'."
+        )

@@ -1,0 +1,167 @@
+"""Read a dump. Nothing in it is run by being loaded: no pickle, no eval, no import of its ``module.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.dump.files import read_json, read_regions, read_text
+from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
+from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
+from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
+from checked_backend.errors import DumpError
+
+__all__ = ["Dump", "load_dump"]
+
+_GRAPH, _INPUTS, _CONSTANTS = "graph.json", "inputs.json", "constants.safetensors"
+
+
+class Dump:
+    """A graph that was dumped.
+
+    Attributes:
+        path: Its folder.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        graph: GraphFile,
+        inputs: InputsFile,
+        constants: dict[str, torch.Tensor],
+        imported: Collection[str],
+    ) -> None:
+        self.path = path
+        self._graph = graph
+        self._inputs = inputs
+        self._constants = constants
+        self._imported = imported
+        self._module: fx.GraphModule | None = None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What ``graph.json`` and ``inputs.json`` say, as plain values, the latter under ``inputs``."""
+        return {**self._graph.model_dump(), "inputs": self._inputs.model_dump()}
+
+    @property
+    def kind(self) -> str:
+        """The graph kind: dynamo, joint, forward, backward or inference."""
+        return self._graph.kind
+
+    @property
+    def title(self) -> str:
+        """NAME_KIND_INDEX."""
+        return f"{self._graph.name}_{self._graph.kind}_{self._graph.index}"
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the real input values are there."""
+        return self._inputs.values is not None
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """The graph, ready to be called with `inputs`. Its operators must be registered here.
+
+        Raises:
+            DumpError: It holds something that a dump cannot, or an operator that is not here.
+        """
+        if self._module is None:
+            if self._graph.unsupported:
+                why = "; ".join(self._graph.unsupported)
+                raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
+            try:
+                self._module = rebuild_graph(
+                    self._graph.graph, self._built_constants(), self._graph.stacks, self._imported
+                )
+            except (BadGraph, RuntimeError, ValueError, SyntaxError) as error:
+                needs = (
+                    f". The dump says that it needs: {', '.join(self._graph.requires)}" if self._graph.requires else ""
+                )
+                raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
+        return self._module
+
+    def inputs(self, seed: int = 0) -> list[Any]:
+        """Fresh inputs: the recorded values where they were saved, else values within the recorded ranges.
+
+        Args:
+            seed: For values that were not saved.
+
+        Raises:
+            DumpError: An input cannot be made here: another kind of device, more memory than there is, or a value
+                that a dump cannot hold.
+        """
+        saved = read_regions(self.path / self._inputs.values, self._inputs.storages) if self._inputs.values else {}
+        try:
+            return build_inputs(self._inputs.model_dump(), saved, seed)
+        except (RuntimeError, ValueError, MemoryError, AssertionError, OverflowError) as error:
+            raise DumpError(f"{self.path / _INPUTS}: the inputs cannot be made here: {error}") from error
+
+    def ambient(self) -> AbstractContextManager[None]:
+        """The modes (grad, inference, autocast) and the random state that the graph was called under."""
+        return ambient(self._inputs.model_dump())
+
+    def _built_constants(self) -> dict[str, torch.Tensor]:
+        named = dict(_all_constants(self._graph.graph, ""))
+        specs = [spec.model_dump() for spec in named.values()]
+        storages = [storage.model_dump() for storage in self._graph.storages]
+        return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
+
+
+def load_dump(path: str | Path, *, imported: Collection[str] = ()) -> Dump:
+    """Read a dump's folder. No code of the dump runs.
+
+    Args:
+        path: The folder of one graph.
+        imported: Modules that you have imported and trust, whose functions the graph may call besides torch's.
+
+    Raises:
+        DumpError: A file is missing, truncated, edited, of a newer format, or holds what a dump may not; the message
+            says which file and why.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DumpError(f"{folder}: not a folder. Name the folder of one graph: DIR/NAME/NAME_forward_0.")
+    if not (folder / _GRAPH).exists():
+        nested = sorted(found.parent.relative_to(folder) for found in folder.glob(f"*/{_GRAPH}"))
+        nested += sorted(found.parent.relative_to(folder) for found in folder.glob(f"*/*/{_GRAPH}"))
+        listed = f" Folders in it that are: {', '.join(map(str, nested[:10]))}." if nested else ""
+        raise DumpError(f"{folder / _GRAPH}: missing, so {folder} is not the dump of a graph.{listed}")
+    graph = read_json(folder / _GRAPH, GraphFile)
+    for name, checksum in graph.files.items():
+        read_text(folder / name, checksum)
+    try:
+        check_graph(graph.graph)
+    except (BadGraph, RecursionError) as error:
+        raise DumpError(f"{folder / _GRAPH}: {error}") from None
+    inputs = read_json(folder / _INPUTS, InputsFile)
+    if inputs.graph != graph.checksum:
+        raise DumpError(f"{folder / _INPUTS}: belongs to another dump than {_GRAPH}")
+    _check_storages(folder / _GRAPH, [spec for _, spec in _all_constants(graph.graph, "")], graph.storages)
+    _check_storages(folder / _INPUTS, [entry.tensor for entry in inputs.inputs if entry.tensor], inputs.storages)
+    placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    if placeholders != [entry.name for entry in inputs.inputs]:
+        raise DumpError(f"{folder / _INPUTS}: other inputs than the graph's")
+    constants = read_regions(folder / _CONSTANTS, graph.storages) if graph.storages else {}
+    if inputs.values is not None:
+        read_regions(folder / inputs.values, inputs.storages)
+    return Dump(folder, graph, inputs, constants, frozenset(imported))
+
+
+def _all_constants(graph: Graph, path: str) -> Iterator[tuple[str, Tensor]]:
+    for name, spec in graph.constants.items():
+        yield f"{path}{name}", spec
+    for name, child in graph.subgraphs.items():
+        yield from _all_constants(child, f"{path}{name}.")
+
+
+def _check_storages(file: Path, tensors: list[Tensor], storages: list[Storage]) -> None:
+    for spec in tensors:
+        if spec.storage >= len(storages) or spec.end() > storages[spec.storage].end:
+            raise DumpError(f"{file}: a tensor reaches beyond its storage")
+        if spec.device != storages[spec.storage].device:
+            raise DumpError(f"{file}: a tensor is on another device than its storage")

@@ -1,0 +1,292 @@
+"""A graph as a readable Python module that can be imported on its own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch import fx, nn
+
+from checked_backend._torch import dump_code
+from checked_backend.dump import standalone
+from checked_backend.dump.encode import EncodedGraph
+
+__all__ = ["graph_name", "module_source", "repro_source"]
+
+_KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree")
+
+_HEADER = '''\
+"""{title}
+
+Written by checked_backend from torch {torch}. {needs}
+"""
+
+from math import inf, nan
+
+import torch
+import torch.fx._pytree as fx_pytree
+import torch.utils._pytree as pytree
+from torch import device
+{imports}
+NoneType = type(None)
+
+'''
+
+_CONSTANTS = '''
+def _constants(specs):
+    """Read constants.safetensors, which lies next to this file: storages as bytes."""
+    import json
+    import os
+
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "constants.safetensors")
+    storages, constants = {}, {}
+    with open(path, "rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        first = stream.tell()
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            stream.seek(first + start)
+            storages[name] = stream.read(end - start)
+    for name, (storage, start, place, dtype, shape, stride, offset) in specs.items():
+        data = storages[storage]
+        base = torch.zeros(start + len(data), dtype=torch.uint8, device=place)
+        if data:
+            base[start:].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        empty = torch.empty(0, dtype=dtype, device=place)
+        constants[name] = empty.set_(base.untyped_storage(), offset, shape, stride)
+    return constants
+
+'''
+
+_REPRO = """
+
+# ---- the repro ----
+
+import argparse
+import importlib.util
+import os
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run the graph of this folder; needs {needs}.")
+    parser.add_argument("--compiler", help="a backend of torch.compile to compare with eager")
+    parser.add_argument("--seed", type=int, default=0, help="for input values that were not saved")
+    chosen = parser.parse_args()
+    here = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(here, "inputs.json"), encoding="utf-8") as stream:
+        document = json.load(stream)
+    path = os.path.join(here, "inputs.safetensors")
+    saved = read_storages(path) if document["values"] and os.path.exists(path) else {{}}
+    if document["values"] and not saved:
+        print("inputs.safetensors is not here: the values are made from the seed")
+    print("inputs:", "the recorded values" if saved else f"made from seed {{chosen.seed}}")
+    spec = importlib.util.spec_from_file_location("module", os.path.join(here, "module.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(compiled):
+        with ambient(document):
+            call = module.GraphModule()
+            inputs = build_inputs(document, saved, chosen.seed)
+            if compiled:
+                torch._dynamo.reset()
+                mark_dynamic(document, inputs)
+                call = torch.compile(call, backend=chosen.compiler)
+            return [leaf for leaf in torch.utils._pytree.tree_leaves(call(*inputs))]
+
+    reference = run(False)
+    candidate = run(True) if chosen.compiler else reference
+    for index, (expected, actual) in enumerate(zip(reference, candidate, strict=True)):
+        if not isinstance(expected, torch.Tensor):
+            print(f"output[{{index}}]: {{expected}}" + ("" if expected == actual else f", compiled {{actual}}"))
+            continue
+        line = f"output[{{index}}]: {{str(expected.dtype)[6:]}}{{list(expected.shape)}}"
+        line += f" strides {{list(expected.stride())}}"
+        if chosen.compiler:
+            line += compare(expected.detach(), actual.detach())
+        print(line)
+
+
+def mark_dynamic(document, inputs):
+    for entry, value in zip(document["inputs"], inputs, strict=True):
+        symbolic = entry["tensor"]["symbolic"] if entry["type"] == "tensor" else None
+        for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
+            if isinstance(size, str):
+                torch._dynamo.maybe_mark_dynamic(value, dimension)
+
+
+def compare(expected, actual):
+    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+        return f" but compiled {{actual.dtype}}{{list(actual.shape)}}"
+    strides = "" if expected.stride() == actual.stride() else f", compiled strides {{list(actual.stride())}}"
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+    expected, actual = expected.to(wide), actual.to(wide)
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    if bool(same.all()):
+        return strides + ", equal"
+    difference = (expected - actual).abs()[~same]
+    return strides + f", {{int((~same).sum())}} of {{same.numel()}} differ, at most by {{float(difference.max()):.6g}}"
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_version: str) -> str:
+    """The text of ``module.py``: one class per graph, the outermost ``GraphModule``; subgraphs come before their users.
+
+    Args:
+        gm: The graph.
+        encoded: What `encode_graph` found in it.
+        title: The first line of the module's docstring.
+        torch_version: For the docstring.
+    """
+    classes: list[str] = []
+    names: dict[str, Any] = {}
+    _add_class(gm, encoded.graph, encoded, "GraphModule", classes, names)
+    needs = _needs(encoded)
+    imports = [_import(name, value) for name, value in names.items() if name not in _KNOWN]
+    imports += [
+        f"import {name}" for name in encoded.requires if re.fullmatch(r"[A-Za-z_][\w.]*", name) and name != "__main__"
+    ]
+    header = _HEADER.format(
+        title=_comment(title),
+        torch=torch_version,
+        needs=_comment(f"Needs {needs}."),
+        imports="".join(f"{line}\n" for line in dict.fromkeys(imports)),
+    )
+    constants = _CONSTANTS if encoded.constants.storages() else ""
+    return header + constants + "\n\n".join(classes) + "\n"
+
+
+def repro_source(encoded: EncodedGraph) -> str:
+    """The text of ``repro.py``, which runs the dump's graph with nothing but torch."""
+    text = inspect.getsource(standalone)
+    return text.rstrip() + _REPRO.format(needs=_comment(_needs(encoded)).replace("{", "").replace('"', "'"))
+
+
+def _needs(encoded: EncodedGraph) -> str:
+    missing = [*(f"import {name}" for name in encoded.requires), *encoded.unsupported]
+    return "nothing but torch" if not missing else f"torch and: {'; '.join(missing)}"
+
+
+def _comment(text: str) -> str:
+    return re.sub(r"[^ -~]", "?", text).replace("\\", "/").replace('"""', "'''").rstrip('"')
+
+
+def _import(name: str, value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    module = getattr(value, "__module__", None) or type(value).__module__
+    qualified = getattr(value, "__qualname__", name)
+    if module == "__main__" or "<" in qualified or "." in qualified:
+        return f"# {name} is {_comment(f'{module}.{qualified}')}, which cannot be imported"
+    return f"from {module} import {qualified} as {name}"
+
+
+def _add_class(
+    gm: fx.GraphModule,
+    graph: Mapping[str, Any],
+    encoded: EncodedGraph,
+    name: str,
+    classes: list[str],
+    names: dict[str, Any],
+) -> None:
+    made: list[str] = []
+    for attribute in graph["subgraphs"]:
+        child = f"{'' if name == 'GraphModule' else name + '_'}{_local(attribute).replace('.', '_')}"
+        _add_class(_submodule(gm, attribute), graph["subgraphs"][attribute], encoded, child, classes, names)
+        made.append(f"{_assign(_local(attribute), made)} = {child}()")
+    if graph["constants"]:
+        made.append(f"constants = _constants({_specs(graph['constants'], encoded)})")
+        made += [f"{_assign(attribute, made)} = constants[{attribute!r}]" for attribute in graph["constants"]]
+    code, used = dump_code(gm.graph)
+    names.update(used)
+    for attribute in graph["subgraphs"]:
+        code = re.sub(rf"\b{re.escape(attribute)}\b", _local(attribute), code)
+    body = [f"class {name}(torch.nn.Module):"]
+    if made:
+        lines = [
+            "def __init__(self):",
+            "    super().__init__()",
+            *(f"    {line}" for row in made for line in row.split("\n")),
+        ]
+        body += ["    " + line for line in lines] + [""]
+    body.append(textwrap.indent(code.strip("\n").rstrip(), "    "))
+    classes.append("\n".join(body))
+
+
+def _local(attribute: str) -> str:
+    # Dynamo fails on a variable whose name it wants to give to a body itself, which it calls cond_true_0 and the like
+    return attribute if "_graph_" in attribute or "." in attribute else f"body_{attribute}"
+
+
+def _submodule(gm: fx.GraphModule, path: str) -> fx.GraphModule:
+    found = gm.get_submodule(path)
+    if not isinstance(found, fx.GraphModule):
+        raise TypeError(f"{path} is a {type(found).__qualname__}, not a graph")
+    return found
+
+
+def _assign(path: str, made: list[str]) -> str:
+    parents = path.split(".")[:-1]
+    for depth in range(1, len(parents) + 1):
+        line = f"self.{'.'.join(parents[:depth])} = torch.nn.Module()"
+        if line not in made:
+            made.append(line)
+    return f"self.{path}"
+
+
+def _specs(constants: Mapping[str, Any], encoded: EncodedGraph) -> str:
+    storages = encoded.constants.storages()
+    rows = []
+    for name, spec in constants.items():
+        place = storages[spec["storage"]]
+        values: Sequence[str] = (
+            repr(f"storage_{spec['storage']}"),
+            repr(place["start"]),
+            repr(spec["device"]),
+            f"torch.{spec['dtype']}",
+            repr(tuple(spec["shape"])),
+            repr(tuple(spec["stride"])),
+            repr(spec["storage_offset"]),
+        )
+        rows.append(f"    {name!r}: ({', '.join(values)}),\n")
+    return "{\n" + "".join(rows) + "}"
+
+
+def graph_name(gm: fx.GraphModule) -> str:
+    """What to call a Dynamo graph in a dump.
+
+    Args:
+        gm: The graph; call this while Dynamo compiles it, so that the user's frames are on the stack.
+
+    Returns:
+        The class of the outermost module that is being called, else the function that was traced, else ``graph``.
+    """
+    return _outermost_module() or _traced_function(gm) or "graph"
+
+
+def _outermost_module() -> str | None:
+    name = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        if isinstance(owner, nn.Module) and not isinstance(owner, fx.GraphModule):
+            name = type(getattr(owner, "_orig_mod", owner)).__name__  # what torch.compile(module) wraps
+        frame = frame.f_back
+    return name
+
+
+def _traced_function(gm: fx.GraphModule) -> str | None:
+    for node in gm.graph.nodes:
+        if node.stack_trace:
+            outermost = node.stack_trace.strip().splitlines()[0]
+            return outermost.rpartition(", in ")[2].strip() or None
+    return None

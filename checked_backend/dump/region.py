@@ -1,0 +1,259 @@
+"""Dump the graphs of one region while it is compiled, and their inputs when they are first called.
+
+A dump that fails must not take the user's program down: it warns, and the program goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import disable_current_modes
+from checked_backend.dump.encode import EncodedGraph, encode_graph, recorded, tensor_bytes
+from checked_backend.dump.files import sha256, with_checksum
+from checked_backend.dump.folders import DumpSlot, claim_slot
+from checked_backend.dump.inputs import describe_inputs, input_names, traced_inputs
+from checked_backend.dump.module import module_source, repro_source
+from checked_backend.errors import DumpError, DumpWarning
+from checked_backend.interpret.source import source_line
+from checked_backend.report.dot import graph_to_dot, render_svg
+
+__all__ = ["RegionDump", "saved_activations"]
+
+_SVG_NODES, _SVG_SECONDS = 2000, 10.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A graph whose inputs are not known yet."""
+
+    folder: Path
+    names: list[tuple[str, str | None]]
+    traced: list[Any]
+    facts: Mapping[str, Any]
+
+
+class RegionDump:
+    """The dump of one region: its graphs share an index.
+
+    Args:
+        slot: The index.
+        values: Whether to save the values of the inputs.
+    """
+
+    def __init__(self, slot: DumpSlot, *, values: bool) -> None:
+        self._slot = slot
+        self._values = values
+        self._pending: dict[str, _Pending] = {}
+        self._lock = threading.Lock()  # a region may be called from several threads
+
+    @classmethod
+    def claim(cls, root: Path, name: str, *, values: bool) -> RegionDump | None:
+        """Claim the next index of a name; each rank of a distributed program has its own names.
+
+        Returns:
+            None, after a warning, where the disk is full.
+
+        Raises:
+            DumpError: The folder cannot be made for another reason.
+        """
+        rank, world = _rank()
+        try:
+            return cls(claim_slot(root, f"{name}.rank{rank}" if world > 1 else name), values=values)
+        except DumpError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+                _warn(error)
+                return None
+            raise
+
+    def write(self, kind: str, gm: fx.GraphModule) -> None:
+        """Write a graph, with what is known of its inputs so far. Warns if that fails."""
+        if self._slot.path(kind).exists():
+            return  # AOT autograd compiles a backward again whose first compilation failed
+        try:
+            with _real_tensors():
+                self._pending[kind] = self._write(kind, gm)
+        except Exception as error:  # see the module's docstring
+            _warn(error)
+
+    def _write(self, kind: str, gm: fx.GraphModule) -> _Pending:
+        encoded = encode_graph(gm)
+        names, traced = input_names(gm), traced_inputs(gm)
+        facts = {"symbols": encoded.symbols, "relations": encoded.relations}
+        folder = self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, (names, traced), facts))
+        checksum = json.loads((folder / "inputs.json").read_bytes())["graph"]
+        return _Pending(folder, names, traced, {**facts, "graph": checksum})
+
+    def watched(self, kind: str, function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """A boxed callable that records its inputs at its first call."""
+
+        @functools.wraps(function)
+        def watch(args: list[Any]) -> Any:
+            if self._pending:
+                self.observe(kind, args)
+            return function(args)
+
+        return watch
+
+    def observe(self, kind: str, args: Sequence[Any]) -> None:
+        """Complete ``inputs.json`` with what a graph is called with, before it runs. Only the first call counts."""
+        with self._lock:
+            pending, joint = self._pending.pop(kind, None), None
+            if pending is not None and kind == "forward":
+                joint = self._pending.pop("joint", None)
+        if pending is None:
+            return
+        try:
+            with _real_tensors():
+                self._complete(pending, args)
+                if joint is not None:  # its tangents are not known before the backward
+                    known = {name: value for (name, _), value in zip(pending.names, args, strict=False)}
+                    pairs = zip(joint.names, joint.traced, strict=True)
+                    self._complete(joint, [known.get(name, value) for (name, _), value in pairs])
+        except Exception as error:  # see the module's docstring
+            _warn(error)
+
+    def _complete(self, pending: _Pending, args: Sequence[Any]) -> None:
+        document, table = describe_inputs(pending.names, pending.traced, args)
+        values = None
+        if self._values:
+            temporary = pending.folder / ".inputs.safetensors.tmp"
+            try:
+                document["storages"] = table.save(temporary)
+                os.replace(temporary, pending.folder / "inputs.safetensors")
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            values = "inputs.safetensors"
+        # this file says whether the other counts, so its replacement is what completes the dump
+        text = _json({**document, **pending.facts, "values": values})
+        temporary = pending.folder / ".inputs.json.tmp"
+        try:
+            temporary.write_bytes(text)
+            os.replace(temporary, pending.folder / "inputs.json")
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _fill(
+        self,
+        target: Path,
+        kind: str,
+        gm: fx.GraphModule,
+        encoded: EncodedGraph,
+        inputs: tuple[list[tuple[str, str | None]], list[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        title = self._slot.path(kind).name
+        storages = encoded.constants.storages()
+        if storages:
+            storages = encoded.constants.save(target / "constants.safetensors")
+        texts = {
+            "module.py": module_source(gm, encoded, title, torch.__version__),
+            "repro.py": repro_source(encoded),
+            "graph.dot": graph_to_dot(gm.graph, title),
+        }
+        data = {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
+        for name, content in data.items():
+            (target / name).write_bytes(content)
+        if sum(1 for _ in gm.graph.nodes) <= _SVG_NODES:
+            render_svg(target / "graph.dot", _SVG_SECONDS)
+        graph = with_checksum(
+            {
+                **self._identity(kind),
+                "graph": encoded.graph,
+                "storages": storages,
+                "stacks": list(encoded.stacks),
+                **facts,
+                "pairs": self._pairs(kind),
+                "saved": saved_activations(gm, kind),
+                "requires": list(encoded.requires),
+                "unsupported": list(encoded.unsupported),
+                "files": {name: sha256(content) for name, content in data.items()},
+            }
+        )
+        document, _ = describe_inputs(*inputs, None)
+        (target / "inputs.json").write_bytes(_json({**document, **facts, "values": None, "graph": graph["checksum"]}))
+        (target / "graph.json").write_bytes(_text(graph))  # last: without it a folder is no dump
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        rank, world = _rank()
+        return {
+            "name": self._slot.name,
+            "kind": kind,
+            "index": self._slot.index,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "process": os.getpid(),
+            "rank": rank,
+            "world_size": world,
+        }
+
+    def _pairs(self, kind: str) -> dict[str, str]:
+        others = {"forward": ("joint", "backward"), "backward": ("joint", "forward"), "joint": ("forward", "backward")}
+        found = list(others.get(kind, ()))
+        if kind != "dynamo" and self._slot.path("dynamo").exists():
+            found.append("dynamo")
+        return {other: self._slot.path(other).name for other in found}
+
+
+def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
+    """What a forward graph keeps for its backward, or a backward graph takes from its forward, with bytes."""
+    if kind == "forward":
+        (output,) = gm.graph.find_nodes(op="output")
+        leaves = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+        descriptions = output.meta.get("desc") or ()
+        nodes = [
+            node
+            for node, description in zip(leaves, descriptions, strict=False)
+            if isinstance(node, fx.Node) and type(description).__name__.startswith("SavedForBackwards")
+        ]
+    elif kind == "backward":
+        nodes = [node for node in gm.graph.find_nodes(op="placeholder") if not node.name.startswith("tangents_")]
+    else:
+        nodes = []
+    return [
+        {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded(node))}
+        for node in dict.fromkeys(nodes)
+    ]
+
+
+@contextmanager
+def _real_tensors() -> Iterator[None]:
+    """Leave the modes of the compilation, which make tensors fake, and record nothing for autograd."""
+    with disable_current_modes():
+        yield
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return _text(with_checksum(document))
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, allow_nan=False).encode("ascii")
+
+
+def _rank() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
+
+
+def _warn(error: Exception) -> None:
+    why = str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
+    warnings.warn(f"a graph was not dumped, the program goes on: {why}", DumpWarning, stacklevel=3)

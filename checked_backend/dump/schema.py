@@ -1,0 +1,207 @@
+"""What the JSON files of a dump look like. A file that does not is refused before anything is made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+__all__ = ["FORMAT", "VERSION", "Graph", "GraphFile", "InputsFile", "Node", "Tensor"]
+
+FORMAT = "checked_backend dump"
+VERSION = 1
+
+GraphKind = Literal["dynamo", "joint", "forward", "backward", "inference"]
+
+
+def _dtype(name: str) -> str:
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"this torch has no dtype {name!r}")
+    return name
+
+
+def _identifier(name: str) -> str:
+    if not name.isascii() or not name.isidentifier():
+        raise ValueError("not an identifier")
+    return name
+
+
+def _path(name: str) -> str:
+    if not all(part.isascii() and part.isidentifier() and not part.startswith("__") for part in name.split(".")):
+        raise ValueError("not a path of identifiers")
+    return name
+
+
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+Identifier = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_identifier)]
+Path = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_path)]
+Device = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}(:[0-9]{1,4})?$")]
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Tensor(_Model):
+    """How a tensor lies in memory."""
+
+    dtype: Dtype
+    shape: list[Size]
+    stride: list[Size]
+    storage_offset: Size
+    device: Device
+    requires_grad: bool
+    leaf: bool
+    parameter: bool
+    conj: bool
+    neg: bool
+    storage: Size
+    symbolic: dict[str, Any] | None
+    range: Annotated[list[int | float], Field(min_length=2, max_length=2)] | None
+    alias_group: int | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Tensor:
+        if len(self.shape) != len(self.stride):
+            raise ValueError("shape and stride have different lengths")
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        if self.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise ValueError(f"a tensor of dtype {self.dtype} cannot require grad")
+        if self.conj and not dtype.is_complex:
+            raise ValueError(f"a tensor of dtype {self.dtype} has no conjugate bit")
+        if self.range is not None and not self.range[0] <= self.range[1]:
+            raise ValueError("the range is empty")
+        return self
+
+    def end(self) -> int:
+        """The first byte of the storage after this tensor."""
+        if 0 in self.shape:
+            return 0
+        span = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return (self.storage_offset + span) * dtype.itemsize
+
+
+class Storage(_Model):
+    """The bytes of a storage that are used."""
+
+    device: Device
+    start: Size
+    end: Size
+    fingerprint: Hash | None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Storage:
+        if self.start > self.end:
+            raise ValueError("start is after end")
+        return self
+
+
+class Node(_Model):
+    """One node of a graph."""
+
+    name: Identifier
+    op: Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
+    target: Annotated[str, StringConstraints(max_length=2000)]
+    args: Any
+    kwargs: Any
+    expected: dict[str, Any] | None
+    source: str | None
+    stack: Size | None
+
+
+class Graph(_Model):
+    """A graph with its subgraphs and constants."""
+
+    nodes: list[Node]
+    subgraphs: dict[Path, Graph]
+    constants: dict[Path, Tensor]
+
+
+class Saved(_Model):
+    """An activation that the forward keeps for the backward."""
+
+    name: str
+    source: str | None
+    bytes: int | None
+
+
+class Symbol(_Model):
+    """What is known of a symbolic size."""
+
+    range: Annotated[list[int | None], Field(min_length=2, max_length=2)]
+    hint: int | None
+
+
+class GraphFile(_Model):
+    """``graph.json``."""
+
+    format: str
+    version: int
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
+    kind: GraphKind
+    index: Size
+    torch: str
+    python: str
+    process: int
+    rank: int
+    world_size: int
+    graph: Graph
+    storages: list[Storage]
+    stacks: list[str]
+    symbols: dict[str, Symbol]
+    relations: list[str]
+    pairs: dict[GraphKind, str]
+    saved: list[Saved]
+    requires: list[str]
+    unsupported: list[str]
+    files: dict[Literal["module.py", "repro.py", "graph.dot"], Hash]
+    checksum: Hash
+
+
+class Input(_Model):
+    """One input."""
+
+    name: Identifier
+    source: str | None
+    type: Literal["tensor", "int", "float", "bool", "none", "other"]
+    tensor: Tensor | None = None
+    value: int | bool | str | None = None
+    symbol: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Input:
+        wanted = {"int": int, "bool": bool, "float": str, "other": str, "none": type(None), "tensor": type(None)}
+        if (self.tensor is not None) != (self.type == "tensor") or type(self.value) is not wanted[self.type]:
+            raise ValueError(f"the value is not of type {self.type!r}")
+        if self.type == "float":
+            float(str(self.value))
+        return self
+
+
+class Ambient(_Model):
+    """Modes under which the graph was called."""
+
+    grad: bool
+    inference: bool
+    autocast: dict[Device, Dtype]
+
+
+class InputsFile(_Model):
+    """``inputs.json``."""
+
+    format: str
+    version: int
+    inputs: list[Input]
+    storages: list[Storage]
+    symbols: dict[str, Symbol]
+    relations: list[str]
+    called: bool
+    ambient: Ambient
+    rng: dict[Device, Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]] | None
+    values: Literal["inputs.safetensors"] | None
+    graph: Hash
+    checksum: Hash

@@ -1,0 +1,152 @@
+"""Build the inputs of a dump with nothing but torch. This file is also the first half of every ``repro.py``."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["ambient", "build_inputs", "build_tensors", "read_storages"]
+
+
+def read_storages(path: Any) -> dict[str, torch.Tensor]:
+    """Read a safetensors file of bytes; the storages by name."""
+    found: dict[str, torch.Tensor] = {}
+    with open(path, "rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        first = stream.tell()
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            data = bytearray(end - start)
+            stream.seek(first + start)
+            if stream.readinto(data) != len(data):
+                raise ValueError(f"{path} is truncated")
+            found[name] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return found
+
+
+def build_inputs(document: Mapping[str, Any], saved: Mapping[str, torch.Tensor], seed: int = 0) -> list[Any]:
+    """Build the inputs that an ``inputs.json`` describes.
+
+    Args:
+        document: The parsed file.
+        saved: What `read_storages` returned; what is not in it is made from the seed, within the recorded ranges.
+        seed: For values that were not saved.
+    """
+    entries = document["inputs"]
+    chosen = [entry for entry in entries if entry["type"] == "tensor"]
+    tensors = iter(build_tensors([entry["tensor"] for entry in chosen], document["storages"], saved, seed))
+    values: list[Any] = []
+    for entry in entries:
+        if entry["type"] == "tensor":
+            values.append(next(tensors))
+        elif entry["type"] == "other":
+            raise ValueError(f"input {entry['name']} is {entry['value']}, which a dump cannot hold")
+        else:
+            values.append(float(entry["value"]) if entry["type"] == "float" else entry["value"])
+    return values
+
+
+def build_tensors(
+    specs: Sequence[Mapping[str, Any]],
+    storages: Sequence[Mapping[str, Any]],
+    saved: Mapping[str, torch.Tensor],
+    seed: int = 0,
+) -> list[torch.Tensor]:
+    """Build tensors with the dtypes, strides, offsets and shared memory that were recorded."""
+    bases = []
+    for index, storage in enumerate(storages):
+        base = torch.zeros(storage["end"], dtype=torch.uint8, device=storage["device"])
+        if f"storage_{index}" in saved:
+            base[storage["start"] :].copy_(saved[f"storage_{index}"])
+        bases.append(base)
+    # the widest first: a tensor with a narrow range of values keeps it where it shares memory with a wide one
+    for position in sorted(range(len(specs)), key=lambda at: (-_span(specs[at]), at)):
+        spec = specs[position]
+        if f"storage_{spec['storage']}" not in saved:
+            _fill(bases[spec["storage"]], spec, torch.Generator().manual_seed(seed * 1000003 + position))
+    return [_finish(_view(bases[spec["storage"]], spec), spec) for spec in specs]
+
+
+def _span(spec: Mapping[str, Any]) -> int:
+    if 0 in spec["shape"]:
+        return 0
+    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(spec["shape"], spec["stride"], strict=True))
+
+
+def _view(base: torch.Tensor, spec: Mapping[str, Any]) -> torch.Tensor:
+    empty = torch.empty(0, dtype=getattr(torch, spec["dtype"]), device=base.device)
+    return empty.set_(base.untyped_storage(), spec["storage_offset"], tuple(spec["shape"]), tuple(spec["stride"]))
+
+
+def _fill(base: torch.Tensor, spec: Mapping[str, Any], generator: torch.Generator) -> None:
+    span = _span(spec)
+    if span == 0 or base.device.type == "meta":
+        return
+    flat = _view(base, {**spec, "shape": [span], "stride": [1]})
+    flat.copy_(_values(flat.dtype, span, spec["range"], generator))
+
+
+def _values(dtype: torch.dtype, count: int, bounds: Sequence[float] | None, generator: torch.Generator) -> torch.Tensor:
+    if dtype.is_complex:
+        return torch.randn(count, dtype=torch.complex64, generator=generator).to(dtype)
+    if dtype.is_floating_point:
+        if dtype.itemsize == 1 and "x2" in str(dtype):  # two numbers in a byte
+            return torch.randint(0, 256, (count,), generator=generator, dtype=torch.uint8).view(dtype)
+        if bounds is None:
+            return torch.randn(count, generator=generator).to(dtype)
+        low, high = bounds
+        uniform = torch.rand(count, dtype=torch.float64, generator=generator)
+        return (low + (high / 2 - low / 2) * 2 * uniform).clamp(low, high).to(dtype)
+    if dtype is torch.bool and bounds is None:
+        bounds = (0, 1)
+    if bounds is None:  # an index that is 0 is in bounds of everything that has bounds
+        return torch.zeros(count, dtype=dtype)
+    low, high = int(bounds[0]), int(bounds[1])
+    span = min(high, 2**63 - 2) + 1
+    return torch.randint(min(low, span - 1), span, (count,), generator=generator).to(dtype)
+
+
+def _finish(tensor: torch.Tensor, spec: Mapping[str, Any]) -> torch.Tensor:
+    if spec["conj"]:
+        tensor = torch.conj(tensor)
+    if spec["neg"]:
+        tensor = torch._neg_view(tensor)
+    if spec["parameter"]:
+        return torch.nn.Parameter(tensor, requires_grad=spec["requires_grad"])
+    if not spec["requires_grad"]:
+        return tensor
+    if not spec["leaf"] and math.prod(spec["shape"]) and 0 not in spec["stride"]:
+        # the result of an operator, in the memory that was asked for; times 1 changes no bit
+        try:
+            return tensor.mul_(torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True))
+        except (NotImplementedError, RuntimeError):
+            pass
+    return tensor.detach().requires_grad_(True)
+
+
+@contextmanager
+def ambient(document: Mapping[str, Any]) -> Iterator[None]:
+    """Enter the modes and the random state that the graph was called under; leave those of before."""
+    state = document["ambient"]
+    before = torch.get_rng_state()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(state["inference"]))
+        stack.enter_context(torch.set_grad_enabled(state["grad"]))
+        for device, dtype in state["autocast"].items():
+            stack.enter_context(torch.autocast(device, dtype=getattr(torch, dtype)))
+        for device, state64 in (document["rng"] or {}).items():
+            data = torch.frombuffer(bytearray(base64.b64decode(state64)), dtype=torch.uint8)
+            if device == "cpu":
+                torch.set_rng_state(data)
+            elif torch.cuda.is_available():
+                torch.cuda.set_rng_state(data, device)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)

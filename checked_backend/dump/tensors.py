@@ -1,0 +1,206 @@
+"""Tensors on disk: how each lies in memory, which share memory, and the bytes of that memory.
+
+Not tensors but storages are saved, as bytes: strides, offsets, overlaps and every dtype come back as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checked_backend._torch import (
+    FakeTensor,
+    is_traceable_wrapper_subclass,
+    neg_view,
+    size_hint,
+    storage_identity,
+)
+
+__all__ = ["TensorTable", "fingerprint", "hint_of", "symbolic_text", "unsupported_reason", "value_range"]
+
+_ALIGN = 64  # saved pieces start at multiples: vectorised kernels may round by alignment
+_CHUNK = 64 << 20
+_ROW = 1024
+
+
+def hint_of(value: Any) -> int:
+    """A size as an integer: the value it had while tracing, 1 if nothing is known of it."""
+    if isinstance(value, torch.SymInt):
+        hint = size_hint(value)
+        return 1 if hint is None else int(hint)
+    return int(value)
+
+
+def symbolic_text(value: Any) -> int | str:
+    """A size as an integer, or as the text of its expression."""
+    if isinstance(value, torch.SymInt):
+        expression = value.node.expr
+        return int(expression) if expression.is_Integer else str(expression)
+    return int(value)
+
+
+def unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's memory cannot be written down; None if it can."""
+    wrapper: Any = tensor  # mypy takes the test below for one that cannot hold
+    if is_traceable_wrapper_subclass(wrapper):
+        return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return f"a quantized tensor of dtype {tensor.dtype}"
+    try:
+        storage_identity(tensor)
+    except (NotImplementedError, RuntimeError):
+        return f"a tensor without storage, {type(tensor).__qualname__}"
+    return None
+
+
+class TensorTable:
+    """Describes tensors and collects the storages they lie in."""
+
+    def __init__(self) -> None:
+        self._storages: list[dict[str, Any]] = []
+        self._places: dict[int, int] = {}
+        self._owners: list[torch.Tensor] = []  # keeps storages alive, so that identities stay unique
+
+    def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """The JSON description of a tensor for which `unsupported_reason` is None.
+
+        Sizes are hints; their expressions are under ``symbolic`` where there are any.
+        """
+        shape, stride = [hint_of(size) for size in tensor.shape], [hint_of(step) for step in tensor.stride()]
+        offset = hint_of(tensor.storage_offset())
+        symbolic = {
+            "shape": [symbolic_text(size) for size in tensor.shape],
+            "stride": [symbolic_text(step) for step in tensor.stride()],
+            "storage_offset": symbolic_text(tensor.storage_offset()),
+        }
+        plain = {"shape": shape, "stride": stride, "storage_offset": offset}
+        return {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            **plain,
+            "device": str(tensor.device),
+            "requires_grad": bool(tensor.requires_grad),
+            "leaf": bool(tensor.is_leaf),
+            "parameter": isinstance(tensor, torch.nn.Parameter),
+            "conj": bool(tensor.is_conj()),
+            "neg": bool(tensor.is_neg()),
+            "storage": self._place(tensor, shape, stride, offset),
+            "symbolic": None if symbolic == plain else symbolic,
+            "range": None,
+        }
+
+    def _place(self, tensor: torch.Tensor, shape: list[int], stride: list[int], offset: int) -> int:
+        identity = storage_identity(tensor)
+        if identity not in self._places:
+            self._places[identity] = len(self._storages)
+            self._storages.append({"device": str(tensor.device), "start": None, "end": 0, "fingerprint": None})
+            self._owners.append(tensor)
+        index = self._places[identity]
+        storage, size = self._storages[index], tensor.dtype.itemsize
+        if 0 not in shape:
+            span = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+            first = offset * size // _ALIGN * _ALIGN
+            storage["start"] = first if storage["start"] is None else min(storage["start"], first)
+            storage["end"] = max(storage["end"], (offset + span) * size)
+        return index
+
+    def storages(self) -> list[dict[str, Any]]:
+        """The JSON descriptions of the storages: the device, and the bytes from ``start`` to ``end`` that are used."""
+        return [{**storage, "start": storage["start"] or 0} for storage in self._storages]
+
+    def save(self, path: Path) -> list[dict[str, Any]]:
+        """Write the storages to a safetensors file, each as bytes under ``storage_<index>``.
+
+        Returns:
+            `storages`, with the fingerprints of those that were written. Fake and meta tensors have nothing to write.
+        """
+        found = self.storages()
+        chosen = [i for i, owner in enumerate(self._owners) if _has_memory(owner)]
+        regions = {f"storage_{i}": _region(self._owners[i], found[i]["start"], found[i]["end"]) for i in chosen}
+        _write(path, regions)
+        for i in chosen:
+            found[i]["fingerprint"] = fingerprint(regions[f"storage_{i}"])
+        return found
+
+
+def value_range(tensor: torch.Tensor) -> list[float] | None:
+    """Least and greatest finite-free value of a real tensor; None where there is none, or the dtype has no order."""
+    if tensor.numel() == 0 or not _has_memory(tensor) or tensor.dtype.is_complex:
+        return None
+    compact = tensor.detach().as_strided(*_without_repeats(tensor))
+    if tensor.is_neg():
+        compact = neg_view(compact)
+    try:
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+            compact = compact.float()
+        low, high = (bound.item() for bound in compact.aminmax())
+    except (NotImplementedError, RuntimeError):  # unsigned and sub-byte dtypes: the data decides whether int64 fits
+        try:
+            low, high = (bound.item() for bound in compact.to(torch.int64).aminmax())
+        except (NotImplementedError, RuntimeError):
+            return None
+        if low < 0:
+            return None
+    if isinstance(low, bool):
+        return [int(low), int(high)]
+    return [low, high] if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _without_repeats(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Sizes, strides and offset that visit each element of an expanded tensor once."""
+    sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return sizes, list(tensor.stride()), int(tensor.storage_offset())
+
+
+def fingerprint(data: torch.Tensor) -> str:
+    """A checksum of bytes that is read at the speed of memory; finds damage and edits, not a forger."""
+    digest = hashlib.sha256(str(data.numel()).encode())
+    rows = data.numel() // (8 * _ROW)
+    for first in range(0, rows, _CHUNK // (8 * _ROW)):
+        last = min(rows, first + _CHUNK // (8 * _ROW))
+        block = data[first * 8 * _ROW : last * 8 * _ROW]
+        sums = block.clone() if block.storage_offset() % 8 else block
+        digest.update(sums.view(torch.int64).view(-1, _ROW).sum(1).cpu().numpy().data)
+    digest.update(data[rows * 8 * _ROW :].cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+
+
+def _region(owner: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    storage = owner.untyped_storage()
+    end = min(end, storage.nbytes())
+    return torch.empty(0, dtype=torch.uint8, device=owner.device).set_(storage, start, (max(0, end - start),), (1,))
+
+
+def _write(path: Path, regions: dict[str, torch.Tensor]) -> None:
+    # by hand: the library copies everything to bytes objects first
+    header: dict[str, Any] = {}
+    position = 0
+    for name, region in regions.items():
+        after = position + region.numel()
+        header[name] = {"dtype": "U8", "shape": [region.numel()], "data_offsets": [position, after]}
+        position = after
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % _ALIGN)
+    with open(path, "wb", buffering=0) as stream:
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for view in chain([head], _pieces(regions)):
+            while view:
+                view = view[stream.write(view) :]  # a raw file may take less than it is given
+
+
+def _pieces(regions: dict[str, torch.Tensor]) -> Iterator[memoryview]:
+    for region in regions.values():
+        for first in range(0, region.numel(), _CHUNK):
+            yield region[first : first + _CHUNK].cpu().numpy().data

@@ -1,0 +1,73 @@
+"""The exceptions of this package. Each message says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from checked_backend.record import Finding
+    from checked_backend.report import Report
+
+__all__ = [
+    "CandidateError",
+    "CheckedBackendError",
+    "DivergenceError",
+    "DivergenceWarning",
+    "DumpError",
+    "DumpWarning",
+    "MetadataError",
+    "OptionError",
+    "SuiteError",
+]
+
+
+class CheckedBackendError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class OptionError(CheckedBackendError):
+    """An unknown option or a value that an option does not take."""
+
+
+class CandidateError(CheckedBackendError):
+    """The candidate compiler broke its contract: it raised, or returned something that is not a compiled region."""
+
+
+class DivergenceError(CheckedBackendError):
+    """The candidate differs from the reference.
+
+    Attributes:
+        report: The full report; ``str(error)`` is its text.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class DivergenceWarning(UserWarning):
+    """The candidate differs from the reference, and ``on_divergence="warn"``."""
+
+
+class MetadataError(CheckedBackendError):
+    """What ran does not have the metadata that was recorded when the graph was traced.
+
+    Attributes:
+        finding: The mismatch.
+    """
+
+    def __init__(self, message: str, finding: Finding) -> None:
+        super().__init__(message)
+        self.finding = finding
+
+
+class DumpError(CheckedBackendError):
+    """A dump that cannot be written or read."""
+
+
+class DumpWarning(UserWarning):
+    """A dump could not be written; the program goes on without it."""
+
+
+class SuiteError(CheckedBackendError):
+    """A sweep's suite file that cannot be used."""

@@ -1,0 +1,1 @@
+"""Run FX graphs node by node."""

@@ -1,0 +1,269 @@
+"""What was recorded for a node while tracing, and how a real value differs from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from checked_backend._torch import tree_leaves
+
+__all__ = [
+    "ExpectedTensor",
+    "ExpectedValue",
+    "Leaf",
+    "Mismatch",
+    "Size",
+    "ValueOf",
+    "compare",
+    "expected_leaves",
+    "memory_format",
+    "recorded",
+    "symbolic",
+]
+
+Size: TypeAlias = "int | float | bool | sympy.Basic"
+ValueOf: TypeAlias = Callable[[Size], "int | float | bool | None"]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def symbolic(value: Any) -> Size:
+    """The number as a plain one, or as the sympy expression behind a `torch.SymInt`."""
+    if isinstance(value, _SYMBOLIC):
+        expression = value.node.expr
+        if isinstance(expression, sympy.Integer):
+            return int(expression)
+        if isinstance(expression, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
+            return bool(expression)
+        if isinstance(expression, sympy.Float):
+            return float(expression)
+        return expression
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensor:
+    """Recorded metadata of one tensor.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its sizes, integers or sympy expressions; None if they cannot be compared (nested tensors).
+        stride: Its strides in elements; None for a layout without strides.
+        offset: Its storage offset; None for a layout without one.
+        device: Its device.
+        layout: Its layout.
+        conj: Whether it is a lazily conjugated view.
+        neg: Whether it is a lazily negated view.
+        storage: What tensors of one trace have in common that share memory; None where there is no storage.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...] | None
+    stride: tuple[Size, ...] | None
+    offset: Size | None
+    device: torch.device
+    layout: torch.layout
+    conj: bool
+    neg: bool
+    storage: int | None
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> ExpectedTensor:
+        """Read the metadata of a (fake) tensor."""
+        strided = value.layout is torch.strided and not value.is_nested
+        return cls(
+            dtype=value.dtype,
+            shape=None if value.is_nested else tuple(map(symbolic, value.shape)),
+            stride=tuple(map(symbolic, value.stride())) if strided else None,
+            offset=symbolic(value.storage_offset()) if strided else None,
+            device=value.device,
+            layout=value.layout,
+            conj=value.is_conj(),
+            neg=value.is_neg(),
+            storage=int(value.untyped_storage()._cdata) if strided else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedValue:
+    """A recorded value that is not a tensor: a size, a float, a bool, None, or another constant."""
+
+    value: Any
+
+
+Leaf: TypeAlias = "ExpectedTensor | ExpectedValue | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One difference between expected and actual.
+
+    Attributes:
+        what: ``structure``, ``dtype``, ``shape``, ``stride``, ``offset``, ``device``, ``layout``, ``bits``, ...
+        index: Which of a node's outputs; None if the node has a single one.
+        expected: What was recorded.
+        actual: What ran.
+        remark: More to say of it, or "".
+    """
+
+    what: str
+    index: int | None
+    expected: str
+    actual: str
+    remark: str = ""
+
+
+def recorded(node: fx.Node) -> tuple[bool, Any]:
+    """Whether metadata was recorded for a node, and what."""
+    for key in ("val", "example_value"):  # AOT's name for it, and Dynamo's
+        if key in node.meta:
+            return True, node.meta[key]
+    return False, None
+
+
+def expected_leaves(value: Any) -> list[Leaf]:
+    """The flat expected values of a recorded value; None stands for one that cannot be compared."""
+    flat: list[Leaf] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            flat.append(ExpectedTensor.of(leaf))
+        elif isinstance(leaf, _SYMBOLIC):
+            flat.append(ExpectedValue(symbolic(leaf)))
+        elif isinstance(leaf, _PLAIN):
+            flat.append(ExpectedValue(leaf))
+        else:
+            flat.append(None)
+    return flat
+
+
+def compare(want: Leaf, got: Any, index: int | None, value_of: ValueOf, checks: Collection[str]) -> list[Mismatch]:
+    """Compare one real value with what was recorded, in detail: the slow side of the generated code.
+
+    Args:
+        want: What was recorded.
+        got: What ran.
+        index: Which of a node's outputs it is.
+        value_of: The value of a symbolic size in this run, None if it is not known.
+        checks: What to compare.
+    """
+    if want is None:
+        return []
+    if isinstance(want, ExpectedValue):
+        found = list(_compare_value(want, got, index, value_of))
+    elif isinstance(got, torch.Tensor):
+        found = list(_compare_tensor(want, got, index, value_of))
+    else:
+        found = [Mismatch("structure", index, "a tensor", "None" if got is None else type(got).__name__)]
+    return [mismatch for mismatch in found if mismatch.what in checks]
+
+
+def _compare_value(want: ExpectedValue, got: Any, index: int | None, value_of: ValueOf) -> Iterator[Mismatch]:
+    expected = want.value
+    if isinstance(got, torch.Tensor):
+        yield Mismatch("structure", index, _kind_of(expected), "a tensor")
+        return
+    value = value_of(expected) if isinstance(expected, sympy.Basic) else expected
+    if value is None and expected is not None:
+        return
+    if isinstance(value, float) and isinstance(got, (int, float)):
+        # a symbolic float is computed in another order than the operator computes it
+        same = math.isclose(value, got, rel_tol=1e-12) or (value != value and got != got)
+    else:
+        same = bool(value == got)
+    if not same:
+        yield Mismatch("value", index, _render_one(expected, value_of), str(got))
+
+
+def _kind_of(value: Any) -> str:
+    return "a number" if isinstance(value, (int, float, sympy.Basic)) else "None" if value is None else repr(value)
+
+
+def _compare_tensor(
+    want: ExpectedTensor, got: torch.Tensor, index: int | None, value_of: ValueOf
+) -> Iterator[Mismatch]:
+    if got.dtype != want.dtype:
+        yield Mismatch("dtype", index, str(want.dtype), str(got.dtype))
+    if got.device != want.device:
+        yield Mismatch("device", index, str(want.device), str(got.device))
+    if got.layout != want.layout:
+        yield Mismatch("layout", index, str(want.layout), str(got.layout))
+    if (got.is_conj(), got.is_neg()) != (want.conj, want.neg):
+        yield Mismatch("bits", index, _bits(want.conj, want.neg), _bits(got.is_conj(), got.is_neg()))
+    if want.shape is None or got.is_nested:
+        return
+    if len(want.shape) != got.ndim or any(map(_differs, map(value_of, want.shape), got.shape)):
+        yield Mismatch("shape", index, _render(want.shape, value_of), str(tuple(got.shape)))
+        return
+    if want.stride is None or got.layout is not torch.strided:
+        return
+    if got.numel() > 0:
+        significant = zip(map(value_of, want.stride), got.stride(), got.shape, strict=True)
+        if any(size > 1 and _differs(stride, real) for stride, real, size in significant):
+            formats = (
+                memory_format(got.shape, [value_of(s) for s in want.stride]),
+                memory_format(got.shape, got.stride()),
+            )
+            remark = "" if formats[0] == formats[1] else f"{formats[0]} recorded, {formats[1]} ran"
+            yield Mismatch("stride", index, _render(want.stride, value_of), str(tuple(got.stride())), remark)
+    # where an empty tensor begins says nothing
+    if want.offset is not None and got.numel() > 0 and _differs(value_of(want.offset), got.storage_offset()):
+        yield Mismatch("offset", index, _render_one(want.offset, value_of), str(got.storage_offset()))
+
+
+def _bits(conj: bool, neg: bool) -> str:
+    return " and ".join([*["conjugated"] * conj, *["negated"] * neg]) or "plain"
+
+
+def _differs(expected: float | None, actual: Any) -> bool:
+    return expected is not None and expected != actual
+
+
+def memory_format(shape: Sequence[int], stride: Sequence[Any]) -> str:
+    """The name of the order in which a tensor's dimensions lie in memory."""
+    orders = {"contiguous": list(range(len(shape)))}
+    if len(shape) in (4, 5):
+        orders["channels_last" if len(shape) == 4 else "channels_last_3d"] = [0, *range(2, len(shape)), 1]
+    for name, order in orders.items():
+        expected, fits = 1, True
+        for dim in reversed(order):
+            fits = fits and (shape[dim] == 1 or stride[dim] == expected)
+            expected *= shape[dim]
+        if fits:
+            return name
+    return "not contiguous"
+
+
+def _symbols(sizes: Sequence[Size], value_of: ValueOf) -> str:
+    symbols = {symbol: None for size in sizes if isinstance(size, sympy.Basic) for symbol in _free(size)}
+    known = [f"{symbol}={value}" for symbol in symbols if (value := value_of(symbol)) is not None]
+    return f" with {', '.join(known)}" if known else ""
+
+
+def _free(size: sympy.Basic) -> list[sympy.Basic]:
+    return sorted(size.free_symbols, key=str)
+
+
+def _render(sizes: tuple[Size, ...], value_of: ValueOf) -> str:
+    text = str(tuple(sizes)) if all(isinstance(size, int) for size in sizes) else _tuple([str(s) for s in sizes])
+    if not any(isinstance(size, sympy.Basic) for size in sizes):
+        return text
+    values = ["?" if (value := value_of(size)) is None else str(value) for size in sizes]
+    return f"{text} is {_tuple(values)}{_symbols(sizes, value_of)}"
+
+
+def _render_one(size: Any, value_of: ValueOf) -> str:
+    if not isinstance(size, sympy.Basic):
+        return str(size)
+    value = value_of(size)
+    return str(size) if value is None else f"{size} is {value}{_symbols([size], value_of)}"
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"

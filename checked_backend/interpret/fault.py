@@ -1,0 +1,116 @@
+"""Which side is likely wrong: the caller, the trace, the fake kernel, or the real one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import FakeTensorMode, HigherOrderOperator, OpOverload, fake_kernel, tree_leaves
+from checked_backend.interpret.expected import Mismatch
+from checked_backend.interpret.schema import auto_functionalized, is_custom, operator_name
+
+__all__ = ["fake_result", "likely_fault"]
+
+
+def likely_fault(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
+    """Who is likely at fault, in words.
+
+    Args:
+        node: The node that differs.
+        mismatch: What differs.
+        inputs: The node's real arguments.
+    """
+    if mismatch.what == "nonfinite":
+        return "the values: this operator is the first that leaves the finite numbers"
+    if mismatch.what == "assert":
+        return "the data: the program was traced for sizes that fulfil this condition"
+    if node.op == "placeholder":
+        return "the caller: this input is not what the graph was traced for"
+    if isinstance(node.target, HigherOrderOperator) and auto_functionalized(node) is None:
+        return f"how torch traces the higher-order operator {operator_name(node)}"
+    operator = auto_functionalized(node) or node.target
+    if not isinstance(operator, OpOverload):
+        return "what recorded the metadata of this node"
+    if mismatch.what == "mutation":
+        return f"the schema of {operator}, or its kernel: declare the argument as Tensor(a!) or do not write to it"
+    if mismatch.what == "alias" and is_custom(node):
+        return f"the kernel of {operator}, which returns memory that its schema says is its own: return a copy"
+    original = node.meta.get("original_aten")
+    if isinstance(original, OpOverload) and original.name() != operator.name() and original.namespace == "aten":
+        origin = f", which a decomposition of {original} put there"
+    else:
+        origin = ""
+    return f"{_kernel(operator, is_custom(node), node, mismatch, inputs)}{origin}"
+
+
+def _kernel(operator: OpOverload, custom: bool, node: fx.Node, mismatch: Mismatch, inputs: Any) -> str:
+    function, kind = fake_kernel(operator)
+    described = {
+        "register_fake": "register_fake",
+        "meta": "Python meta function",
+        "decomposition": "decomposition, which computes its metadata,",
+        "C++": "meta kernel",
+    }[kind]
+    side = f"the {described} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
+    agrees = _agrees(node, operator, inputs)
+    if agrees is True:
+        return f"the trace: given these inputs, {side} agrees with what ran, so the recorded value is stale or wrong"
+    if agrees is False:
+        return f"{side}: given these inputs it says something else than the kernel does"
+    return f"{side}, or the operator's kernel"
+
+
+def _where(function: Callable[..., Any] | None) -> str:
+    if function is None:
+        return ""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator's fake kernel says for inputs with the metadata of these."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+
+    with torch.no_grad(), mode:
+        return operator(
+            *torch.utils._pytree.tree_map(fake, args),
+            **torch.utils._pytree.tree_map(fake, kwargs),
+        )
+
+
+def _agrees(node: fx.Node, operator: OpOverload, inputs: Any) -> bool | None:
+    """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
+    if inputs is None or operator is not node.target or operator._schema.is_mutable:
+        return None
+    args, kwargs = inputs
+    state = torch.get_rng_state()
+    try:
+        fake = tree_leaves(fake_result(operator, args, kwargs))
+        with torch.no_grad():
+            real = tree_leaves(operator(*args, **kwargs))
+    except Exception:
+        return None
+    finally:
+        torch.set_rng_state(state)
+    return len(fake) == len(real) and all(map(_same, fake, real))
+
+
+def _same(fake: Any, real: Any) -> bool:
+    if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
+        return isinstance(fake, torch.Tensor) is isinstance(real, torch.Tensor)
+    if (fake.dtype, fake.device, fake.layout) != (real.dtype, real.device, real.layout):
+        return False
+    if tuple(map(str, fake.shape)) != tuple(map(str, real.shape)):
+        return False
+    if fake.layout is not torch.strided:
+        return True
+    strides = zip(fake.stride(), real.stride(), real.shape, strict=True)
+    same = real.numel() == 0 or all(size == 1 or int(want) == got for want, got, size in strides)
+    return same and int(fake.storage_offset()) == real.storage_offset()

@@ -1,0 +1,126 @@
+"""Say what differed: the finding, and the error for all findings of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from checked_backend.errors import MetadataError
+from checked_backend.interpret.expected import Mismatch
+from checked_backend.interpret.fault import likely_fault
+from checked_backend.interpret.schema import operator_name
+from checked_backend.interpret.script import operator_script
+from checked_backend.interpret.source import module_path, source_line
+from checked_backend.record import Finding, Kind
+
+__all__ = ["Problem", "metadata_error", "to_finding"]
+
+_LISTED = 10  # findings spelled out in a message; the rest follow from these as a rule
+_KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mismatch of one node.
+
+    Attributes:
+        node: The node.
+        mismatch: What differs.
+        graph: The graph's kind.
+        place: Which graph inside of it, or "".
+        inherited: Whether an input of the node was wrong already.
+        inputs: The node's real arguments, None if they are not known.
+    """
+
+    node: fx.Node
+    mismatch: Mismatch
+    graph: str
+    place: str
+    inherited: bool
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+
+    @property
+    def subject(self) -> str:
+        """What is wrong, for people."""
+        name = f"node[{self.node.name}]" if not self.place else f"node[{self.place}: {self.node.name}]"
+        return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
+
+
+def to_finding(problem: Problem) -> Finding:
+    """A finding with all that helps to act on it."""
+    node, mismatch = problem.node, problem.mismatch
+    operator, source, module = operator_name(node), source_line(node), module_path(node)
+    where = f"the {problem.graph} graph" + (f" ({problem.place})" if problem.place else "")
+    lines = [f"{problem.subject} ({operator}) in {where}: {_difference(mismatch)}"]
+    if problem.inherited:
+        lines[0] += " (inherited: an input of this node was wrong already)"
+    if source:
+        lines.append(f"    at {source}")
+    if module:
+        lines.append(f"    in {module}")
+    fault, script = "", None
+    if not problem.inherited:
+        fault = likely_fault(node, mismatch, problem.inputs)
+        lines.append(f"    likely at fault: {fault}")
+        script = operator_script(node, problem.inputs, lines[0])
+    evidence: dict[str, Any] = {"inherited": problem.inherited}
+    evidence |= {"likely at fault": fault} if fault else {}
+    evidence |= {"module": module} if module else {}
+    evidence |= {"remark": mismatch.remark} if mismatch.remark else {}
+    evidence |= {"script": script} if script else {}
+    kind = _KINDS.get(mismatch.what, Kind.STRUCTURE)
+    return Finding(
+        kind=kind,
+        subject=problem.subject,
+        message="\n".join(lines),
+        detail=kind.value if mismatch.what == kind.value else f"{kind.value}.{mismatch.what}",
+        expected=mismatch.expected,
+        actual=mismatch.actual,
+        evidence=evidence,
+        graph=problem.graph,
+        stage="aot",
+        node=node.name,
+        op=operator,
+        source=source,
+    )
+
+
+def _difference(mismatch: Mismatch) -> str:
+    remark = f" ({mismatch.remark})" if mismatch.remark else ""
+    if mismatch.what == "nonfinite":
+        return f"made {mismatch.actual} of finite inputs{remark}"
+    if mismatch.what in ("mutation", "alias"):
+        return f"{mismatch.what}: by its schema and its trace {mismatch.expected}, ran with {mismatch.actual}{remark}"
+    if mismatch.what == "assert":
+        return f"the trace took {mismatch.expected} for granted, ran with {mismatch.actual}{remark}"
+    return f"{mismatch.what} {mismatch.expected}, ran with {mismatch.actual}{remark}"
+
+
+def metadata_error(findings: Sequence[Finding]) -> MetadataError:
+    """The error for the findings of one run; its ``finding`` is the first that is not inherited.
+
+    Args:
+        findings: At least one finding, in graph order.
+    """
+    local = [finding for finding in findings if not finding.evidence.get("inherited")]
+    first = (local or list(findings))[0]
+    lines = ["what ran does not have the metadata that was recorded when the graph was traced."]
+    if all(finding.kind is Kind.NONFINITE for finding in findings):
+        lines = ["a node made a NaN or an infinity out of finite inputs."]
+    lines += [finding.message for finding in findings[:_LISTED]]
+    if len(findings) > _LISTED:
+        lines.append(f"... and {len(findings) - _LISTED} more")
+    if first.kind is not Kind.NONFINITE:
+        lines.append(
+            "A compiler that trusts this metadata makes wrong code. For a custom operator make its register_fake and "
+            "its schema say what its kernel does; for an operator of torch report it with this text."
+        )
+    script = first.evidence.get("script")
+    if first.repro:
+        lines.append(f"This operator alone: {first.repro}")
+    elif script:
+        lines += ["This operator alone:", *(f"    {line}" for line in str(script).splitlines())]
+    return MetadataError("\n".join(lines), first)

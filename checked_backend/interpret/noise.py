@@ -1,0 +1,163 @@
+"""Rounding noise from private generators: relative perturbations, and junk for uninitialised memory."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+
+__all__ = ["NoiseSource", "unit_roundoff"]
+
+# Noise is cut at a random offset out of a pool of this many values: an op then costs two passes and no generator call.
+# On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
+_POOL_CPU = 1 << 16
+_POOL_ACCELERATOR = 1 << 22
+# A step of 1.25 unit roundoffs moves every mantissa by exactly one unit in the last place: 0.625 to 1.25 of it.
+_STEP = 1.25
+# Mean square of such a step, in unit roundoffs, over logarithmically distributed mantissas: 4 * (3/8) / ln 2.
+_STEP_SQUARE = 1.5 / math.log(2)
+# Below this amplitude, uniform noise would often round away, and always on powers of two: single steps are used.
+_UNIFORM_FROM = 2.0
+_PERTURBABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next value of a floating or complex dtype."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A one-dimensional view in memory order; None if the tensor has gaps or overlaps itself."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    strides = tensor.stride()
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
+    return ordered.view(-1) if ordered.is_contiguous() else None
+
+
+class NoiseSource:
+    """Random numbers that touch no global generator and depend on the seed alone.
+
+    Values come from pools, filled once per device and dtype by a private ``torch.Generator``, and read at offsets that
+    a private ``random.Random`` draws. The pool is finite, so noise repeats, but at offsets that have nothing to do with
+    the data.
+
+    Args:
+        seed: Two sources with the same seed give the same noise to the same sequence of calls.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._offsets = random.Random(seed)
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._pools: dict[tuple[torch.device, torch.dtype, int | str], torch.Tensor] = {}
+
+    def _uniform(self, device: torch.device) -> torch.Tensor:
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        size = _POOL_CPU if device.type == "cpu" else _POOL_ACCELERATOR
+        return torch.rand(size, dtype=torch.float32, device=device, generator=generator)
+
+    def _pool(self, device: torch.device, dtype: torch.dtype, key: int | str) -> torch.Tensor:
+        pool = self._pools.get((device, dtype, key))
+        if pool is not None:
+            return pool
+        values = self._uniform(device)
+        if key == "uniform":
+            values = values * 2 - 1
+        elif key == "junk":
+            # Any representable value would do; moderate ones keep indexing and overflow out of the program's way.
+            if dtype == torch.bool:
+                values = values < 0.5
+            elif dtype.is_floating_point:
+                values = values * 200 - 100
+            else:
+                values = values * min(torch.iinfo(dtype).max, 32767)
+        else:
+            chance = _step_chance(int(key)) / 2
+            step = _STEP * unit_roundoff(dtype)
+            values = ((values > 1 - chance).double() - (values < chance).double()) * step
+        values = values.to(dtype)
+        # Twice over, so that every offset has a whole pool after it.
+        pool = self._pools[device, dtype, key] = torch.cat((values, values))
+        return pool
+
+    def perturb_(self, tensor: torch.Tensor, amplitude: float) -> bool:
+        """Multiply each element by ``1 + amplitude * xi``, xi uniform in [-1, 1], rounded so that the spread is right.
+
+        Zeros (up to their sign), infinities and NaN stay as they are; a finite value never becomes infinite. For
+        amplitudes under 2 unit roundoffs of the dtype, elements move by one representable value with the probability
+        that gives the same root mean square, ``amplitude / sqrt(3)`` (on average over mantissas).
+
+        Args:
+            tensor: A strided floating or complex tensor, changed in place. Its version counter is the caller's concern.
+            amplitude: Relative, so one unit roundoff of float32 is ``2**-24``.
+
+        Returns:
+            Whether it was perturbed; False for dtypes (float8) and layouts (sparse, overlapping) that are not handled.
+        """
+        if tensor.dtype.is_complex:
+            tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
+        dtype, count = tensor.dtype, tensor.numel()
+        if dtype not in _PERTURBABLE:
+            return False
+        if count == 0 or amplitude <= 0:
+            return True
+        ratio = amplitude / unit_roundoff(dtype)
+        if ratio < _UNIFORM_FROM:
+            pool, scale = self._pool(tensor.device, dtype, round(8 * math.log2(ratio))), 1.0
+        else:
+            pool, scale = self._pool(tensor.device, dtype, "uniform"), amplitude
+        # Clamped, so that infinity gets a finite increment and the greatest values (masks) one that rounds away.
+        limit = torch.finfo(dtype).max / 8
+        flat = _flat_view(tensor)
+        if flat is None:
+            noise = self._slice(pool, count).view(tensor.shape)
+            tensor.addcmul_(tensor.clamp(-limit, limit), noise, value=scale)
+            return True
+        size = pool.numel() // 2
+        for start in range(0, count, size):
+            part = flat if count <= size else flat[start : start + size]
+            part.addcmul_(part.clamp(-limit, limit), self._slice(pool, part.numel()), value=scale)
+        return True
+
+    def fill_(self, tensor: torch.Tensor) -> bool:
+        """Overwrite a tensor with junk: floats in [-100, 100], integers from 0, booleans.
+
+        Args:
+            tensor: Changed in place.
+
+        Returns:
+            Whether it was filled.
+        """
+        if tensor.dtype.is_complex:
+            tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
+        # expanded memory may be written to once only
+        tensor = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+        count = tensor.numel()
+        if count == 0:
+            return True
+        pool = self._pool(tensor.device, tensor.dtype, "junk")
+        flat = _flat_view(tensor)
+        if flat is None:
+            tensor.copy_(self._slice(pool, count).view(tensor.shape))
+            return True
+        size = pool.numel() // 2
+        for start in range(0, count, size):
+            part = flat if count <= size else flat[start : start + size]
+            part.copy_(self._slice(pool, part.numel()))
+        return True
+
+    def _slice(self, pool: torch.Tensor, count: int) -> torch.Tensor:
+        size = pool.numel() // 2
+        offset = int(self._offsets.random() * size)
+        if count <= size:
+            return pool[offset : offset + count]
+        return pool[offset : offset + size].repeat(-(-count // size))[:count]
+
+
+def _step_chance(key: int) -> float:
+    """How often an element must move by one place for the spread of amplitude ``2 ** (key / 8)`` unit roundoffs."""
+    return float(2.0 ** (key / 4)) / 3 / _STEP_SQUARE

@@ -1,0 +1,268 @@
+"""Monte Carlo arithmetic: rerun an eager program with every rounding replaced by a random one of the same size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload, TorchDispatchMode, is_alias_of
+from checked_backend.interpret.dispatch import OperatorMode
+from checked_backend.interpret.noise import NoiseSource, unit_roundoff
+from checked_backend.interpret.operators import (
+    Operator,
+    OperatorKind,
+    accumulation_length,
+    argument,
+)
+
+__all__ = ["MonteCarloMode", "PoisonMode"]
+
+# A compiler may sum sequentially in 16 lanes: n/16 roundings per lane, each uniform (variance 1/3).
+_ACCUMULATION = 48
+# Equal terms round the same way again and again: then the errors of a lane add up, to a quarter unit for each term.
+_CORRELATED = 64
+_U32 = 2.0**-24
+# Their error grows with the number of terms, also relative to cancelling terms: the noise of their inputs does too.
+# A normalisation's mean is wrong by the same amount for all elements, and a sum over them adds that up again: measured,
+# the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36 times off without this.
+_LINEAR = (
+    "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
+    "batch_norm", "group_norm", "layer_norm", "rms_norm", "embedding_dense_backward",
+)  # fmt: skip
+# Written to without a mark in the schema, if training.
+_UNMARKED_STATISTICS = ("running_mean", "running_var")
+_UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is an ordinary floating tensor: no subclass, not fake, not sparse."""
+    return (
+        type(value) in _PLAIN
+        and isinstance(value, torch.Tensor)
+        and (value.dtype.is_floating_point or value.dtype.is_complex)
+        and value.device.type != "meta"
+    )
+
+
+def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _tensors(item, found)
+    return found
+
+
+class _Poison:
+    """Overwrites what an operator returned uninitialised."""
+
+    def __init__(self, noise: NoiseSource) -> None:
+        self._noise = noise
+
+    def run(self, func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operator; return its result with junk in it."""
+        resized = args[0] if operator.mutated and args and isinstance(args[0], torch.Tensor) else None
+        if operator.mutated and resized is None:  # an out= variant
+            resized = kwargs.get("out")
+        before = 0 if resized is None else resized.untyped_storage().nbytes() // resized.element_size()
+        result = func(*args, **kwargs)
+        if type(result) not in _PLAIN or result.device.type == "meta" or result.layout != torch.strided:
+            return result
+        with DisableTorchDispatch():
+            target = result.detach()
+            if resized is not None:
+                # Only what the storage gained is uninitialised.
+                after = result.untyped_storage().nbytes() // result.element_size()
+                target = target.as_strided((max(0, after - before),), (1,), before)
+            if not result.is_quantized:
+                self._noise.fill_(target)
+        return result
+
+
+class PoisonMode(OperatorMode):
+    """Fill uninitialised memory (``empty``, ``resize_``, ...) with junk that depends on the seed; change nothing else.
+
+    A program whose results differ between two seeds reads memory that it never wrote.
+
+    Args:
+        seed: Same seed, same junk.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._poison = _Poison(NoiseSource(seed))
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, and fill what it left uninitialised."""
+        if operator.kind is OperatorKind.UNINITIALISED:
+            return self._poison.run(func, operator, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class MonteCarloMode(OperatorMode):
+    """Rerun a program, forward and backward, under Monte Carlo arithmetic.
+
+    Each floating result of a rounding operator is multiplied by ``1 + magnitude * u * xi``, where u is the unit
+    roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
+    constants) and the outcomes of random operators are left alone. Operators that round inside (sums, matrix products,
+    normalisations) also get copies of their inputs perturbed, and more noise on their results, because a compiler may
+    add up in another order. The spread of the results over some seeds is the noise that the program must have at its
+    precision. Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
+    C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
+
+    No global random generator is touched, and autocast's cache of weights is off while the mode is active.
+
+    Args:
+        seed: Same seed, same program: same results.
+        magnitude: Size of each perturbation, in unit roundoffs.
+        correlated: Suppose that the roundings of one sum all go the same way, as they do where its terms are equal
+            (the gradient of an average), so that their error grows with the number of terms, not with its root.
+
+    Attributes:
+        perturbed_ops: How many operator calls were perturbed.
+        unperturbed: Names of operators that round, but whose results could not be perturbed (float8, sparse, tensor
+            subclasses, higher-order operators without eager implementation).
+    """
+
+    def __init__(self, seed: int, magnitude: float = 1.0, *, correlated: bool = False) -> None:
+        super().__init__()
+        if not magnitude >= 0:
+            raise ValueError(f"magnitude must be a number of unit roundoffs, 0 or more; got {magnitude}")
+        self.magnitude = magnitude
+        self.correlated = correlated
+        self.perturbed_ops = 0
+        self.unperturbed: set[str] = set()
+        self._noise = NoiseSource(seed)
+        self._poison = _Poison(self._noise)
+        self._autocast_cache: list[bool] = []
+
+    def __enter__(self) -> MonteCarloMode:
+        # A cached cast of a weight would carry perturbed values out of the mode, or unperturbed ones in.
+        self._autocast_cache.append(torch.is_autocast_cache_enabled())
+        torch.set_autocast_cache_enabled(False)
+        TorchDispatchMode.__enter__(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        TorchDispatchMode.__exit__(self, kind, error, traceback)
+        torch.set_autocast_cache_enabled(self._autocast_cache.pop())
+
+    def opaque(self, name: str) -> None:
+        """Take note of a higher-order operator whose inside cannot be perturbed."""
+        self.unperturbed.add(name)
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator and perturb it, as its kind demands."""
+        kind = operator.kind
+        if kind is OperatorKind.ACCUMULATING:
+            return self._accumulating(func, operator, args, kwargs)
+        if kind is OperatorKind.UNINITIALISED:
+            return self._poison.run(func, operator, args, kwargs)
+        result = func(*args, **kwargs)
+        if kind is OperatorKind.POINTWISE:
+            if kwargs and kwargs.get("rounding_mode") is not None:
+                return result
+        elif kind is OperatorKind.EXACT:
+            # The magnitude and the sign of a complex number are square roots and quotients.
+            if operator.base not in ("abs", "sgn") or not isinstance(args[0], torch.Tensor) or not args[0].is_complex():
+                return result
+        elif kind is OperatorKind.RANDOM or not self._narrows(operator, args, result):
+            return result
+        self._perturb_results(operator, args, kwargs, result, 0.0)
+        return result
+
+    @staticmethod
+    def _narrows(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:
+        source = args[1] if operator.base == "copy" and len(args) > 1 else args[0]
+        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return False
+        source_dtype, result_dtype = source.dtype, result.dtype
+        if source_dtype == result_dtype or not source_dtype.is_floating_point or not result_dtype.is_floating_point:
+            return False
+        return torch.finfo(result_dtype).eps > torch.finfo(source_dtype).eps
+
+    def _accumulating(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator.base in ("index_put", "_index_put_impl") and not argument(operator, args, kwargs, "accumulate"):
+            return func(*args, **kwargs)
+        if operator.base == "scatter" and argument(operator, args, kwargs, "reduce") is None:
+            return func(*args, **kwargs)
+        length = accumulation_length(operator, args, kwargs)
+        terms = (length / _CORRELATED) ** 2 if self.correlated else length / _ACCUMULATION
+        scale = math.sqrt(1 + terms) if any(name in operator.base for name in _LINEAR) else 1.0
+        keep = {position for position, _ in operator.mutated}
+        keep.update(operator.positions.get(name, -1) for name in _UNMARKED_STATISTICS)
+        with DisableTorchDispatch():
+            noisy = [
+                value if position in keep or value is None else self._noisy_copy(value, scale)
+                for position, value in enumerate(args)
+            ]
+        result = func(*noisy, **kwargs)
+        self._perturb_results(operator, args, kwargs, result, terms)
+        return result
+
+    def _noisy_copy(self, value: Any, scale: float) -> Any:
+        """A copy of an input with noise of the accumulation's unit roundoff, where its dtype can represent that."""
+        if type(value) in (list, tuple):
+            return [self._noisy_copy(item, scale) for item in value]
+        if not _is_plain(value) or value.layout != torch.strided:
+            return value
+        own = unit_roundoff(value.dtype)
+        amplitude = self.magnitude * min(own, _U32) * scale
+        # Noise far below the storage's own grid would need a wider copy, which is another program.
+        if amplitude < own * min(1.0, self.magnitude):
+            return value
+        copy = value.detach().clone()
+        return copy if self._noise.perturb_(copy, amplitude) else value
+
+    def _perturb_results(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, terms: float
+    ) -> None:
+        """Perturb what an operator returned and what it mutated, in place."""
+        mutated: list[torch.Tensor] = []
+        for position, name in operator.mutated:
+            _tensors(args[position] if 0 <= position < len(args) else kwargs.get(name), mutated)
+        if operator.base in _UPDATING and argument(operator, args, kwargs, "training"):
+            for name in _UNMARKED_STATISTICS:
+                _tensors(argument(operator, args, kwargs, name), mutated)
+        returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
+        done = False
+        with DisableTorchDispatch():
+            for target in mutated:
+                done |= self._perturb(operator, target, terms)
+            for target in returned:
+                if any(target is other for other in mutated):
+                    continue
+                # Some operators hand out their input where they have nothing to do, without saying so in the schema.
+                if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
+                    self.unperturbed.add(operator.name)
+                    continue
+                done |= self._perturb(operator, target, terms)
+        self.perturbed_ops += done
+
+    def _perturb(self, operator: Operator, target: torch.Tensor, terms: float) -> bool:
+        if not _is_plain(target):
+            if type(target) not in _PLAIN:
+                self.unperturbed.add(operator.name)
+            return False
+        own = unit_roundoff(target.dtype)
+        amplitude = self.magnitude * own
+        if terms:
+            amplitude = self.magnitude * math.sqrt(own * own + min(own, _U32) ** 2 * terms)
+        try:
+            if target.layout == torch.strided and self._noise.perturb_(target, amplitude):
+                return True
+        except RuntimeError:
+            # Memory that overlaps itself (expanded) cannot be changed in place.
+            pass
+        self.unperturbed.add(operator.name)
+        return False

@@ -1,0 +1,100 @@
+"""What an operator's schema says: which arguments it writes to, which its results may share memory with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator, OpOverload
+
+__all__ = ["arguments", "auto_functionalized", "is_custom", "operator_name", "read_only_inputs"]
+
+# Operators that come with torch. Their kernels are torch's own, and run far below the place where an undeclared write
+# would be seen by the version counter; all others are somebody's own, and are watched.
+_BUILT_IN = frozenset(
+    {
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "_quantized",
+        "aten",
+        "c10d",
+        "c10d_functional",
+        "fsdp",
+        "inductor",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "onednn_prepacked",
+        "prepacked",
+        "prim",
+        "prims",
+        "profiler",
+        "quantized",
+        "quantized_decomposed",
+        "rngprims",
+        "streams",
+        "symm_mem",
+        "xla",
+    }
+)
+
+
+def auto_functionalized(node: fx.Node) -> OpOverload | None:
+    """The mutating custom operator that a node runs on copies of its inputs; None for any other node."""
+    if isinstance(node.target, HigherOrderOperator) and node.target.name().startswith("auto_functionalized"):
+        inner = node.args[0] if node.args else None
+        return inner if isinstance(inner, OpOverload) else None
+    return None
+
+
+def is_custom(node: fx.Node) -> bool:
+    """Whether a node runs an operator that does not come with torch."""
+    if auto_functionalized(node) is not None:
+        return True
+    return isinstance(node.target, OpOverload) and node.target.namespace not in _BUILT_IN
+
+
+def operator_name(node: fx.Node) -> str:
+    """A node's operator for people: ``aten.relu.default``, ``cond``, ``placeholder``."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return node.op
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        inner = auto_functionalized(node)
+        return str(target) if inner is None else str(inner)
+    if isinstance(target, (OpOverload, str)):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
+
+
+def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """A node's arguments as ``(schema argument or None, value)``."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        yield from ((None, value) for value in (*node.args, *node.kwargs.values()))
+        return
+    declared = target._schema.arguments
+    by_name = {argument.name: argument for argument in declared}
+    for position, value in enumerate(node.args):
+        yield (declared[position] if position < len(declared) else None), value
+    for name, value in node.kwargs.items():
+        yield by_name.get(name), value
+
+
+def read_only_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The inputs that the operator's schema neither writes to nor shares memory with. None for other calls."""
+    if not isinstance(node.target, OpOverload):
+        return ()
+    free: dict[fx.Node, None] = {}
+    bound: set[fx.Node] = set()
+    for argument, value in arguments(node):
+        found: list[fx.Node] = []
+        fx.node.map_arg(value, lambda item, found=found: found.append(item))  # type: ignore[misc]
+        if argument is None or argument.alias_info is not None:
+            bound.update(found)
+        else:
+            free.update(dict.fromkeys(found))
+    return tuple(item for item in free if item not in bound)

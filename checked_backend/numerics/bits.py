@@ -1,0 +1,161 @@
+"""Floating-point formats as integers: distance in representable numbers, bitwise equality, wide integer gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+__all__ = [
+    "FORMATS",
+    "FloatFormat",
+    "bit_view",
+    "max_ulp_distance",
+    "numbers_up_to",
+    "same_bits",
+    "unsigned_gap",
+    "unsigned_to_float64",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """A floating-point format.
+
+    Attributes:
+        bits: Integer dtype of the same size.
+        precision: Significant bits, the hidden one included. The spacing at ``x`` is at least
+            ``|x| * 2 ** -precision``.
+        largest: Bit pattern of the greatest finite number.
+        signed: Whether the format is sign and magnitude (``float8_e8m0fnu`` is an exponent only).
+    """
+
+    bits: torch.dtype
+    precision: int
+    largest: int
+    signed: bool = True
+
+
+FORMATS = {
+    torch.float64: FloatFormat(torch.int64, 53, 0x7FEFFFFFFFFFFFFF),
+    torch.float32: FloatFormat(torch.int32, 24, 0x7F7FFFFF),
+    torch.float16: FloatFormat(torch.int16, 11, 0x7BFF),
+    torch.bfloat16: FloatFormat(torch.int16, 8, 0x7F7F),
+    torch.float8_e5m2: FloatFormat(torch.int8, 3, 0x7B),
+    torch.float8_e5m2fnuz: FloatFormat(torch.int8, 3, 0x7F),
+    torch.float8_e4m3fn: FloatFormat(torch.int8, 4, 0x7E),
+    torch.float8_e4m3fnuz: FloatFormat(torch.int8, 4, 0x7F),
+    torch.float8_e8m0fnu: FloatFormat(torch.uint8, 1, 0xFE, signed=False),
+}
+"""The real floating-point formats of torch that have an arithmetic."""
+
+_BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bit_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A real tensor's bit patterns as integers, without a copy."""
+    return tensor.view(_BITS_OF_SIZE[tensor.element_size()])
+
+
+def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same bit patterns."""
+    if reference.is_complex():
+        reference, candidate = torch.view_as_real(reference), torch.view_as_real(candidate)
+    reference, candidate = bit_view(reference), bit_view(candidate)
+    if reference.device.type != "cpu":
+        return torch.equal(reference, candidate)
+    left, right = reference.numpy(), candidate.numpy()
+    if left.flags.c_contiguous and right.flags.c_contiguous and left.nbytes % 8 == 0:
+        # eight bytes per comparison; numpy compares with vector instructions, torch.equal does not
+        left, right = left.reshape(-1).view(np.int64), right.reshape(-1).view(np.int64)
+    return bool(np.array_equal(left, right))
+
+
+def unsigned_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """The distance of two signed integer tensors as unsigned numbers of that width, kept in the signed dtype."""
+    return torch.maximum(reference, candidate).sub_(torch.minimum(reference, candidate))
+
+
+def unsigned_to_float64(gap: torch.Tensor) -> torch.Tensor:
+    """Unsigned 64-bit numbers kept in an int64 to float64, rounded once."""
+    high = (gap >> 32) & 0xFFFFFFFF
+    return (high.to(torch.float64) * 2.0**32).add_((gap & 0xFFFFFFFF).to(torch.float64))
+
+
+def flip_sign_bit(tensor: torch.Tensor) -> torch.Tensor:
+    """Exchange the order of signed and unsigned numbers: what is kept in a signed dtype compares like the other."""
+    return tensor ^ torch.iinfo(tensor.dtype).min
+
+
+def max_unsigned(gap: torch.Tensor) -> int:
+    """The greatest of unsigned numbers kept in a signed dtype."""
+    # the greatest is negative if there is any with the upper bit set, and then it is the one nearest to 0
+    low, high = torch.aminmax(gap)
+    if low.item() >= 0:
+        return int(high.item())
+    return int(flip_sign_bit(gap).amax().item()) - torch.iinfo(gap.dtype).min
+
+
+def max_ulp_distance(
+    reference: torch.Tensor,
+    candidate: torch.Tensor,
+    float_format: FloatFormat,
+    scratch: tuple[torch.Tensor, torch.Tensor],
+    *,
+    same_sign: bool = True,
+) -> int:
+    """The greatest distance in representable numbers between finite elements.
+
+    The bit patterns of numbers of one sign are in the order of the numbers, so a wrapping integer difference is their
+    distance. Numbers of opposite sign give a wrapped difference of at least ``2 ** (bits - 1) - largest``, so if all
+    are below that there are none. Otherwise these are taken apart: their distance is the sum of both magnitudes, which
+    is the wrapped sum of the patterns less the one sign bit, taken as an unsigned number.
+
+    Args:
+        reference: Bit patterns as ``float_format.bits``, finite numbers only.
+        candidate: The same for the candidate.
+        float_format: The format of both.
+        scratch: Two times integers of dtype ``float_format.bits`` and the same shape, overwritten.
+        same_sign: Whether to look at elements of the same sign too.
+
+    Returns:
+        The distance as an exact integer; +0 and -0 are equal.
+    """
+    difference, opposite = scratch
+    if not float_format.signed:
+        return max_unsigned(unsigned_gap(reference.to(torch.int16), candidate.to(torch.int16)))
+    sign = torch.iinfo(float_format.bits).min
+    if same_sign:
+        torch.sub(candidate, reference, out=difference)
+        distance = _greatest_magnitude(difference)
+        if distance < -sign - float_format.largest:
+            return distance
+    torch.bitwise_xor(candidate, reference, out=opposite)
+    opposite.bitwise_right_shift_(8 * opposite.element_size() - 1)
+    torch.add(candidate, reference, out=difference)
+    difference.bitwise_xor_(sign).bitwise_and_(opposite)
+    distance = max_unsigned(difference)
+    if same_sign:
+        torch.sub(candidate, reference, out=difference)
+        difference.bitwise_and_(opposite.bitwise_not_())
+        distance = max(distance, _greatest_magnitude(difference))
+    return distance
+
+
+def numbers_up_to(value: float, dtype: torch.dtype) -> int:
+    """An upper bound of how many representable numbers lie above 0 and up to ``value``, which is at least 0.
+
+    It also bounds the distance of two numbers of the same sign that differ by no more than ``value``, because numbers
+    are nowhere denser than at 0.
+    """
+    float_format = FORMATS[dtype]
+    if not float_format.signed or float_format.bits is torch.int8:
+        return float_format.largest  # not worth a look, and conversion to these formats may saturate
+    # converting rounds by at most one number
+    return int(torch.tensor(value, dtype=dtype, device="cpu").view(float_format.bits).item()) + 1
+
+
+def _greatest_magnitude(integers: torch.Tensor) -> int:
+    low, high = torch.aminmax(integers)
+    return max(-int(low.item()), int(high.item()))

@@ -1,0 +1,57 @@
+"""A checksum of a tensor's memory, to notice that something wrote to it."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["fingerprint"]
+
+_CHUNK = 1 << 17
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(tensor: torch.Tensor) -> int | None:
+    """Checksum a tensor's elements, in order.
+
+    Every element's bits are weighted by an odd factor that depends on its place, so that permuted values change the
+    sum. Reads the tensor once; needs one chunk of extra memory.
+
+    Args:
+        tensor: Any plain dense tensor; one that is not contiguous in some order of its dimensions is copied.
+
+    Returns:
+        The sum modulo 2**64; None for a tensor without such bits (sparse, quantised, on no real device).
+    """
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        return None
+    with torch.no_grad():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if plain.dtype.is_complex:
+            plain = torch.view_as_real(plain)
+        flat = _flat(plain)
+        size = flat.element_size()
+        if size not in _INTEGERS:
+            return None
+        bits = flat.view(_INTEGERS[size])
+        if size == 8:
+            bits = bits.view(torch.int32)
+        count = min(_CHUNK, bits.numel())
+        weights = (
+            torch.arange(1, 2 * count + 1, 2, dtype=torch.int32, device=bits.device).mul_(-1640531535).bitwise_or_(1)
+        )
+        work = torch.empty(count, dtype=torch.int32, device=bits.device)
+        total = 0
+        for number, start in enumerate(range(0, bits.numel(), _CHUNK)):
+            chunk = bits[start : start + _CHUNK]
+            product = torch.mul(chunk, weights[: chunk.numel()], out=work[: chunk.numel()])
+            total += (2 * number + 1) * int(product.sum(dtype=torch.int64).item())
+        return total & (2**64 - 1)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in memory order where they fill their memory, else a copy in logical order."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim), reverse=True)
+    permuted = tensor.permute(order)
+    return permuted.view(-1) if permuted.is_contiguous() else tensor.contiguous().view(-1)

@@ -1,0 +1,222 @@
+"""Rules that turn differences into rulings. Each is written so that NaN fails.
+
+The constants come from the calibration program, ``tests/calibration/``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from checked_backend.numerics.noise import Envelope, difference, root_mean_square, unit_roundoff
+
+__all__ = [
+    "CORRELATED_MAGNITUDE",
+    "ENVELOPE_FACTOR",
+    "EXACT_ROUNDOFFS",
+    "STRONG_MAGNITUDE",
+    "Closeness",
+    "Outside",
+    "TwinDifference",
+    "as_good_as_eager",
+    "outside_noise",
+    "twin_difference",
+]
+
+ENVELOPE_FACTOR = 8.0
+"""A candidate may lie this many envelopes from the reference: its roundings are other draws, and more or fewer."""
+
+EAGER_FACTOR = 4.0
+"""A candidate may be this many times further from float64 than eager is."""
+
+CORRELATED_MAGNITUDE = 2.0
+"""Size of the roundings, in unit roundoffs, in control runs whose sums are correlated."""
+
+STRONG_MAGNITUDE = 16.0
+"""The same in the strong control runs, which look for what jumps."""
+
+STRONG_FACTOR = 4.0
+"""A candidate may lie this many strong envelopes from the reference, where they are out of proportion."""
+
+OUT_OF_PROPORTION = 2.0
+"""A strong envelope is out of proportion if it is this many times what `STRONG_MAGNITUDE` makes of the other one."""
+
+MISSED_JUMPS = 0.1
+"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides."""
+
+EXACT_ROUNDOFFS = 1.0
+"""A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
+
+TWIN_TOLERANCE = 1e-9
+"""Relative difference between the float64 reference and the float64 twin that can only be wrong logic."""
+
+TWIN_ENVELOPE_FACTOR = 256.0
+"""The same in envelopes of the float64 reference, for ill-conditioned programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Elements of a candidate that noise does not explain.
+
+    Attributes:
+        count: How many.
+        nonfinite: How many of them are NaN or infinite on one side only.
+        worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones);
+            with a float64 reference, elements as close to it as eager's count as 0.
+    """
+
+    count: int
+    nonfinite: int
+    worst: float
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+
+def outside_noise(
+    *,
+    reference: torch.Tensor,
+    candidate: torch.Tensor,
+    envelope: Envelope,
+    high_precision: torch.Tensor | None = None,
+    strong: Envelope | None = None,
+) -> Outside:
+    """Find the elements that differ by more than the program's noise.
+
+    An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the tensor's root mean
+    square envelope, whichever is greater), or one rounding of the result; or if eager is as far from float64 there.
+    Integers have no typical error: one that no control run changed is right or wrong.
+
+    Args:
+        reference: Eager's tensor.
+        candidate: The compiled program's, of the same dtype and shape.
+        envelope: The noise from control runs.
+        high_precision: The reference in float64, if it could be run.
+        strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
+            `CORRELATED_MAGNITUDE`. It counts where it is out of proportion: where a comparison or a rounding flips.
+            Elsewhere it says no more than ``envelope`` does.
+    """
+    distance = difference(reference, candidate)
+    exact = not (reference.dtype.is_floating_point or reference.dtype.is_complex)
+    floor = 0.0 if exact else envelope.rms
+    magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
+    allowed = ENVELOPE_FACTOR * envelope.values.clamp_min(floor)
+    allowed += 2 * EXACT_ROUNDOFFS * unit_roundoff(reference.dtype) * magnitude
+    jumps = None
+    if strong is not None:
+        proportion = OUT_OF_PROPORTION * STRONG_MAGNITUDE / CORRELATED_MAGNITUDE
+        jumps = strong.values > proportion * envelope.values
+        allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
+    inside = distance <= allowed
+    if high_precision is not None:
+        eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
+        inside |= compiled <= EAGER_FACTOR * eager
+    if not distance.numel():
+        return Outside(0, 0, 0.0)
+    outside = ~inside
+    if jumps is not None and _as_rare_as_jumps(outside, jumps, distance, strong):
+        outside = torch.zeros_like(outside)
+    ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
+    if high_precision is not None or jumps is not None:
+        ratios = torch.where(outside, ratios, 0.0)
+    nonfinite = int((outside & distance.isinf()).sum().item())
+    return Outside(int(outside.sum().item()), nonfinite, float(ratios.nan_to_num(nan=torch.inf).max().item()))
+
+
+def _as_rare_as_jumps(
+    outside: torch.Tensor, jumps: torch.Tensor, distance: torch.Tensor, strong: Envelope | None
+) -> bool:
+    """Are the elements left over those few that flip in the candidate, and happened not to in any control run?"""
+    if strong is None or int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
+        return False
+    return bool((distance[outside] <= STRONG_FACTOR * strong.values[jumps].max()).all())
+
+
+def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """How far a tensor lies from the float64 result, element by element.
+
+    Whether an element is finite is judged at the tensor's own precision: a float64 value beyond float16's range is
+    infinite there.
+    """
+    rounded = high_precision.to(tensor.dtype)
+    distance = difference(high_precision, tensor)
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or bool(distance.isfinite().all()):
+        return distance
+    return torch.where(distance.isinf(), difference(rounded, tensor).to(distance.dtype), distance)
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """Distances from float64.
+
+    Attributes:
+        as_good: Whether the candidate is no further from float64 than eager, up to `EAGER_FACTOR`.
+        eager: Eager's distance, root mean square.
+        candidate: The candidate's.
+        ratio: The greater of two ratios of the candidate's distance to eager's: of the root mean squares, and of the
+            greatest elements (inf if only the candidate has NaN or infinities somewhere).
+    """
+
+    as_good: bool
+    eager: float
+    candidate: float
+    ratio: float
+
+
+def as_good_as_eager(*, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor) -> Closeness:
+    """Is the candidate no further from float64 than eager is?"""
+    eager = distances_from(high_precision, reference)
+    compiled = distances_from(high_precision, candidate)
+    eager_rms, compiled_rms = root_mean_square(eager), root_mean_square(compiled)
+    nowhere_worse = not bool((compiled.isinf() & ~eager.isinf()).any())
+    finite = eager.isfinite() & compiled.isfinite()
+    greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
+    ratio = max(_ratio(compiled_rms, eager_rms), _ratio(greatest[1], greatest[0])) if nowhere_worse else float("inf")
+    return Closeness(ratio <= EAGER_FACTOR, eager_rms, compiled_rms, ratio)
+
+
+def _ratio(part: float, whole: float) -> float:
+    if not part:
+        return 0.0
+    return part / whole if whole else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class TwinDifference:
+    """How the candidate compiled in float64 differs from the reference in float64.
+
+    Attributes:
+        differs: Whether that can only be another logic.
+        relative: Greatest difference over the tensor's root mean square.
+        ratio: Greatest ratio of a difference to what was allowed.
+    """
+
+    differs: bool
+    relative: float
+    ratio: float
+
+
+def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelope: Envelope | None) -> TwinDifference:
+    """Does the candidate compiled in float64 compute something else than the reference in float64?
+
+    Args:
+        high_precision: The reference in float64.
+        twin: The candidate compiled in float64.
+        envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
+    """
+    distance = difference(high_precision, twin).to(torch.float64)
+    if not distance.numel():
+        return TwinDifference(False, 0.0, 0.0)
+    scale = root_mean_square(high_precision)
+    magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
+    allowed = TWIN_TOLERANCE * (magnitude + scale)
+    if envelope is not None:
+        allowed = allowed + TWIN_ENVELOPE_FACTOR * envelope.values.to(torch.float64).clamp_min(envelope.rms)
+    differs = not bool((distance <= allowed).all())
+    ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))
+    finite = distance[distance.isfinite()]
+    greatest = float((finite if finite.numel() else distance).max().item())
+    return TwinDifference(
+        differs, greatest / scale if scale else greatest, float(ratios.nan_to_num(nan=torch.inf).max().item())
+    )

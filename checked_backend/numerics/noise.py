@@ -1,0 +1,142 @@
+"""The noise that a program must have at its precision: elementwise envelopes from control runs, and remembered scales.
+
+Monte Carlo arithmetic (Parker, *Monte Carlo Arithmetic*, UCLA TR 970002, 1997; Verificarlo, Denis et al., ARITH 2016)
+runs the reference a few times with every rounding made random. How far those runs lie from the reference, element by
+element, is what a correct compiler may also be off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from checked_backend.numerics.screen import Glance
+
+__all__ = ["Envelope", "RememberedScale", "difference", "root_mean_square", "unit_roundoff", "widened"]
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number; 0 for integers and bools, which do not round."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps / 2
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's values in a real dtype in which differences can be taken.
+
+    float64 and integers become float64, complex becomes pairs of reals, everything else float32.
+    """
+    tensor = tensor.detach()
+    if tensor.dtype.is_complex:
+        wide = torch.complex128 if tensor.dtype == torch.complex128 else torch.complex64
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg().to(wide))
+    if tensor.dtype == torch.float64 or not tensor.dtype.is_floating_point:
+        return tensor.to(torch.float64)
+    return tensor.to(torch.float32)
+
+
+def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Absolute difference, element by element.
+
+    Returns:
+        A tensor in the wider of the two widened dtypes: 0 where the values are equal (NaN equals NaN, an infinity
+        equals itself), ``inf`` where one is NaN or infinite and the other is not the same, at least 1 where integers
+        differ.
+    """
+    one, two = widened(first), widened(second)
+    if one.dtype != two.dtype:
+        one, two = one.to(torch.float64), two.to(torch.float64)
+    result = (one - two).abs_()
+    if torch.isfinite(result).all():
+        finite = result
+    else:
+        same = (one == two) | (one.isnan() & two.isnan())
+        finite = torch.where(same, 0.0, torch.where(one.isfinite() & two.isfinite(), result, torch.inf))
+    if not (first.dtype.is_floating_point or first.dtype.is_complex):
+        # int64 beyond 2**53 can differ where its float64 values do not
+        finite = torch.where(first != second, finite.clamp_min(1.0), 0.0)
+    return finite
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """Root mean square of the finite elements; 0 if there are none."""
+    wide = widened(values).to(torch.float64)
+    finite = wide.isfinite()
+    if not bool(finite.all()):
+        wide = wide[finite]
+    return float((torch.linalg.vector_norm(wide) / max(wide.numel(), 1) ** 0.5).item()) if wide.numel() else 0.0
+
+
+@dataclass(slots=True)
+class Envelope:
+    """How far control runs lie from the reference, element by element (the greatest of them).
+
+    Attributes:
+        values: The envelope, in units of the tensor; ``inf`` where a control run was NaN or infinite and the reference
+            was not, or the reverse.
+        runs: Number of control runs in it.
+    """
+
+    values: torch.Tensor
+    runs: int = 1
+
+    @classmethod
+    def of(cls, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
+        """The envelope of one control run."""
+        return cls(difference(reference, sample))
+
+    def add(self, reference: torch.Tensor, sample: torch.Tensor) -> None:
+        """Take one more control run in."""
+        torch.maximum(self.values, difference(reference, sample), out=self.values)
+        self.runs += 1
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the finite part."""
+        return root_mean_square(self.values)
+
+    @property
+    def max(self) -> float:
+        """Greatest finite element; 0 if there is none."""
+        finite = self.values[self.values.isfinite()]
+        return float(finite.max().item()) if finite.numel() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedScale:
+    """A tensor's noise relative to its own root mean square, kept from the call in which it was adjudicated.
+
+    Attributes:
+        rms: Relative root mean square of the noise.
+        max: Relative greatest noise of one element.
+        source: Where it came from, in words.
+        detection_power: The smallest relative error that the adjudication would have caught.
+    """
+
+    rms: float
+    max: float
+    source: str
+    detection_power: float
+
+    def covers(self, glance: Glance, *, slack: float) -> bool:
+        """The cheap test of every later call: is this difference of the size that was judged before?
+
+        Args:
+            glance: The difference now.
+            slack: How much larger it may be: two draws from one noise differ by this much.
+        """
+        scale = slack * glance.reference_rms
+        return glance.rmse <= self.rms * scale and glance.max_abs_diff <= self.max * scale
+
+    def widened(self, other: RememberedScale | None) -> RememberedScale:
+        """The scale that covers what either covers, so that data which take turns are not judged anew each time."""
+        if other is None:
+            return self
+        return RememberedScale(
+            max(self.rms, other.rms),
+            max(self.max, other.max),
+            self.source,
+            max(self.detection_power, other.detection_power),
+        )

@@ -1,0 +1,94 @@
+"""Compare what two tensors are, before their values: type, dtype, shape, device, layout, strides, gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["StructureAspect", "StructureDifference", "compare_structure", "significant_strides"]
+
+StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride", "requires_grad"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructureDifference:
+    """One respect in which two values are not of the same structure.
+
+    Attributes:
+        aspect: Which one.
+        expected: What the reference has, in words.
+        actual: What the candidate has, in words.
+    """
+
+    aspect: StructureAspect
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.aspect}: expected {self.expected}, got {self.actual}"
+
+
+def significant_strides(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """The strides that decide where elements lie: of dimensions with more than one element.
+
+    Args:
+        tensor: A strided tensor.
+
+    Returns:
+        Pairs of dimension and stride, in order of the dimensions; none for an empty tensor.
+    """
+    if tensor.numel() == 0:
+        return ()
+    return tuple((dim, tensor.stride(dim)) for dim in range(tensor.dim()) if tensor.shape[dim] > 1)
+
+
+def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDifference, ...]:
+    """Compare everything about two values but the numbers.
+
+    The order is type, dtype, shape, device, layout, significant strides (of strided tensors of one shape),
+    ``requires_grad``. Where the types differ nothing else is compared. A pending conjugation or negation is no
+    difference, nor is ``torch.nn.Parameter`` against a plain tensor.
+
+    Args:
+        reference: A tensor, None, or any other value.
+        candidate: The value in its place.
+
+    Returns:
+        The differences; empty if the structure is the same. Of two values that are not tensors only the types are
+        compared.
+    """
+    expected, actual = _type_name(reference), _type_name(candidate)
+    if expected != actual:
+        return (StructureDifference("type", expected, actual),)
+    if not (isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor)):
+        return ()
+    differences = []
+    for aspect, left, right in _aspects(reference, candidate):
+        if left != right:
+            differences.append(StructureDifference(aspect, left, right))
+    return tuple(differences)
+
+
+def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[StructureAspect, str, str]]:
+    same_place = reference.shape == candidate.shape and reference.layout == candidate.layout == torch.strided
+    aspects: list[tuple[StructureAspect, str, str]] = [
+        ("dtype", str(reference.dtype), str(candidate.dtype)),
+        ("shape", str(tuple(reference.shape)), str(tuple(candidate.shape))),
+        ("device", str(reference.device), str(candidate.device)),
+        ("layout", str(reference.layout), str(candidate.layout)),
+    ]
+    if same_place and not reference.is_nested and significant_strides(reference) != significant_strides(candidate):
+        aspects.append(("stride", str(tuple(reference.stride())), str(tuple(candidate.stride()))))
+    aspects.append(("requires_grad", str(reference.requires_grad), str(candidate.requires_grad)))
+    return aspects
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return "Tensor"
+    if value is None:
+        return "None"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

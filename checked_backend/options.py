@@ -1,0 +1,154 @@
+"""Options of the backends: ``options={...}``, then ``CHECKED_BACKEND_*`` in the environment, then defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from checked_backend.errors import OptionError
+
+__all__ = ["AotOptions", "BackendOptions", "CheckOptions", "InterpreterOptions", "MetadataCheck", "parse_options"]
+
+ENV_PREFIX = "CHECKED_BACKEND_"
+
+MetadataCheck = Literal[
+    "structure",
+    "dtype",
+    "shape",
+    "stride",
+    "offset",
+    "device",
+    "layout",
+    "bits",
+    "requires_grad",
+    "value",
+    "alias",
+    "mutation",
+    "assert",
+]
+OnDivergence = Literal["raise", "warn", "record", "fallback"]
+
+
+class BackendOptions(BaseSettings):
+    """Options that every backend takes."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    report_dir: Path = Field(Path("checked_backend_reports"), description="folder for reports and repros")
+    dump: Path | None = Field(None, description="folder to dump graphs to; off if not set")
+    dump_values: bool = Field(False, description="also write the real input values")
+
+
+class AotOptions(BackendOptions):
+    """Options of the backends that run AOT autograd themselves."""
+
+    decompositions: Literal["none", "default", "core_aten", "inductor"] = Field(
+        "none", description="decomposition table handed to AOT autograd"
+    )
+    partition: Literal["min_cut", "default"] = Field("min_cut", description="how forward and backward are split")
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+class InterpreterOptions(AotOptions):
+    """Options of ``debug_interpreter``."""
+
+    on_divergence: Literal["raise", "warn", "record"] = Field("raise", description="what a mismatch does")
+    ignore: Annotated[tuple[str, ...], NoDecode] = Field((), description="findings not to report")
+    checks: Annotated[tuple[MetadataCheck, ...], NoDecode] = Field(
+        get_args(MetadataCheck), description="what is compared"
+    )
+    graphs: Annotated[tuple[Literal["forward", "backward", "inference"], ...], NoDecode] = Field(
+        ("forward", "backward", "inference"), description="the kinds of graphs that are checked"
+    )
+    ignore_ops: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="operators that are not checked: aten.relu, aten.relu.default, mylib::op"
+    )
+    nonfinite: bool = Field(False, description="find the first node that makes a NaN or an infinity of finite inputs")
+
+    _split = field_validator("ignore", "checks", "graphs", "ignore_ops", mode="before")(_split_commas)
+
+
+class CheckOptions(BackendOptions):
+    """Options of ``numcheck``."""
+
+    compiler: str | Callable[..., Any] = Field(
+        "inductor", description="the candidate: a Dynamo backend's name, or a callable (gm, example_inputs) -> callable"
+    )
+    compiler_options: dict[str, Any] = Field(default_factory=dict, description="handed to the candidate")
+    on_divergence: OnDivergence = Field("raise", description="what a finding that fails does")
+    gradients: bool = Field(True, description="check the backward pass too")
+    every: int = Field(1, ge=1, description="check every n-th call of each region")
+    budget: float | None = Field(None, gt=0, le=1, description="share of run time that checking may cost")
+    reference: Literal["keep", "recompute"] = Field(
+        "keep", description="keep eager's activations until backward, or recompute them there"
+    )
+    ignore: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="findings not to report: kinds, finer kinds (structure.stride), or subjects"
+    )
+    localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
+
+    _split_ignore = field_validator("ignore", mode="before")(_split_commas)
+
+    @field_validator("compiler")
+    @classmethod
+    def _not_itself(cls, value: str | Callable[..., Any]) -> str | Callable[..., Any]:
+        if value == "numcheck":
+            raise ValueError("numcheck cannot check itself; name the compiler to check, for example 'inductor'")
+        return value
+
+
+_OptionsT = TypeVar("_OptionsT", bound=BackendOptions)
+_ALL: tuple[type[BackendOptions], ...] = (BackendOptions, AotOptions, InterpreterOptions, CheckOptions)
+
+
+def parse_options(cls: type[_OptionsT], backend: str, options: Mapping[str, Any] | None) -> _OptionsT:
+    """Read the options of one backend.
+
+    Args:
+        cls: The options class of that backend.
+        backend: The backend's name, for messages.
+        options: What the user passed as ``torch.compile(options=...)``.
+
+    Returns:
+        Frozen options.
+
+    Raises:
+        OptionError: An unknown key, in ``options`` or in the environment, or a bad value. The message names the key,
+            what it got, and what is valid.
+    """
+    given = dict(options or {})
+    valid = sorted(cls.model_fields)
+    for key in given:
+        if key not in cls.model_fields:
+            raise OptionError(f"backend {backend!r} has no option {key!r}. Valid options: {', '.join(valid)}.")
+    known = {name.upper() for options_cls in _ALL for name in options_cls.model_fields}
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in known:
+            listed = ", ".join(sorted(ENV_PREFIX + name for name in known))
+            raise OptionError(f"environment variable {variable} is not an option. Valid variables: {listed}.")
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        raise OptionError(_explain(cls, backend, given, error)) from None
+
+
+def _explain(cls: type[BackendOptions], backend: str, given: Mapping[str, Any], error: ValidationError) -> str:
+    lines = []
+    for key in dict.fromkeys(str(problem["loc"][0]) for problem in error.errors()):
+        problems = [problem for problem in error.errors() if str(problem["loc"][0]) == key]
+        got = given[key] if key in given else os.environ.get(ENV_PREFIX + key.upper())
+        where = f"option {key!r}" if key in given else f"environment variable {ENV_PREFIX}{key.upper()}"
+        reasons = "; ".join(dict.fromkeys(str(problem["msg"]) for problem in problems))
+        meaning = cls.model_fields[key].description
+        lines.append(f"backend {backend!r}: {where} got {got!r}: {reasons}. It is: {meaning}.")
+    return "\n".join(lines)

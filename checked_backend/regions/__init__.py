@@ -1,0 +1,1 @@
+"""Run reference and candidate side by side, and say whether they agree."""

@@ -1,0 +1,72 @@
+"""Make a checked region of what Dynamo hands to the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import dynamo_control_flow
+from checked_backend.options import CheckOptions
+from checked_backend.regions.candidate import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.region import CheckedRegion, NotCompiled
+from checked_backend.regions.twin import compile_twin, needs_default_dtype
+
+__all__ = ["build_region"]
+
+
+def build_region(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: CheckOptions,
+    mode: str | None,
+    *,
+    thorough: bool = False,
+) -> Callable[..., Any]:
+    """Compile a region with the candidate compiler and wrap it in its check.
+
+    A compiler that raises does not raise here: Dynamo would wrap the exception, and with
+    ``torch._dynamo.config.suppress_errors`` run eager in silence. The region's first call reports it.
+
+    Args:
+        gm: The Dynamo graph.
+        example_inputs: As Dynamo gave them.
+        options: The user's options.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+        thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
+
+    Raises:
+        OptionError: The compiler is unknown.
+    """
+    compiler = resolve_compiler(options, mode)
+    info = GraphInfo.of(gm)
+    pristine = copy_graph(gm)
+    traced = [
+        node.meta.get("example_value", value)
+        for node, value in zip(
+            (node for node in gm.graph.nodes if node.op == "placeholder"), example_inputs, strict=True
+        )
+    ]
+    candidate: Callable[..., Any]
+    try:
+        candidate = compile_candidate(compiler, gm, example_inputs)
+    except dynamo_control_flow():
+        raise
+    except Exception as error:  # becomes a finding of kind crash at the first call
+        candidate = NotCompiled(error)
+
+    def make_twin(inputs64: Sequence[Any]) -> Callable[..., Any]:
+        return compile_twin(compiler, pristine, traced, inputs64)
+
+    # forward: calling the module would print a traceback when the user's program raises
+    return CheckedRegion(
+        info,
+        eager_graph(pristine).forward,
+        candidate,
+        make_twin,
+        options,
+        default_dtype=needs_default_dtype(pristine),
+        thorough=thorough,
+    )

@@ -1,0 +1,100 @@
+"""Compile a region with the candidate compiler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+from checked_backend._torch import InvalidBackend, dynamo_disable, inductor_mode_options, list_backends, lookup_backend
+from checked_backend.errors import CandidateError, OptionError
+from checked_backend.options import CheckOptions
+
+__all__ = ["Compiler", "compile_candidate", "copy_graph", "eager_graph", "resolve_compiler"]
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
+    """Find the candidate compiler that the options name.
+
+    Inductor is given ``fallback_random=True``, so that its random numbers can be those of eager.
+
+    Args:
+        options: The options of ``numcheck``.
+        mode: What the user passed as ``torch.compile(mode=...)``; only Inductor has modes.
+
+    Raises:
+        OptionError: The compiler is unknown; the message lists those that are known.
+    """
+    given = dict(options.compiler_options)
+    if options.compiler == "inductor":
+        patches: dict[str, Any] = {**(inductor_mode_options(mode) if mode else {}), "fallback_random": True, **given}
+        inductor = lookup_backend("inductor")
+        return lambda gm, example_inputs: inductor(gm, list(example_inputs), config_patches=patches)  # type: ignore[call-arg]
+    if mode:
+        raise OptionError(f"mode={mode!r} is Inductor's, and the candidate is {options.compiler!r}. Drop the mode.")
+    if callable(options.compiler):
+        compiler: Callable[..., Any] = options.compiler
+    else:
+        try:
+            compiler = lookup_backend(options.compiler)
+        except InvalidBackend:
+            known = ", ".join(name for name in list_backends(exclude_tags=()) if name != "numcheck")
+            raise OptionError(
+                f"backend 'numcheck': option 'compiler' got {options.compiler!r}, which is no Dynamo backend here. "
+                f"Valid: {known}; or a callable (gm, example_inputs) -> callable."
+            ) from None
+    if given:
+        return lambda gm, example_inputs: compiler(gm, example_inputs, options=given)
+    return compiler
+
+
+def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a region. The compiler gets the very graph that Dynamo made, and may change it.
+
+    Args:
+        compiler: From `resolve_compiler`.
+        gm: The region's Dynamo graph.
+        example_inputs: As Dynamo gave them.
+
+    Raises:
+        CandidateError: The compiler returned something that cannot be called.
+    """
+    compiled = compiler(gm, example_inputs)
+    if not callable(compiled):
+        raise CandidateError(
+            f"the candidate compiler returned {compiled!r}, which is not callable. A Dynamo backend takes "
+            "(gm, example_inputs) and returns a function of the graph's inputs; is a `return` missing?"
+        )
+    called: Callable[..., Any] = dynamo_disable(compiled)
+    return called
+
+
+def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph for eager: activation checkpointing recomputes with the random state of its forward pass.
+
+    Dynamo's own operator for it is a mark for AOT autograd; run as it is, it draws new dropout masks in the backward
+    pass.
+    """
+    copied = copy_graph(gm)
+    mark = torch.ops.higher_order.tag_activation_checkpoint
+    for body in copied.modules():
+        if isinstance(body, fx.GraphModule):  # checkpoints nest
+            for node in body.graph.find_nodes(op="call_function", target=mark):
+                node.target = checkpoint
+            body.recompile()
+    return copied
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph so that a compiler's changes do not reach it; parameters and constants stay shared."""
+    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for name, child in list(copied.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copied, name, copy_graph(child))
+    return copied

@@ -1,0 +1,147 @@
+"""Compare two executions part by part: structure first, then aliasing, then (elsewhere) values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checked_backend.numerics.structure import compare_structure
+from checked_backend.record import Finding, Kind
+from checked_backend.regions.execution import flat_tensors
+from checked_backend.regions.inputs import storage_key
+
+__all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that both executions have.
+
+    Attributes:
+        subject: What people call it.
+        reference: Eager's.
+        candidate: The compiled program's.
+        source: The user's line that made it.
+    """
+
+    subject: str
+    reference: Any
+    candidate: Any
+    source: str = ""
+
+
+def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Structure: None or not, type, dtype, shape, significant strides, device, layout, ``requires_grad``.
+
+    Values that are not tensors must be equal.
+    """
+    for part in parts:
+        if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
+            for difference in compare_structure(reference=part.reference, candidate=part.candidate):
+                yield Finding(
+                    kind=Kind.STRUCTURE,
+                    detail=f"structure.{difference.aspect}",
+                    subject=part.subject,
+                    message=f"{difference.aspect} differs from eager's",
+                    expected=difference.expected,
+                    actual=difference.actual,
+                    source=part.source or None,
+                )
+        elif not _same_value(part.reference, part.candidate):
+            yield Finding(
+                kind=Kind.STRUCTURE,
+                detail="structure.value",
+                subject=part.subject,
+                message="a value that is no tensor differs from eager's",
+                expected=repr(part.reference),
+                actual=repr(part.candidate),
+                source=part.source or None,
+            )
+
+
+def _same_value(reference: Any, candidate: Any) -> bool:
+    if isinstance(reference, float) and isinstance(candidate, float) and reference != reference:
+        return candidate != candidate
+    return type(reference) is type(candidate) and bool(reference == candidate)
+
+
+def value_pairs(
+    parts: Sequence[Part], failed: frozenset[str]
+) -> Iterator[tuple[Part, str, torch.Tensor, torch.Tensor]]:
+    """The plain tensors whose values can be compared.
+
+    Args:
+        parts: What both executions have.
+        failed: Subjects whose structure differs in a way that leaves nothing to compare.
+
+    Yields:
+        The part, the tensor's own name (of a wrapper subclass there are several), reference and candidate.
+    """
+    for part in parts:
+        if part.subject in failed:
+            continue
+        reference = flat_tensors(part.subject, part.reference)
+        candidate = flat_tensors(part.subject, part.candidate)
+        for name in reference.keys() & candidate.keys():
+            yield part, name, reference[name], candidate[name]
+
+
+def compare_aliasing(
+    reference_outputs: Mapping[str, Any],
+    reference_inputs: Mapping[str, Any],
+    candidate_outputs: Mapping[str, Any],
+    candidate_inputs: Mapping[str, Any],
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Finding]:
+    """Which outputs share memory with which inputs and outputs, and which are the very same object.
+
+    Args:
+        reference_outputs: Eager's outputs, by subject.
+        reference_inputs: What eager was called with, by name.
+        candidate_outputs: The compiled program's outputs, by subject.
+        candidate_inputs: What it was called with, by name.
+        sources: The user's line that made each output.
+    """
+    expected = _relations(reference_outputs, reference_inputs)
+    actual = _relations(candidate_outputs, candidate_inputs)
+    for subject, other in dict.fromkeys((*expected, *actual)):
+        wanted = expected.get((subject, other), "separate memory")
+        found = actual.get((subject, other), "separate memory")
+        if wanted == found:
+            continue
+        identity = "separate memory" not in (wanted, found)
+        yield Finding(
+            kind=Kind.ALIAS,
+            detail="alias.identity" if identity else "alias.memory",
+            subject=subject,
+            message=(
+                f"its relation to {other} differs from eager's: a later in-place operation on one of them "
+                f"{'or a comparison by `is` ' if identity else ''}gives another result than in eager"
+            ),
+            expected=f"{wanted}: {other}",
+            actual=f"{found}: {other}",
+            source=sources.get(subject) or None,
+        )
+
+
+def _relations(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    memory: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and (key := storage_key(value)) is not None:
+            memory.setdefault(key, []).append((name, value))
+    relations: dict[tuple[str, str], str] = {}
+    for subject, output in outputs.items():
+        if not isinstance(output, torch.Tensor) or (key := storage_key(output)) is None:
+            continue
+        known = memory.setdefault(key, [])
+        for name, other in known:
+            if output is other:
+                relations[subject, name] = "the same object"
+            elif output.numel() and other.numel():
+                relations[subject, name] = "shared memory"
+        known.append((subject, output))
+    return relations

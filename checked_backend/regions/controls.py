@@ -1,0 +1,167 @@
+"""Control runs of a region: repeated, perturbed, in float64, and the float64 twin.
+
+Each returns the same subjects as the check itself compares. None touches the user's tensors, autograd graph or random
+streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
+from checked_backend.interpret.promote import HighPrecisionMode, promote
+from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.regions.ambient import Ambient, RngState
+from checked_backend.regions.execution import Cotangents, Subjects, execute
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.twin import default_dtype
+
+__all__ = ["Controls", "RegionControls", "Values"]
+
+Values = dict[str, torch.Tensor]
+Region = Callable[..., Any]
+
+
+class Controls(Protocol):
+    """What an adjudication may ask for. Each method may raise; the adjudication then does without it."""
+
+    def repeat(self) -> Values:
+        """The reference again, with other junk in uninitialised memory."""
+
+    def repeat_candidate(self) -> Values:
+        """The candidate again, on the reference's recorded random numbers."""
+
+    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+        """The reference with every rounding made random; beyond one unit roundoff, with correlated sums."""
+
+    def high_precision(self, seed: int | None) -> Values:
+        """The reference in float64; with a seed, perturbed at float64's roundoff."""
+
+    def twin(self) -> Values:
+        """The candidate compiled in float64."""
+
+
+@dataclass(slots=True)
+class RegionControls:
+    """Control runs of one call of a region.
+
+    Attributes:
+        reference: The region in eager.
+        candidate: The compiled region.
+        make_twin: Compiles the float64 twin for float64 inputs.
+        inputs: The call's inputs.
+        ambient: Modes at the call.
+        rng: Random state before the call.
+        subjects: Names.
+        default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
+        cotangents: With them, gradients are subjects instead of results.
+    """
+
+    reference: Region
+    candidate: Region
+    make_twin: Callable[[Sequence[Any]], Region]
+    inputs: Inputs
+    ambient: Ambient
+    rng: RngState
+    subjects: Subjects
+    default_dtype: bool = True
+    cotangents: Cotangents | None = None
+    _tape: RandomTape | None = field(default=None, init=False)
+
+    def repeat(self) -> Values:
+        """The reference again from the same random state, with junk in uninitialised memory; records the tape."""
+        tape = RandomTape()
+        values = self._run(self.reference, modes=(lambda: RecordRandom(tape), lambda: PoisonMode(1)))
+        self._tape = tape
+        return values
+
+    def repeat_candidate(self) -> Values:
+        """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
+        return self._run(self.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
+
+    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+        """The reference with every operator's result perturbed."""
+        tape = self._recorded()
+        return self._run(
+            self.reference,
+            modes=(lambda: ReplayRandom(tape), lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1)),
+        )
+
+    def high_precision(self, seed: int | None) -> Values:
+        """The reference in float64."""
+        tape = self._recorded()
+        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
+        if seed is not None:
+            modes.append(lambda: MonteCarloMode(seed, correlated=True))
+        modes.append(lambda: HighPrecisionMode(default_dtype=self.default_dtype))
+        return self._run(self.reference, modes=modes, wide=True)
+
+    def twin(self) -> Values:
+        """The candidate compiled in float64, on the reference's recorded random numbers."""
+        tape = self._recorded()
+        bare, _ = self.inputs.fresh(_wide)
+        with self._undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
+            region = self.make_twin(bare)
+        with default_dtype(torch.float64) if self.default_dtype else nullcontext():
+            # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
+            self._run(region, modes=(), wide=True, compiled=True)
+            modes = () if tape.empty else (lambda: ReplayRandom(tape),)
+            return self._run(region, modes=modes, wide=True, compiled=True)
+
+    def _recorded(self) -> RandomTape:
+        if self._tape is None:
+            self.repeat()
+        if self._tape is None:
+            raise RuntimeError("the random tape was not recorded")
+        return self._tape
+
+    def _run(
+        self, region: Region, *, modes: Sequence[Callable[[], Any]], wide: bool = False, compiled: bool = False
+    ) -> Values:
+        arguments, leaves = self.inputs.fresh(_wide if wide else None)
+        cotangents = self.cotangents
+        if cotangents is not None and wide:
+            cotangents = _promoted(cotangents)
+        with self._undisturbed(), ExitStack() as stack:
+            self.rng.restore()
+            for make in modes:
+                stack.enter_context(make())
+            with self.ambient.entered():
+                execution = execute(region, arguments, leaves if cotangents is not None else {})
+            if cotangents is None:
+                return execution.values(self.subjects, sorted(self.inputs.mutated))
+            graph = execution.graph(self.inputs.mutated)
+            execution.outputs = ()  # frees what the backward pass does not need
+            execution.gradients = graph.backward(cotangents, retain_graph=False)
+            return execution.gradient_values(self.subjects)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        before = RngState.capture(tuple(self.rng.cuda))
+        try:
+            yield
+        finally:
+            before.restore()
+
+
+def _wide(values: Sequence[Any]) -> list[Any]:
+    """Make the tensors among a region's inputs float64, together, so that those which share memory still do."""
+    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    wide = list(values)
+    for place, tensor in zip(places, promote([values[place] for place in places]), strict=True):
+        wide[place] = tensor
+    return wide
+
+
+def _promoted(cotangents: Cotangents) -> Cotangents:
+    keys = [*cotangents.outputs, *cotangents.mutated]
+    wide = promote([*cotangents.outputs.values(), *cotangents.mutated.values()])
+    count = len(cotangents.outputs)
+    return Cotangents(
+        dict(zip(keys[:count], wide[:count], strict=True)), dict(zip(keys[count:], wide[count:], strict=True))
+    )

@@ -1,0 +1,148 @@
+"""One execution of a region: what it returned, what it left in its inputs, which gradients it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from checked_backend._torch import inner_tensors
+
+__all__ = ["Cotangents", "Execution", "Graph", "Subjects", "execute", "flat_tensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What the parts of a region are called, for people.
+
+    Attributes:
+        inputs: The user's name of each input.
+    """
+
+    inputs: tuple[str, ...]
+
+    def output(self, index: int) -> str:
+        """``output[0]``."""
+        return f"output[{index}]"
+
+    def mutated(self, position: int) -> str:
+        """``mutated[bn.running_mean]``."""
+        return f"mutated[{self.inputs[position]}]"
+
+    def gradient(self, position: int) -> str:
+        """``grad[layer.weight]``."""
+        return f"grad[{self.inputs[position]}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangents:
+    """The gradients that arrived at a region's results in a backward pass.
+
+    Attributes:
+        outputs: By index of the output.
+        mutated: By position of the mutated input.
+    """
+
+    outputs: Mapping[int, torch.Tensor]
+    mutated: Mapping[int, torch.Tensor]
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.mutated)
+
+
+@dataclass(slots=True)
+class Execution:
+    """What one run of a region gave.
+
+    Attributes:
+        outputs: The values it returned.
+        arguments: What it was called with; the mutated ones now hold what the run left in them.
+        leaves: Where gradients are taken, by position of the input.
+        gradients: Gradients, by position, if a backward pass was run.
+    """
+
+    outputs: Sequence[Any]
+    arguments: Sequence[Any]
+    leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    gradients: Mapping[int, torch.Tensor | None] = field(default_factory=dict)
+
+    def graph(self, mutated: Iterable[int]) -> Graph:
+        """The autograd graph alone, without the values."""
+        return Graph(
+            {index: root for index, value in enumerate(self.outputs) if (root := _root(value)) is not None},
+            {position: root for position in mutated if (root := _root(self.arguments[position])) is not None},
+            self.leaves,
+        )
+
+    def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
+        """Outputs and mutated inputs under their subjects' names."""
+        named = {subjects.output(index): value for index, value in enumerate(self.outputs)}
+        return _flat(named | {subjects.mutated(position): self.arguments[position] for position in mutated})
+
+    def gradient_values(self, subjects: Subjects) -> dict[str, torch.Tensor]:
+        """Gradients under their subjects' names."""
+        return _flat({subjects.gradient(position): gradient for position, gradient in self.gradients.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The autograd graph of an execution: what its backward pass needs, and none of the results' memory.
+
+    Attributes:
+        outputs: Where gradients of outputs enter, with the dtype they have there; by index.
+        mutated: The same for mutated inputs, by position.
+        leaves: Where gradients are taken, by position of the input.
+    """
+
+    outputs: Mapping[int, tuple[GradientEdge, torch.dtype]]
+    mutated: Mapping[int, tuple[GradientEdge, torch.dtype]]
+    leaves: Mapping[int, torch.Tensor]
+
+    def backward(self, cotangents: Cotangents, *, retain_graph: bool) -> dict[int, torch.Tensor | None]:
+        """Gradients of the leaves, given those of the results.
+
+        Results that do not require grad here take no part, as in eager.
+        """
+        pairs = [(self.outputs[index], grad) for index, grad in cotangents.outputs.items() if index in self.outputs]
+        pairs += [(self.mutated[place], grad) for place, grad in cotangents.mutated.items() if place in self.mutated]
+        if not pairs or not self.leaves:
+            return dict.fromkeys(self.leaves)
+        found = torch.autograd.grad(
+            [edge for (edge, _), _ in pairs],
+            tuple(self.leaves.values()),
+            [grad.to(dtype) for (_, dtype), grad in pairs],
+            retain_graph=retain_graph,
+            allow_unused=True,
+        )
+        return dict(zip(self.leaves, found, strict=True))
+
+
+def _root(value: Any) -> tuple[GradientEdge, torch.dtype] | None:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return None
+    return get_gradient_edge(value), value.dtype
+
+
+def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        part: tensor.detach() for name, value in named.items() for part, tensor in flat_tensors(name, value).items()
+    }
+
+
+def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``."""
+    if not isinstance(value, torch.Tensor):
+        return {}
+    inner = inner_tensors(value)
+    if not inner:
+        return {name: value}
+    return {key: leaf for part, tensor in inner.items() for key, leaf in flat_tensors(f"{name}.{part}", tensor).items()}
+
+
+def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mapping[int, torch.Tensor]) -> Execution:
+    """Run a region once."""
+    returned = region(*arguments)
+    return Execution(returned if isinstance(returned, (tuple, list)) else (returned,), arguments, leaves)

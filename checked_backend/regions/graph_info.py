@@ -1,0 +1,146 @@
+"""What a region's graph says of itself: where it comes from, and what the user calls its inputs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+from torch import fx
+
+from checked_backend._torch import compile_id
+from checked_backend.interpret.source import source_line
+
+__all__ = ["GraphInfo", "qualified_names"]
+
+_ROOT = re.compile(r"^(?:L|G)\['(?P<root>[^']*)'\]")
+_STEP = re.compile(
+    r"\.(?:_modules|_parameters|_buffers)\['(?P<member>[^']+)'\]|\.(?P<attribute>\w+)|\[(?P<item>[^\]]+)\]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """Names and source lines of one region.
+
+    Attributes:
+        name: The region, for people: the function it starts in and Dynamo's compile id.
+        inputs: For each placeholder, the user's name for it.
+        input_sources: For each placeholder, the user's line that first uses it ("" where there is none).
+        output_sources: For each output, the user's line that made it ("" where there is none).
+        sources: The user's lines in the region, first to last, without repetition.
+        nodes: Number of call nodes.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    input_sources: tuple[str, ...]
+    output_sources: tuple[str, ...]
+    sources: tuple[str, ...]
+    nodes: int
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> GraphInfo:
+        """Read a Dynamo graph. Call it while Dynamo compiles the region, so that the compile id is known."""
+        calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+        lines = [line for node in calls if (line := source_line(node))]
+        first = lines[0] if lines else ""
+        function = first.split(" in ", 1)[1].split(":", 1)[0] if " in " in first else "graph"
+        where = compile_id()
+        return cls(
+            name=f"{function} [{where}]" if where else function,
+            inputs=_unique(_placeholder_names(gm)),
+            input_sources=tuple(
+                next((line for user in node.users if (line := source_line(user))), "")
+                for node in gm.graph.find_nodes(op="placeholder")
+            ),
+            output_sources=tuple(
+                (source_line(node) or "") if isinstance(node, fx.Node) else "" for node in _outputs(gm)
+            ),
+            sources=tuple(dict.fromkeys(lines)),
+            nodes=len(calls),
+        )
+
+
+def _outputs(gm: fx.GraphModule) -> Sequence[object]:
+    for node in reversed(gm.graph.nodes):
+        if node.op == "output":
+            returned = node.args[0]
+            return returned if isinstance(returned, (tuple, list)) else (returned,)
+    return ()
+
+
+def _placeholder_names(gm: fx.GraphModule) -> list[str]:
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    texts = [_source_text(node) for node in nodes]
+    # one module only: its parameters are called as its own named_parameters() calls them
+    roots = {
+        match["root"]
+        for text in texts
+        if ("_parameters[" in text or "_buffers[" in text) and (match := _ROOT.match(text))
+    }
+    return [_user_name(text, drop=len(roots) == 1) or str(node.target) for text, node in zip(texts, nodes, strict=True)]
+
+
+def _source_text(node: fx.Node) -> str:
+    source = getattr(node.meta.get("grapharg"), "source", None) or getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _user_name(text: str, *, drop: bool) -> str:
+    match = _ROOT.match(text)
+    if match is None:
+        return ""
+    rest = text[match.end() :]
+    parts: list[str] = []
+    for step in _STEP.finditer(rest):
+        if step["item"] is not None:
+            parts.append(f"[{step['item'].strip(chr(39))}]")
+        else:
+            parts.append("." + (step["member"] or step["attribute"]))
+    own = "".join(part for part in parts if part != "._orig_mod")
+    is_module = "_parameters[" in rest or "_buffers[" in rest
+    return own.lstrip(".") if is_module and drop else match["root"] + own
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    seen: Counter[str] = Counter()
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(result)
+
+
+def qualified_names(tensors: Sequence[object]) -> Mapping[int, str]:
+    """Names of parameters and buffers as the user's outermost module on the call stack calls them.
+
+    After a graph break Dynamo compiles the frame of a submodule on its own and knows only ``self.weight``; the user
+    knows ``encoder.layers.3.weight``.
+
+    Args:
+        tensors: A region's inputs; what is not a tensor is passed over.
+
+    Returns:
+        For each position whose tensor was found, its qualified name.
+    """
+    wanted = {id(tensor): position for position, tensor in enumerate(tensors) if isinstance(tensor, torch.Tensor)}
+    best: dict[int, str] = {}
+    seen: set[int] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        owner = getattr(owner, "_orig_mod", owner) if isinstance(owner, torch.nn.Module) else None
+        if owner is not None and id(owner) not in seen:
+            seen.add(id(owner))
+            for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
+                position = wanted.get(id(tensor))
+                if position is not None:
+                    best[position] = name.replace("_orig_mod.", "")  # outer frames come later and win
+        frame = frame.f_back
+    return best

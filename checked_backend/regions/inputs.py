@@ -1,0 +1,237 @@
+"""The inputs of one call of a region: which it mutates, what they were before, and fresh sets of them for each run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend._torch import FakeTensorMode, OpOverload, TorchDispatchMode, neg_view
+
+__all__ = ["Effects", "Inputs", "find_effects", "storage_key"]
+
+# These write their running statistics, though their schemas do not say so (torch/_subclasses/schema_check_mode.py).
+_UNDECLARED_WRITES: Mapping[str, tuple[int, ...]] = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+}
+
+_TRAINING = 5  # the argument of all three that says whether they do
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a region does besides returning values.
+
+    Attributes:
+        mutated: Positions of the inputs whose storage it writes to; None if that could not be found out, which is
+            treated as all of them.
+        random: Whether it draws random numbers (True if that could not be found out).
+        reason: Why it could not be found out.
+    """
+
+    mutated: frozenset[int] | None
+    random: bool
+    reason: str = ""
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """An identity of the memory that a tensor lives in; None if it has none."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # wrapper subclasses
+        return None
+
+
+class _EffectLog(TorchDispatchMode):
+    """Notes the storages that operators write to, and whether one draws random numbers."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[int] = set()
+        self.random = False
+        self.opaque: str = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            self.opaque = str(func)
+            return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random = True
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._note(args[position] if position < len(args) else kwargs.get(argument.name))
+        statistics = _UNDECLARED_WRITES.get(func._schema.name, ())
+        if statistics and len(args) > _TRAINING and args[_TRAINING] is not False:
+            for position in statistics:
+                self._note(args[position])
+        return func(*args, **kwargs)
+
+    def _note(self, value: Any) -> None:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and (key := storage_key(tensor)) is not None:
+                self.written.add(key)
+
+
+def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
+    """Run a region on fake tensors to see which inputs it mutates and whether it is random, before anything is run.
+
+    Args:
+        graph: The region as a Python callable.
+        args: Its real inputs; they are not touched.
+
+    Returns:
+        The effects. Everything is assumed where the fake run is impossible (data-dependent control, a higher-order
+        operator whose body the log does not see).
+    """
+    log = _EffectLog()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
+        try:
+            fakes = [
+                fake_mode.from_tensor(arg.detach(), static_shapes=True) if isinstance(arg, torch.Tensor) else arg
+                for arg in args
+            ]
+            keys = {
+                position: storage_key(fake) for position, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)
+            }
+            with torch.no_grad(), log:
+                graph(*fakes)
+        except Exception as error:  # any failure means "assume everything", and is reported as the reason
+            return Effects(None, True, f"{type(error).__name__}: {error}".splitlines()[0])
+    if log.opaque:
+        return Effects(None, True, f"contains {log.opaque}")
+    mutated = frozenset(position for position, key in keys.items() if key is not None and key in log.written)
+    return Effects(mutated, log.random)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The inputs of one call, kept so that the region can be run on them any number of times.
+
+    Attributes:
+        args: Aliases of what the user passed (detached: runs here build no edge into the user's autograd graph, and
+            call none of the hooks on it).
+        mutated: Positions whose storage the region writes to.
+        pristine: For those, the values before the call.
+        requires_grad: Positions whose gradient is wanted.
+        entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
+            respect to each of them are not defined apart.
+        history: For mutated inputs with an autograd history: a copy that carries it.
+    """
+
+    args: tuple[Any, ...]
+    mutated: frozenset[int]
+    pristine: Mapping[int, torch.Tensor]
+    requires_grad: frozenset[int]
+    entangled: frozenset[int]
+    history: Mapping[int, torch.Tensor]
+
+    @classmethod
+    def capture(cls, args: Sequence[Any], mutated: frozenset[int] | None, *, gradients: bool) -> Inputs:
+        """Keep the inputs of a call that is about to run.
+
+        Args:
+            args: The inputs.
+            mutated: Positions that the region mutates; None to copy every tensor.
+            gradients: Whether gradients will be wanted.
+        """
+        tensors = {position: arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+        keys = {position: storage_key(tensor) for position, tensor in tensors.items()}
+        chosen = set(tensors) if mutated is None else set(mutated)
+        written = {keys[position] for position in chosen if keys[position] is not None}
+        chosen |= {position for position, key in keys.items() if key is not None and key in written}
+        uses = Counter(key for position, key in keys.items() if position in chosen and key is not None)
+        shared = {key for key, count in uses.items() if count > 1}
+        kept = tuple(tensors[position].detach() if position in tensors else arg for position, arg in enumerate(args))
+        requires_grad = frozenset(
+            position for position, tensor in tensors.items() if gradients and tensor.requires_grad
+        )
+        return cls(
+            args=kept,
+            mutated=frozenset(chosen),
+            pristine=_clone_together({position: kept[position] for position in sorted(chosen)}),
+            requires_grad=requires_grad,
+            entangled=frozenset(
+                position for position in chosen & requires_grad if mutated is not None and keys[position] in shared
+            ),
+            history={
+                position: tensors[position].clone()
+                for position in sorted(chosen & requires_grad)
+                if not tensors[position].is_leaf
+            },
+        )
+
+    def fresh(
+        self, transform: Callable[[list[Any]], list[Any]] | None = None
+    ) -> tuple[list[Any], dict[int, torch.Tensor]]:
+        """Make inputs for one run.
+
+        Args:
+            transform: Applied to the bare inputs first, for example to make them float64.
+
+        Returns:
+            The arguments to call the region with, and for each position of `requires_grad` the leaf whose gradient
+            stands for that input's.
+        """
+        bare: list[Any] = list(self.args)
+        for position, clone in _clone_together(self.pristine).items():
+            bare[position] = clone
+        if transform is not None:
+            bare = transform(bare)
+        leaves: dict[int, torch.Tensor] = {}
+        for position in sorted(self.requires_grad - self.entangled):
+            leaf = bare[position].detach().requires_grad_(True)
+            leaves[position] = leaf
+            # A leaf that requires grad may not be written to in place, its copy may. The copy must hang on the leaf
+            # also where this is called in a backward pass, in which grad mode is off.
+            with torch.enable_grad():
+                bare[position] = leaf.clone() if position in self.mutated else leaf
+        return bare, leaves
+
+    def undo(self, args: Sequence[Any]) -> None:
+        """Give the user's mutated inputs back the values and the autograd history they had before the call."""
+        for position, clone in self.pristine.items():
+            target = args[position]
+            if target.requires_grad and not target.is_leaf and position in self.history:
+                target.copy_(self.history[position])
+                continue
+            with torch.no_grad():
+                if target.shape != clone.shape or target.stride() != clone.stride():
+                    target.set_(clone.detach().clone())
+                else:
+                    target.copy_(clone)
+
+
+def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copy tensors so that those which share memory still do, with their strides and offsets."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, torch.Tensor] = {}
+    for position, tensor in tensors.items():
+        key = storage_key(tensor)
+        if key is None or tensor.numel() == 0 or type(tensor) is not torch.Tensor:
+            copies[position] = tensor.detach().clone()
+            continue
+        if key not in storages:
+            storages[key] = tensor.untyped_storage().clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+        copies[position] = _with_bits(copy, tensor)
+    return copies
+
+
+def _with_bits(copy: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """Read raw memory the way the original does: lazily conjugated or negated."""
+    if original.is_conj():
+        copy = copy.conj()
+    return neg_view(copy) if original.is_neg() else copy

@@ -1,0 +1,236 @@
+"""Judge one checked call of a region: its results, and its backward passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend.numerics.noise import RememberedScale
+from checked_backend.record import Finding, Kind, Skip
+from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
+from checked_backend.regions.ambient import Ambient, RngState
+from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.controls import RegionControls
+from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
+from checked_backend.regions.gradients import BackwardPass
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.response import Response
+
+__all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "Judge", "settle_none"]
+
+COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
+"""Structure findings that leave the values comparable."""
+
+FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
+"""What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One checked call, kept until its backward passes are over.
+
+    Attributes:
+        inputs: What it was called with.
+        ambient: Modes at the call.
+        rng: Random state before it.
+        subjects: Names.
+        graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
+            ``reference="recompute"``.
+    """
+
+    inputs: Inputs
+    ambient: Ambient
+    rng: RngState
+    subjects: Subjects
+    graph: Graph | None = None
+
+
+class Judge:
+    """Compares a region's candidate with its reference, and remembers the noise it has learned.
+
+    Args:
+        info: The region's names and source lines.
+        reference: The region in eager.
+        candidate: The compiled region.
+        make_twin: Compiles the region in float64, for float64 inputs.
+        response: Where the coverage goes.
+        default_dtype: Whether the region depends on torch's default dtype.
+        thorough: Compile the float64 twin for every difference.
+    """
+
+    def __init__(
+        self,
+        info: GraphInfo,
+        reference: Callable[..., Any],
+        candidate: Callable[..., Any],
+        make_twin: Callable[[Sequence[Any]], Callable[..., Any]],
+        response: Response,
+        *,
+        default_dtype: bool,
+        thorough: bool,
+    ) -> None:
+        self._info = info
+        self._reference = reference
+        self._candidate = candidate
+        self._make_twin = make_twin
+        self._response = response
+        self._default_dtype = default_dtype
+        self._thorough = thorough
+        self._lock = threading.Lock()
+        self._scales: dict[str, RememberedScale] = {}
+
+    def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
+        """Compare structure, aliasing and values of outputs and mutated inputs."""
+        sources = self._info.output_sources
+        parts = [
+            Part(call.subjects.output(index), expected, outputs[index], sources[index] if index < len(sources) else "")
+            for index, expected in enumerate(reference.outputs)
+        ]
+        parts += [
+            Part(
+                call.subjects.mutated(position),
+                reference.arguments[position],
+                args[position],
+                self._info.input_sources[position],
+            )
+            for position in sorted(call.inputs.mutated)
+        ]
+        structure = list(compare_parts(parts))
+        aliasing = self._aliasing(call, reference, outputs, args, parts)
+        incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
+        pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
+        rulings = self._values(call, parts, incomparable, pristine, None)
+        self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
+        return [*structure, *aliasing, *self._absorb(rulings)]
+
+    def backward(
+        self, call: Call, passed: BackwardPass
+    ) -> tuple[list[Finding], Mapping[int, torch.Tensor | None]] | None:
+        """Compare the gradients of one backward pass.
+
+        Returns:
+            The findings and the reference's gradients by position; None if the reference's backward pass failed, which
+            is then in the coverage.
+        """
+        if passed.differentiable:
+            self._response.skip(Skip("double backward", "gradients of gradients are not checked"))
+        try:
+            reference = self._reference_gradients(call, passed)
+        except Exception as error:  # the checker's own failure: never a pass
+            reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
+            self._response.skip(Skip("gradients", reason, matters=True))
+            return None
+        wanted = {position: grad for position, grad in passed.gradients.items() if position in reference}
+        parts = [
+            Part(
+                call.subjects.gradient(position),
+                *settle_none(reference[position], grad),
+                self._info.input_sources[position],
+            )
+            for position, grad in wanted.items()
+        ]
+        structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
+        incomparable = frozenset(finding.subject for finding in structure)
+        rulings = self._values(call, parts, incomparable, {}, passed.cotangents)
+        self._response.end_backward({"gradients": len(parts)})
+        return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
+
+    def _aliasing(
+        self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
+    ) -> Iterator[Finding]:
+        names = [f"input {name}" for name in call.subjects.inputs]
+        subjects = [part.subject for part in parts[: len(outputs)]]
+        return compare_aliasing(
+            dict(zip(subjects, reference.outputs, strict=True)),
+            dict(zip(names, reference.arguments, strict=True)),
+            dict(zip(subjects, outputs, strict=True)),
+            dict(zip(names, args, strict=True)),
+            {part.subject: part.source for part in parts},
+        )
+
+    def _values(
+        self,
+        call: Call,
+        parts: Sequence[Part],
+        incomparable: frozenset[str],
+        pristine: Mapping[str, torch.Tensor],
+        cotangents: Cotangents | None,
+    ) -> Rulings:
+        pairs = []
+        for part, name, reference, candidate in value_pairs(parts, incomparable):
+            kind, detail = None, ""
+            if part.subject in pristine:
+                kind, detail = Kind.MUTATION, "mutation.wrong"
+                before = pristine[part.subject]
+                if before.shape == candidate.shape and torch.equal(before, candidate.detach()):
+                    detail = "mutation.dropped"
+            pairs.append(Pair(part.subject, name, reference, candidate, kind, detail, part.source))
+
+        def controls() -> RegionControls:
+            return RegionControls(
+                self._reference,
+                self._candidate,
+                self._make_twin,
+                call.inputs,
+                call.ambient,
+                call.rng,
+                call.subjects,
+                self._default_dtype,
+                cotangents,
+            )
+
+        with self._lock:
+            known = dict(self._scales)
+        return adjudicate(pairs, controls, known, thorough=self._thorough)
+
+    def _absorb(self, rulings: Rulings) -> list[Finding]:
+        with self._lock:
+            for name, scale in rulings.scales.items():
+                self._scales[name] = scale.widened(self._scales.get(name))
+        self._response.count({"tensors": rulings.compared})
+        self._response.power({name: scale.detection_power for name, scale in rulings.scales.items()})
+        for skip in rulings.skips:
+            self._response.skip(skip)
+        for note in rulings.notes:
+            self._response.note(note)
+        return rulings.findings
+
+    def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
+        if call.graph is not None:
+            graph = call.graph
+            if not passed.keeps_graph:
+                call.graph = None  # its activations are freed as the backward pass goes
+            with torch.no_grad():
+                return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
+        arguments, leaves = call.inputs.fresh()
+        with _rng_untouched(call.rng):
+            call.rng.restore()
+            with call.ambient.entered():
+                recomputed = execute(self._reference, arguments, leaves).graph(call.inputs.mutated)
+            return recomputed.backward(passed.cotangents, retain_graph=False)
+
+
+def settle_none(
+    reference: torch.Tensor | None, candidate: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """AOT autograd sends zeros where eager sends nothing; both say that the input has no influence."""
+    if reference is None and candidate is not None and not bool(candidate.detach().count_nonzero()):
+        return candidate, candidate
+    if candidate is None and reference is not None and not bool(reference.detach().count_nonzero()):
+        return reference, reference
+    return reference, candidate
+
+
+@contextmanager
+def _rng_untouched(rng: RngState) -> Iterator[None]:
+    before = RngState.capture(tuple(rng.cuda))
+    try:
+        yield
+    finally:
+        before.restore()

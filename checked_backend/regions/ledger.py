@@ -1,0 +1,117 @@
+"""What checks found and covered, gathered over calls; the part of a check that several threads share."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from checked_backend.record import Coverage, Finding, RegionInfo, Skip
+from checked_backend.report import Report
+from checked_backend.report.environment import environment
+
+__all__ = ["Ledger", "split_ignored"]
+
+
+class Ledger:
+    """Findings, skips and counts, safe to add to from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._repeats: Counter[tuple[str, str, str]] = Counter()
+        self._ignored: dict[tuple[str, str, str], Finding] = {}
+        self._skips: dict[Skip, None] = {}
+        self._notes: dict[str, None] = {}
+        self._checked: Counter[str] = Counter()
+        self._power: dict[str, float] = {}
+        self._regions: dict[str, RegionInfo] = {}
+
+    def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+        """Add findings; those known from an earlier call are only counted.
+
+        Returns:
+            The ones that are new.
+        """
+        new = []
+        with self._lock:
+            for finding in findings:
+                key = (finding.region, finding.subject, finding.detail or finding.kind)
+                self._repeats[key] += 1
+                if key not in self._findings:
+                    self._findings[key] = finding
+                    new.append(finding)
+            for finding in ignored:
+                self._ignored.setdefault((finding.region, finding.subject, finding.detail or finding.kind), finding)
+        return tuple(new)
+
+    def skip(self, skip: Skip) -> None:
+        """Note something that was not checked."""
+        with self._lock:
+            self._skips.setdefault(skip)
+
+    def note(self, note: str) -> None:
+        """Note a remark that changes no verdict."""
+        with self._lock:
+            self._notes.setdefault(note)
+
+    def count(self, checked: Mapping[str, int]) -> None:
+        """Note comparisons that ran."""
+        with self._lock:
+            self._checked.update(checked)
+
+    def power(self, powers: Mapping[str, float]) -> None:
+        """Note the detection power of subjects (the weakest of all calls is kept)."""
+        with self._lock:
+            for subject, power in powers.items():
+                self._power[subject] = max(power, self._power.get(subject, 0.0))
+
+    def region(self, info: RegionInfo) -> None:
+        """Add a region's call counts to what is known of it."""
+        with self._lock:
+            known = self._regions.get(info.name)
+            if known is None:
+                self._regions[info.name] = info
+            else:
+                self._regions[info.name] = replace(
+                    known,
+                    calls=known.calls + info.calls,
+                    checked_calls=known.checked_calls + info.checked_calls,
+                    checked_backwards=known.checked_backwards + info.checked_backwards,
+                )
+
+    def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
+        """A report of everything so far.
+
+        Args:
+            title: Its title.
+            only: Report these findings instead of all.
+        """
+        with self._lock:
+            findings = tuple(self._findings.values()) if only is None else tuple(only)
+            counted = tuple(
+                replace(finding, evidence={**finding.evidence, "seen in calls": times})
+                if (times := self._repeats[finding.region, finding.subject, finding.detail or finding.kind]) > 1
+                else finding
+                for finding in findings
+            )
+            coverage = Coverage(
+                regions=tuple(self._regions.values()),
+                checked=dict(self._checked),
+                skipped=tuple(self._skips),
+                ignored=tuple(self._ignored.values()),
+                notes=tuple(self._notes),
+                detection_power=dict(self._power),
+            )
+        return Report(findings=counted, coverage=coverage, title=title, environment=environment())
+
+
+def split_ignored(findings: Sequence[Finding], ignore: Sequence[str]) -> tuple[list[Finding], list[Finding]]:
+    """Part findings into those to report and those the user asked to ignore, by kind, finer kind or subject."""
+    reported: list[Finding] = []
+    ignored: list[Finding] = []
+    for finding in findings:
+        hidden = any(word in (str(finding.kind), finding.detail, finding.subject) for word in ignore)
+        (ignored if hidden else reported).append(finding)
+    return reported, ignored

@@ -1,0 +1,97 @@
+"""Findings about a call as a whole: exceptions, the number of outputs, random state, inputs that should not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from checked_backend.record import Finding, Kind
+
+__all__ = [
+    "candidate_crashed",
+    "exception_missing",
+    "exception_type_differs",
+    "rng_state_differs",
+    "unexpected_mutation",
+    "wrong_outputs",
+]
+
+_DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
+
+
+def candidate_crashed(error: BaseException, *, during: str) -> Finding:
+    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``."""
+    return Finding(
+        kind=Kind.CRASH,
+        detail=f"crash.{during}",
+        subject="candidate",
+        message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {error}",
+        expected="no exception",
+        actual=type(error).__name__,
+    )
+
+
+def exception_missing(error: BaseException) -> Finding:
+    """Only eager raises."""
+    return Finding(
+        kind=Kind.EXCEPTION,
+        detail="exception.missing",
+        subject="candidate",
+        message=f"eager raises, the compiled program returns: {type(error).__name__}: {error}",
+        expected=type(error).__name__,
+        actual="no exception",
+    )
+
+
+def exception_type_differs(reference: BaseException, candidate: BaseException) -> str:
+    """A remark: both raise, and the user gets eager's exception."""
+    return (
+        f"both raise, but not the same: eager {type(reference).__name__}, the candidate {type(candidate).__name__}; "
+        "eager's was raised"
+    )
+
+
+def wrong_outputs(expected: int, returned: Any) -> Finding:
+    """The candidate returned something that is no tuple of the right length."""
+    counted = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
+    return Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.outputs",
+        subject="outputs",
+        message=(
+            "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
+            "returns a tuple with one value for each output of the graph"
+        ),
+        expected=f"tuple of {expected}",
+        actual=f"{type(returned).__name__}{counted}",
+    )
+
+
+def rng_state_differs() -> Finding:
+    """The random state after the call is not eager's."""
+    return Finding(
+        kind=Kind.RNG,
+        detail="rng.state",
+        subject="rng state",
+        message=(
+            "the compiled program leaves torch's random state other than eager does, so every random number after it "
+            "differs from eager's"
+        ),
+        expected="the state eager leaves",
+        actual="another state",
+    )
+
+
+def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
+    """Inputs that changed and should not have."""
+    return [
+        Finding(
+            kind=Kind.MUTATION,
+            detail="mutation.unexpected",
+            subject=subject,
+            message="the compiled program changed an input that eager leaves alone",
+            expected="unchanged",
+            actual="changed",
+        )
+        for subject in subjects
+    ]

@@ -1,0 +1,252 @@
+"""One checked region: a callable that stands where Dynamo expects the compiled graph."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from checked_backend._torch import StopRecomputationError, autograd_sequence_number, inner_tensors
+from checked_backend.errors import CheckedBackendError
+from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, Kind, Skip
+from checked_backend.regions.ambient import Ambient, RngState
+from checked_backend.regions.execution import Execution, Subjects, execute
+from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
+from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.inputs import Effects, Inputs, find_effects
+from checked_backend.regions.judgement import Call, Judge
+from checked_backend.regions.problems import (
+    candidate_crashed,
+    exception_missing,
+    exception_type_differs,
+    rng_state_differs,
+    unexpected_mutation,
+    wrong_outputs,
+)
+from checked_backend.regions.response import Response
+from checked_backend.regions.schedule import Schedule
+
+__all__ = ["CheckedRegion", "NotCompiled"]
+
+Region = Callable[..., Any]
+
+
+class NotCompiled:
+    """Stands for the candidate of a region that could not be compiled: calling it raises what the compiler raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_args: Any) -> Any:
+        """Raise what the compiler raised."""
+        raise self.error
+
+
+class CheckedRegion:
+    """Runs a region's candidate, checks it against eager, and returns what the candidate returned.
+
+    Args:
+        info: The region's names and source lines.
+        reference: The region in eager.
+        candidate: The compiled region.
+        make_twin: Compiles the region in float64, for float64 inputs.
+        options: The user's options.
+        default_dtype: Whether the region depends on torch's default dtype.
+        thorough: Compile the float64 twin for every difference.
+    """
+
+    def __init__(
+        self,
+        info: GraphInfo,
+        reference: Region,
+        candidate: Region,
+        make_twin: Callable[[Sequence[Any]], Region],
+        options: CheckOptions,
+        *,
+        default_dtype: bool = True,
+        thorough: bool = False,
+    ) -> None:
+        self._info = info
+        self._reference = reference
+        self._candidate = candidate
+        self._options = options
+        self._schedule = Schedule(options.every, options.budget)
+        self._response = Response(info, options)
+        self._judge = Judge(
+            info, reference, candidate, make_twin, self._response, default_dtype=default_dtype, thorough=thorough
+        )
+        self._lock = threading.Lock()
+        self._known: tuple[Effects, Subjects] | None = None
+        self._stopped = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the region; Dynamo's compiled code calls this."""
+        if not self._stopped and self._schedule.due():
+            return self._checked_call(args)
+        if self._stopped or isinstance(self._candidate, NotCompiled):
+            return self._reference(*args)
+        self._response.passed_by()
+        return self._candidate(*args)
+
+    def _checked_call(self, args: Sequence[Any]) -> Any:
+        began = time.perf_counter()
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
+        effects, subjects, first = self._first_look(args)
+        self._response.begin_call()
+        call = Call(
+            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled()),
+            Ambient.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
+            RngState.capture(cuda),
+            subjects,
+        )
+        before = _fingerprints(args, call.inputs, parameters=first)
+        reference = self._run_reference(call)
+        after_reference = RngState.capture(cuda)
+        call.rng.restore()
+        edges = input_edges(args, call.inputs.requires_grad)
+        since = autograd_sequence_number()
+        candidate_began = time.perf_counter()
+        try:
+            returned = self._run_candidate(args, call)
+        except StopRecomputationError:
+            raise  # a checkpoint around the region has all it needs
+        except Exception as error:
+            return self._candidate_raised(args, call, error, reference)
+        candidate_took = time.perf_counter() - candidate_began
+        after_candidate = RngState.capture(cuda)
+        if isinstance(reference, Exception):
+            self._respond([exception_missing(reference)], cause=reference)
+            if self._stopped:
+                raise reference
+            return returned
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
+            self._respond([wrong_outputs(len(reference.outputs), returned)])
+            self._response.note("eager's outputs were handed out: the program cannot go on with the candidate's")
+            return self._eager_instead(args, call)
+        findings = self._judge.forward(call, reference, returned, args)
+        changed = [position for position, value in before.items() if fingerprint(args[position]) != value]
+        findings += unexpected_mutation([subjects.mutated(position) for position in changed])
+        if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
+            findings.append(rng_state_differs())
+        if self._respond(findings):
+            return self._eager_instead(args, call)
+        after_candidate.restore()
+        if call.inputs.requires_grad and self._options.gradients:
+            if self._options.reference == "keep":
+                call.graph = reference.graph(call.inputs.mutated)
+            self._watch_backward(args, call, returned, edges, since)
+        self._schedule.spent(time.perf_counter() - began - candidate_took)
+        return returned
+
+    def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects, bool]:
+        with self._lock:
+            first = self._known is None
+            if self._known is None:
+                effects = find_effects(self._reference, args)
+                if effects.mutated is None:
+                    why = f"which are mutated could not be found out: {effects.reason}"
+                    self._response.note(f"all inputs are copied, because {why}")
+                names = list(self._info.inputs)
+                for position, name in qualified_names(args).items():
+                    names[position] = name
+                self._known = effects, Subjects(tuple(names))
+            return *self._known, first
+
+    def _run_reference(self, call: Call) -> Execution | Exception:
+        arguments, leaves = call.inputs.fresh()
+        try:
+            with call.ambient.entered():
+                return execute(self._reference, arguments, leaves)
+        except Exception as error:  # the user's: raised to them, unless only eager raises
+            return error
+
+    def _run_candidate(self, args: Sequence[Any], call: Call) -> Any:
+        inputs = call.inputs
+        # To hand out eager's gradients instead, all of the candidate's must pass one node.
+        replaceable = self._options.on_divergence == "fallback" and self._options.gradients
+        if not replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:
+            return self._candidate(*args)
+        gated = gate(args, sorted(inputs.requires_grad))
+        returned = self._candidate(*gated)
+        if not isinstance(returned, (tuple, list)):
+            return returned
+        original = {id(alias): arg for alias, arg in zip(gated, args, strict=True)}
+        return tuple(original.get(id(value), value) for value in returned)
+
+    # backward
+
+    def _watch_backward(
+        self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
+    ) -> None:
+        for position in sorted(call.inputs.entangled):
+            reason = "a mutated input that shares memory with another input"
+            self._response.skip(Skip(call.subjects.gradient(position), reason, matters=True))
+        mutated = {position: args[position] for position in call.inputs.mutated}
+
+        # The callback must not hold the outputs: they hold the nodes whose hooks hold the callback.
+        def on_backward(passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
+            return self._checked_backward(call, passed)
+
+        def on_error(error: Exception) -> None:
+            if not isinstance(error, CheckedBackendError):  # that is a nested region's own
+                self._respond([candidate_crashed(error, during="backward")], cause=error)
+
+        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error)
+        if watch.strangers:
+            reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
+            self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+
+    def _checked_backward(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
+        if self._stopped or not passed.cotangents:
+            return None
+        began = time.perf_counter()
+        judged = self._judge.backward(call, passed)
+        if judged is None:
+            return None
+        findings, gradients = judged
+        fell_back = self._respond(findings)
+        self._schedule.spent(time.perf_counter() - began)
+        return gradients if fell_back else None
+
+    # when it cannot go on with the candidate
+
+    def _candidate_raised(
+        self, args: Sequence[Any], call: Call, error: Exception, reference: Execution | Exception
+    ) -> Any:
+        if isinstance(reference, Exception):
+            if type(error) is not type(reference):
+                self._response.note(exception_type_differs(reference, error))
+            raise reference
+        during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
+        self._respond([candidate_crashed(error, during=during)], cause=error)
+        return self._eager_instead(args, call)
+
+    def _eager_instead(self, args: Sequence[Any], call: Call) -> Any:
+        """Undo what the candidate did to inputs and random state, and run the region in eager for the user."""
+        call.inputs.undo(args)
+        call.rng.restore()
+        return self._reference(*args)
+
+    def _respond(self, findings: Sequence[Finding], cause: BaseException | None = None) -> bool:
+        """Report findings as the user asked. Returns whether to fall back to eager, now and for good."""
+        if self._response.to(findings, cause=cause):
+            self._stopped = True
+        return self._stopped
+
+
+def _fingerprints(args: Sequence[Any], inputs: Inputs, *, parameters: bool) -> dict[int, int | None]:
+    """Checksums of the inputs that must stay as they are."""
+    return {
+        position: fingerprint(arg)
+        for position, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor)
+        and position not in inputs.mutated
+        and not inner_tensors(arg)
+        and (parameters or not isinstance(arg, torch.nn.Parameter))
+    }

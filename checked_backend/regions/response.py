@@ -1,0 +1,113 @@
+"""What happens with findings: raise, warn, record or fall back, and the report on disk."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from checked_backend.errors import DivergenceError, DivergenceWarning
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, RegionInfo, Skip
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.ledger import Ledger, split_ignored
+from checked_backend.regions.session import active_sessions
+from checked_backend.report.write import write_report
+
+__all__ = ["Response"]
+
+log = logging.getLogger(__name__)
+
+
+class Response:
+    """Where one region's checks write to, and how they answer a finding.
+
+    Everything goes to the region's own ledger and to the sessions that are active where it happens.
+    """
+
+    def __init__(self, info: GraphInfo, options: CheckOptions) -> None:
+        self._info = info
+        self._options = options
+        self._own = Ledger()
+
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        return (self._own, *(session.ledger for session in active_sessions()))
+
+    def _region(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
+        info = RegionInfo(self._info.name, self._info.sources, self._info.nodes, calls, checked, backwards)
+        for ledger in self._ledgers():
+            ledger.region(info)
+
+    def begin_call(self) -> None:
+        """Note that a call is being checked."""
+        self._region(calls=1, checked=1)
+
+    def passed_by(self) -> None:
+        """Note that a call is not being checked."""
+        self._region(calls=1)
+
+    def end_backward(self, checked: Mapping[str, int]) -> None:
+        """Note that a backward pass was checked."""
+        self._region(backwards=1)
+        self.count(checked)
+
+    def count(self, checked: Mapping[str, int]) -> None:
+        """Note comparisons that ran."""
+        for ledger in self._ledgers():
+            ledger.count(checked)
+
+    def power(self, powers: Mapping[str, float]) -> None:
+        """Note detection powers."""
+        for ledger in self._ledgers():
+            ledger.power(powers)
+
+    def skip(self, skip: Skip) -> None:
+        """Note something that was not checked."""
+        for ledger in self._ledgers():
+            ledger.skip(replace(skip, region=self._info.name))
+
+    def note(self, note: str) -> None:
+        """Note a remark that changes no verdict."""
+        for ledger in self._ledgers():
+            ledger.note(f"{self._info.name}: {note}")
+
+    def to(self, findings: Sequence[Finding], *, cause: BaseException | None = None) -> bool:
+        """Answer findings as the user asked.
+
+        Args:
+            findings: What a check found; may be empty.
+            cause: The exception that a finding stands for.
+
+        Returns:
+            Whether to hand out eager's results and stop using the candidate.
+
+        Raises:
+            DivergenceError: With ``on_divergence="raise"``, if a finding fails.
+        """
+        named = [
+            replace(finding, region=self._info.name, source=finding.source or self._fallback_source())
+            for finding in findings
+        ]
+        reported, ignored = split_ignored(named, self._options.ignore)
+        new: tuple[Finding, ...] = ()
+        for ledger in reversed(self._ledgers()):
+            new = ledger.add_findings(reported, ignored)
+        failing = [finding for finding in reported if finding.kind.fails]
+        if not failing:
+            return False
+        report = self._own.report(self._info.name, only=reported)
+        if any(finding.kind.fails for finding in new) or self._options.on_divergence == "raise":
+            try:
+                path = write_report(report, self._options.report_dir)
+                report = replace(report, path=path)
+            except OSError as error:
+                log.warning("checked_backend could not write its report: %s", error)
+        if self._options.on_divergence == "raise":
+            raise DivergenceError(report) from cause
+        if self._options.on_divergence == "warn" and any(finding.kind.fails for finding in new):
+            warnings.warn(str(report), DivergenceWarning, stacklevel=3)
+        return self._options.on_divergence == "fallback"
+
+    def _fallback_source(self) -> str | None:
+        return self._info.sources[0] if self._info.sources else None

@@ -1,0 +1,54 @@
+"""What an adjudication is about, and what it decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from checked_backend.numerics.noise import RememberedScale
+from checked_backend.record import Finding, Kind, Skip
+
+__all__ = ["Pair", "Rulings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One tensor of both executions.
+
+    Attributes:
+        subject: What people call it.
+        name: Its key among a control run's values.
+        reference: Eager's.
+        candidate: The compiled program's.
+        kind: The kind of finding that a wrong value makes (None: as the evidence says).
+        detail: The finer kind for that.
+        source: The user's line that made it.
+    """
+
+    subject: str
+    name: str
+    reference: torch.Tensor
+    candidate: torch.Tensor
+    kind: Kind | None = None
+    detail: str = ""
+    source: str = ""
+
+
+@dataclass(slots=True)
+class Rulings:
+    """What an adjudication decided.
+
+    Attributes:
+        findings: Differences that are not noise.
+        skips: Controls that could not run, tensors that could not be judged.
+        notes: Remarks.
+        scales: Noise scales learned, by name.
+        compared: Number of tensors compared.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    scales: dict[str, RememberedScale] = field(default_factory=dict)
+    compared: int = 0

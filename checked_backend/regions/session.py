@@ -1,0 +1,54 @@
+"""Sessions: gather what every check finds while a block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from checked_backend.regions.ledger import Ledger
+from checked_backend.report import Report
+
+__all__ = ["Session", "active_sessions", "collect"]
+
+
+class Session:
+    """What `collect` gathers.
+
+    Attributes:
+        ledger: Where checks write to.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
+    @property
+    def report(self) -> Report:
+        """Everything that numcheck found and covered since the session began."""
+        return self.ledger.report("collected")
+
+
+_sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())
+
+
+def active_sessions() -> tuple[Session, ...]:
+    """The sessions that this thread is inside of."""
+    return _sessions.get()
+
+
+@contextmanager
+def collect() -> Iterator[Session]:
+    """Gather what ``numcheck`` finds inside of the block.
+
+    Use it with ``on_divergence="record"`` or ``"warn"``; with ``"raise"`` the first finding still raises. Sessions
+    nest, and each sees what happens inside of it.
+
+    Yields:
+        The session; its ``report`` may be read during the block and after it.
+    """
+    session = Session()
+    token = _sessions.set((*_sessions.get(), session))
+    try:
+        yield session
+    finally:
+        _sessions.reset(token)

@@ -1,0 +1,152 @@
+"""The float64 twin: the same region, compiled by the same compiler, in float64.
+
+Rounding differs between any two compilers, logic does not. In float64 rounding is so small that what still differs is
+logic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import FakeTensor, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.errors import CheckedBackendError
+from checked_backend.regions.candidate import Compiler, copy_graph
+
+__all__ = ["TwinError", "compile_twin", "default_dtype", "float64_graph", "needs_default_dtype"]
+
+_CASTS = {"float", "half", "bfloat16"}
+_BIT_CASTS = {"view", "view_dtype"}
+
+
+class TwinError(CheckedBackendError):
+    """A region that cannot be compiled in float64."""
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype for a block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def needs_default_dtype(gm: fx.GraphModule) -> bool:
+    """Whether a region makes floating tensors out of none, in torch's default dtype.
+
+    The default dtype is the whole process's; other threads would see it changed, so it is left alone where it can be.
+    """
+    return any(
+        node.op in ("call_function", "call_method")
+        and _is_floating(node.meta.get("example_value"))
+        and not any(_is_floating(source.meta.get("example_value")) for source in node.all_input_nodes)
+        for node in gm.graph.nodes
+    )
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_is_floating(item) for item in value)
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Rewrite a Dynamo graph so that it computes in float64 whatever it computed in a narrower floating dtype.
+
+    Args:
+        gm: The region; it is not changed.
+
+    Raises:
+        TwinError: The region reinterprets the bits of floating-point numbers.
+    """
+    twin = copy_graph(gm)
+    _promote_constants(twin)
+    for node in twin.graph.nodes:
+        if node.op == "call_method" and node.target in _CASTS:
+            node.target = "double"
+        if (
+            node.op == "call_method"
+            and node.target in _BIT_CASTS
+            and any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
+        ):
+            raise TwinError(f"{node.name} reinterprets the bits of a tensor")
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
+            device, dtype, _, *rest = node.args
+            node.args = (device, dtype, False, *rest)
+        else:
+            node.args = fx.map_arg(fx.node.map_aggregate(node.args, _wide_leaf), lambda inner: inner)
+            node.kwargs = fx.map_arg(fx.node.map_aggregate(node.kwargs, _wide_leaf), lambda inner: inner)
+    for name, child in list(twin.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(twin, name, float64_graph(child))
+    twin.recompile()
+    return twin
+
+
+def _wide_leaf(value: Any) -> Any:
+    return _wide(value) if isinstance(value, torch.dtype) else value
+
+
+def _promote_constants(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        owner: Any = gm
+        *path, last = str(node.target).split(".")
+        for step in path:
+            owner = getattr(owner, step)
+        value = getattr(owner, last)
+        if isinstance(value, torch.Tensor) and _wide(value.dtype) != value.dtype and owner is gm:
+            delattr(owner, last)
+            owner.register_buffer(last, value.detach().to(_wide(value.dtype)))
+
+
+def compile_twin(
+    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], inputs64: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a region's float64 twin.
+
+    Args:
+        compiler: The candidate compiler.
+        gm: The region's Dynamo graph.
+        example_inputs: The fake values of its placeholders as Dynamo traced them; with symbolic sizes the twin is
+            compiled for the same symbols.
+        inputs64: Real float64 inputs.
+
+    Raises:
+        TwinError: The region cannot be rewritten.
+    """
+    graph = float64_graph(gm)
+    fake_mode = detect_fake_mode(example_inputs)
+    symbolic = any(isinstance(value, torch.SymInt) for value in example_inputs) and fake_mode is not None
+    wide_default: AbstractContextManager[None] = (
+        default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext()
+    )
+    with compiling(), wide_default, tracing(TracingContext(fake_mode) if symbolic else None):
+        if not symbolic or fake_mode is None:
+            return compiler(graph, list(inputs64))
+        with fake_mode:
+            fakes = [
+                torch.empty_strided(
+                    value.size(), value.stride(), dtype=_wide(value.dtype), device=value.device
+                ).requires_grad_(value.requires_grad)
+                if isinstance(value, FakeTensor)
+                else value
+                for value in example_inputs
+            ]
+        for node, fake in zip((node for node in graph.graph.nodes if node.op == "placeholder"), fakes, strict=True):
+            node.meta["example_value"] = fake
+        return compiler(graph, fakes)

@@ -1,0 +1,103 @@
+"""Run a dumped graph again under a compiler, and check it against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import dynamo_control_flow, dynamo_reset, mark_dynamic, tree_leaves
+from checked_backend.dump import Dump
+from checked_backend.errors import CandidateError, CheckedBackendError
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.record import Skip
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.session import Session, collect
+from checked_backend.report import Report
+
+__all__ = ["replay"]
+
+
+def replay(dump: Dump, *, compiler: str | Callable[..., Any] = "inductor", seed: int = 0) -> Report:
+    """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
+
+    The graph runs under the modes and from the random state that were recorded. Dimensions that were symbolic are
+    dynamic again.
+
+    Args:
+        dump: From `load_dump`.
+        compiler: A Dynamo backend's name or a callable.
+        seed: For input values that were not saved.
+
+    Returns:
+        The report.
+
+    Raises:
+        OptionError: The compiler is unknown.
+        DumpError: The graph or its inputs cannot be built here.
+    """
+    options = parse_options(
+        CheckOptions, "replay", {"compiler": compiler, "on_divergence": "record", "localize": False}
+    )
+    resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
+    training = dump.kind == "dynamo"  # the others were traced with autograd already applied
+    with collect() as session, dump.ambient(), torch.set_grad_enabled(training and torch.is_grad_enabled()):
+        if not dump.has_values:
+            made = f"not in the dump: made from seed {seed}, within the recorded ranges"
+            session.ledger.skip(Skip("the recorded values", made))
+        outputs = _run(dump, options, seed, training, session)
+        roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        return replace(session.report, title=f"replay {dump.title}")
+
+
+def _run(dump: Dump, options: CheckOptions, seed: int, training: bool, session: Session) -> Any:
+    dynamo_reset()
+    try:
+        inputs = _inputs(dump, seed, training)
+        for entry, value in zip(dump.metadata["inputs"]["inputs"], inputs, strict=True):
+            symbolic = (entry["tensor"] or {}).get("symbolic")
+            for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
+                if isinstance(size, str):
+                    mark_dynamic(value, dimension)
+        return torch.compile(dump.module, backend=partial(_checked, options=options))(*inputs)
+    except CheckedBackendError:
+        raise
+    except Exception as error:
+        if session.report.coverage.regions:
+            raise  # the graph ran, and eager itself raises
+        reason = f"Dynamo cannot trace this graph again ({type(error).__name__}), so only the recorded sizes were run"
+        session.ledger.skip(Skip("dynamic shapes", reason))
+    finally:
+        dynamo_reset()
+    inputs = _inputs(dump, seed, training)
+    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
+    return build_region(dump.module, inputs, direct, None, thorough=True)(*inputs)
+
+
+def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:
+    inputs = dump.inputs(seed)
+    return inputs if training else [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
+
+
+def _checked(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions) -> Callable[..., Any]:
+    return build_region(gm, example_inputs, options, None, thorough=True)
+
+
+def _failing_openly(options: CheckOptions) -> Callable[..., Any]:
+    """The candidate compiler; exceptions that would steer Dynamo are failures where there is no Dynamo."""
+    compiler = resolve_compiler(options)
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            return compiler(gm, example_inputs)
+        except dynamo_control_flow() as error:
+            raise CandidateError(f"{type(error).__name__}: {error}") from error
+
+    return compile_graph

@@ -1,0 +1,124 @@
+"""What a person can do about each kind of finding: a table, from the finest key to the kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from checked_backend.record import Finding, Verdict
+
+__all__ = ["ADVICE", "NOTHING_CHECKED", "advise"]
+
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "structure": (
+            "structure: the compiled program returned another type, number, dtype, shape or device of results than "
+            "eager. This is a bug in the compiler, not in your model; report it with the repro."
+        ),
+        "structure.stride": (
+            "stride: the result lies in memory in another order than eager's. Code that calls .view() on it, or hands "
+            "its pointer on, breaks. Return x.contiguous() from the compiled function to pin the layout. If nothing "
+            'of yours depends on it: options={"ignore": ("structure.stride",)}.'
+        ),
+        "structure.requires_grad": (
+            "requires_grad: a result takes part in autograd on one side only, so a gradient is lost or made up. "
+            "Look for detach() or no_grad() inside the compiled function; if there is none, report it."
+        ),
+        "alias": (
+            "alias: an output shares memory with an input, or with another output, on one side only. Writing to one "
+            "of them in place afterwards gives different results. Return x.clone() where you return a view. If you "
+            'never write to them in place: options={"ignore": ("alias",)}.'
+        ),
+        "alias.identity": (
+            "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
+            "the same memory (or the reverse). It matters only to code that asks `out is x` or sets attributes on the "
+            'result. If yours does not: options={"ignore": ("alias.identity",)}.'
+        ),
+        "mutation": (
+            "mutation: an input or buffer was changed in place differently. Replace the in-place operation by its "
+            "out-of-place form, or move it out of the compiled function, and check again."
+        ),
+        "logic": (
+            "logic: the compiled program computes something else; rounding does not explain it. Use the workaround "
+            "if there is one. Else keep the code at 'your line' out of the compiler with torch.compiler.disable, and "
+            "report the repro."
+        ),
+        "precision": (
+            "precision: the compiled program rounds more than eager has to. Try "
+            'options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, it '
+            "was fusion in low precision. Else run the part at 'your line' in float32."
+        ),
+        "nonfinite": (
+            "nonfinite: NaN or infinity on one side only. Look at divisions, log, exp, sqrt and masked softmax near "
+            "'your line': a rewrite that is equal on paper can overflow. Keep that part in float32 or out of the "
+            "compiler."
+        ),
+        "rng": (
+            "rng: the random numbers differ. Inductor draws its own unless told otherwise: set "
+            'options={"compiler_options": {"fallback_random": True}} to compare the same draws. If the finding stays, '
+            "the random state is advanced differently."
+        ),
+        "exception": (
+            "exception: eager raises where the compiled program does not, or they raise different types. Code that "
+            "relies on that exception is not safe to compile; fix what eager complains about first."
+        ),
+        "crash": (
+            "crash: only the compiled program fails. Run the repro in a process of its own to get the whole message, "
+            "keep that code out of the compiler with torch.compiler.disable, and report it."
+        ),
+        "nondeterministic": (
+            "nondeterministic: the program does not repeat its own results, so they cannot be compared. Call "
+            "torch.use_deterministic_algorithms(True), fix the seeds, and check again."
+        ),
+        "unsupported": (
+            "unsupported: this could not be checked. It is not a pass: compare it by other means, or leave it out of "
+            "the compiled function."
+        ),
+    }
+)
+
+NOTHING_CHECKED = (
+    "Nothing was checked. Call the compiled function at least once inside the check, see that compilation is not "
+    "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable), and that the check is not "
+    "sampled away (options every and budget)."
+)
+_SKIPPED = (
+    "Something that matters was not checked, so this is not a pass. Each entry under 'Not checked' says why; remove "
+    "the reason and check again."
+)
+
+
+def advise(findings: tuple[Finding, ...], *, verdict: Verdict, nothing_checked: bool, skipped: bool) -> tuple[str, ...]:
+    """Return what to do next, each piece of advice once, in the order of the findings.
+
+    Args:
+        findings: The findings to advise on.
+        verdict: The report's verdict.
+        nothing_checked: Whether no comparison ran.
+        skipped: Whether something that matters was skipped.
+
+    Returns:
+        Paragraphs; empty if there is nothing to do.
+    """
+    lines = list(dict.fromkeys(_for_findings(findings)))
+    if verdict is Verdict.INCONCLUSIVE and nothing_checked:
+        lines.append(NOTHING_CHECKED)
+    if verdict is Verdict.INCONCLUSIVE and skipped:
+        lines.append(_SKIPPED)
+    return tuple(lines)
+
+
+def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
+    if any(finding.workaround for finding in findings):
+        yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."
+    if any(finding.repro for finding in findings):
+        yield "To see it again: run the repro shown with the finding. It needs nothing but its own folder."
+    for finding in findings:
+        yield ADVICE[_key(finding)]
+
+
+def _key(finding: Finding) -> str:
+    key = finding.detail
+    while key and key not in ADVICE:
+        key = key.rpartition(".")[0]
+    return key or finding.kind.value

@@ -1,0 +1,94 @@
+"""The versions and the hardware that a check ran on: a report means little without them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+__all__ = ["compiler_command", "environment"]
+
+_PACKAGES = ("triton", "transformers", "numpy")
+_TIMEOUT_S = 10
+
+
+def environment() -> dict[str, str]:
+    """Return the facts that decide what a compiler does. Nothing here raises: what is unknown is left out.
+
+    Asking for the C++ compiler's version starts a process, and asking for the GPU's name starts CUDA only where CUDA
+    is available.
+
+    Returns:
+        ``python``, ``torch``, ``checked_backend``, ``platform``, ``cpu``, ``compiler``, ``threads``, and where there
+        are any ``cuda``, ``gpu`` and the versions of packages that change results.
+    """
+    facts = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "checked_backend": _version("checked-backend"),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "threads": str(torch.get_num_threads()),
+        "compiler": _compiler(),
+        "cuda": str(torch.version.cuda or ""),
+        "gpu": _gpu(),
+        **{name: _version(name) for name in _PACKAGES},
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def compiler_command() -> str:
+    """Return the C++ compiler that Inductor starts by default: ``$CXX``, else the platform's."""
+    return os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu() -> str:
+    capability = str(torch.backends.cpu.get_cpu_capability())
+    name = platform.processor() or platform.machine()
+    try:
+        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        listed = []
+    for line in listed:
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{name} ({capability})"
+
+
+def _compiler() -> str:
+    command = compiler_command()
+    try:
+        answer = subprocess.run(
+            [command, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return f"{command}: not found"
+    return next((line for line in answer.stdout.splitlines() if line.strip()), command)
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    try:
+        return str(torch.cuda.get_device_name())
+    except Exception as error:  # a GPU that is listed but does not start must not cost the report
+        return f"not usable: {type(error).__name__}"

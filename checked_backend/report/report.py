@@ -1,0 +1,92 @@
+"""The report of a check: findings, coverage, and the verdict that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from checked_backend.errors import DivergenceError
+from checked_backend.record import Coverage, Finding, Verdict
+from checked_backend.report.decode import check_verdict, decode, loads
+from checked_backend.report.encode import dumps, encode
+from checked_backend.report.html import render_html
+from checked_backend.report.text import render_text
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found, and what it did and did not look at.
+
+    Attributes:
+        findings: The problems, in the order in which they were found.
+        coverage: What was checked, what was skipped and why.
+        title: What was checked, in the user's words.
+        environment: Versions and hardware the check ran on.
+        path: The file this report was written to or read from, if any. Not part of the JSON.
+    """
+
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+    title: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer.
+
+        *Fail* if a finding's kind fails. Else *inconclusive* if there is any finding, if something that matters was
+        skipped, or if nothing was checked at all. Else *pass*. Ignored findings do not count.
+        """
+        if any(finding.kind.fails for finding in self.findings):
+            return Verdict.FAIL
+        undecided = bool(self.findings) or any(skip.matters for skip in self.coverage.skipped)
+        anything_checked = any(count > 0 for count in self.coverage.checked.values())
+        return Verdict.PASS if anything_checked and not undecided else Verdict.INCONCLUSIVE
+
+    def raise_for_verdict(self) -> None:
+        """Raise if the candidate is wrong.
+
+        Raises:
+            DivergenceError: The verdict is *fail*. An *inconclusive* verdict does not raise.
+        """
+        if self.verdict is Verdict.FAIL:
+            raise DivergenceError(self)
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def to_json(self) -> str:
+        """Return the report as strict JSON in ASCII.
+
+        NaN and infinities are the strings ``"nan"``, ``"inf"`` and ``"-inf"``; a complex number is
+        ``{"re": ..., "im": ...}``.
+        """
+        return dumps(encode(self))
+
+    def to_html(self) -> str:
+        """Return the report as one self-contained HTML page."""
+        return render_html([self])
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read what `to_json` wrote.
+
+        The text may come from a stranger: it is data only, and every field is checked.
+
+        Args:
+            text: JSON of one report.
+
+        Returns:
+            The report, with ``path`` None.
+
+        Raises:
+            CheckedBackendError: The text is not a report; the message names the field, and what was expected there.
+        """
+        raw = loads(text)
+        report = cls(**decode(raw))
+        check_verdict(raw, report.verdict)
+        return report

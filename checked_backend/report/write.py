@@ -1,0 +1,176 @@
+"""Report files: written whole or not at all, and read without trusting them."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.report.report import Report
+
+__all__ = ["ReadReports", "read_reports", "write_report", "write_whole"]
+
+_MAX_SLUG = 60
+_MAX_BYTES = 64 * 2**20  # a report is kilobytes; a file like this one is something else
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReports:
+    """What was found on disk.
+
+    Attributes:
+        reports: The reports, by file name; each has its ``path``.
+        broken: Files that are not reports, and what is wrong with each.
+    """
+
+    reports: tuple[Report, ...]
+    broken: tuple[tuple[Path, str], ...]
+
+
+def write_report(report: Report, directory: Path) -> Path:
+    """Write a report as ``<title>-<UTC time>-<process>-<n>.json``.
+
+    A reader never sees half a file, and no two writers, in this process or another, get the same name.
+
+    Args:
+        report: The report. Its title may be anything: only ``[a-z0-9._-]`` of it reaches the name.
+        directory: The folder, made if it is not there.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: The folder cannot be made or written to, or the disk is full. Nothing is left behind.
+    """
+    data = report.to_json().encode("ascii")
+    directory.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    stem = f"{_slug(report.title)}-{now}-{os.getpid()}"
+    target, temporary, descriptor = _claim(directory, stem)
+    _finish(descriptor, data, temporary, target)
+    return target
+
+
+def write_whole(text: str, target: Path) -> None:
+    """Write a text file in UTF-8, whole or not at all, over what is there.
+
+    Raises:
+        OSError: The folder does not exist or cannot be written to, or the disk is full. The old file is kept.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)  # a pipe or a device: replacing it would take it away from the system
+        return
+    _, temporary, descriptor = _claim(target.parent, target.name)
+    _finish(descriptor, data, temporary, target.resolve())
+
+
+def read_reports(path: Path) -> ReadReports:
+    """Read one report file, or all ``*.json`` files directly in a folder.
+
+    Files that are not reports do not stop the others.
+
+    Args:
+        path: A file or a folder.
+
+    Returns:
+        The reports and the files that could not be read.
+
+    Raises:
+        OSError: ``path`` does not exist, or the folder cannot be listed.
+    """
+    path.stat()
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    reports: list[Report] = []
+    broken: list[tuple[Path, str]] = []
+    for file in files:
+        if file.name.startswith("."):
+            continue
+        try:
+            reports.append(replace(Report.from_json(_read(file)), path=file))
+        except CheckedBackendError as error:
+            broken.append((file, str(error)))
+        except OSError as error:
+            broken.append((file, f"cannot be read: {error.strerror or error}"))
+    return ReadReports(tuple(reports), tuple(broken))
+
+
+def _slug(title: str) -> str:
+    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode("ascii").lower()
+    slug = re.sub(r"[^a-z0-9._-]+", "-", plain)[:_MAX_SLUG].strip("-._")
+    return slug or "report"
+
+
+def _claim(directory: Path, stem: str) -> tuple[Path, Path, int]:
+    """Find a name that nobody has, and make its temporary file with ``O_EXCL``: two writers cannot hold the same one.
+
+    A temporary file left by a process that was killed only costs its number.
+
+    Returns:
+        The target, the temporary file, and the temporary file's descriptor.
+    """
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
+    number = 0
+    while True:
+        target = directory / f"{stem}-{number}.json"
+        temporary = directory / f".{target.name}.tmp"
+        number += 1
+        try:
+            descriptor = os.open(temporary, flags, 0o666)
+        except FileExistsError:
+            continue
+        # Nobody else can take the name while we hold the temporary file, so this look cannot go out of date.
+        if not os.path.lexists(target):
+            return target, temporary, descriptor
+        os.close(descriptor)
+        _discard(temporary)
+
+
+def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None:
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        _discard(temporary)
+        raise
+    _sync_folder(target.parent)
+
+
+def _discard(temporary: Path) -> None:
+    # The error that brought us here is the one to tell of, also when tidying up fails.
+    try:
+        temporary.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _sync_folder(directory: Path) -> None:
+    """Make the new name last through a power cut, where the system can do that to a folder."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _read(file: Path) -> str:
+    if not file.is_file():
+        raise CheckedBackendError("not a report: not a regular file")
+    if file.stat().st_size > _MAX_BYTES:
+        raise CheckedBackendError(f"not a report: larger than {_MAX_BYTES // 2**20} MiB")
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckedBackendError(f"not a report: not UTF-8 text: {error}") from None

@@ -1,0 +1,231 @@
+"""What a checked step costs: time, memory, and the calls that are not checked.
+
+    python tests/benchmarks/bench_region.py [--threads N] [--steps N]
+
+Prints ratios taken in one run: the variants of a model take turns, and the fastest step of each counts. Peak memory
+is that of one warm step above what the process held before it, each variant in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM
+
+from checked_backend import numcheck
+
+Step = Callable[[], None]
+
+VARIANTS = ("eager", "compiled", "checked")
+
+
+class ResidualNet(nn.Module):
+    """A small ResNet with batch norm."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(channels, channels, 3, padding=1),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+                nn.Conv2d(channels, channels, 3, padding=1),
+                nn.BatchNorm2d(channels),
+            )
+            for _ in range(4)
+        )
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return nn.functional.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+class Bert(nn.Module):
+    """Four layers of BERT with its masked language model loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = BertConfig(
+            vocab_size=4000,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+        )
+        self.bert = BertForMaskedLM(config)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.bert(input_ids=ids, labels=labels).loss
+        return loss
+
+
+def workload(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A model and its inputs."""
+    torch.manual_seed(0)
+    if name == "bert":
+        ids = torch.randint(0, 4000, (8, 128))
+        return Bert(), (ids, ids)
+    return ResidualNet(), (torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,)))
+
+
+def prepared(variant: str, model: nn.Module) -> Callable[..., torch.Tensor]:
+    """One variant of a model."""
+    if variant == "eager":
+        return model
+    if variant == "compiled":
+        return torch.compile(model, backend="inductor", options={"fallback_random": True})  # type: ignore[return-value]
+    return torch.compile(model, backend=numcheck)  # type: ignore[return-value]
+
+
+def train_step(variant: str, name: str) -> Step:
+    """A function that runs one forward and backward pass."""
+    model, inputs = workload(name)
+    run = prepared(variant, copy.deepcopy(model))
+    parameters = list(run.parameters())  # type: ignore[attr-defined]
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        run(*inputs).backward()
+
+    return step
+
+
+def seconds(step: Step) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def step_times(name: str, steps: int) -> dict[str, float]:
+    """The fastest step of each variant, taken in turns."""
+    runs = {variant: train_step(variant, name) for variant in VARIANTS}
+    for step in runs.values():
+        step()
+        step()
+    best = dict.fromkeys(VARIANTS, float("inf"))
+    for _ in range(steps):
+        for variant, step in runs.items():
+            best[variant] = min(best[variant], seconds(step))
+    return best
+
+
+def resident(field: str) -> int:
+    """A line of the process's memory status, in bytes (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def peak_of_one_step(variant: str, name: str) -> int:
+    """Peak memory of a warm step above what was held before it, in bytes."""
+    step = train_step(variant, name)
+    for _ in range(3):
+        step()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    step()
+    return resident("VmHWM") - before
+
+
+def peaks(name: str, threads: int) -> dict[str, int]:
+    """`peak_of_one_step` of each variant, in processes of their own."""
+    found = {}
+    for variant in VARIANTS:
+        command = [sys.executable, __file__, "--threads", str(threads), "--peak-of", variant, name]
+        # large blocks go back to the system as soon as they are freed, so that the peak is that of live tensors
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        found[variant] = int(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def unchecked_overhead(calls: int = 2000) -> tuple[float, float]:
+    """Seconds per call of a tiny region: the bare candidate, and with ``every`` so large that calls are not checked."""
+
+    def tiny(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    x = torch.zeros(4)
+    torch.compiler.reset()
+    runs = (
+        torch.compile(tiny, backend="aot_eager"),
+        torch.compile(tiny, backend=numcheck, options={"compiler": "aot_eager", "every": 10**9}),
+    )
+    with torch.no_grad():
+        best = [float("inf")] * 2
+        for run in runs:
+            run(x)
+        for _ in range(15):
+            for index, run in enumerate(runs):
+                start = time.perf_counter()
+                for _ in range(calls // 15):
+                    run(x)
+                best[index] = min(best[index], (time.perf_counter() - start) / (calls // 15))
+    return best[0], best[1]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--peak-of", nargs=2, metavar=("VARIANT", "MODEL"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    if chosen.peak_of:
+        print(json.dumps(peak_of_one_step(*chosen.peak_of)))
+        return
+    table = Table(title=f"a checked training step, {chosen.threads} thread(s)")
+    for column in (
+        "model",
+        "eager ms",
+        "compiled ms",
+        "checked ms",
+        "time ratio",
+        "eager MB",
+        "compiled MB",
+        "checked MB",
+        "memory ratio",
+    ):
+        table.add_column(column, justify="right")
+    for name in ("bert", "resnet"):
+        times = step_times(name, chosen.steps)
+        memory = peaks(name, chosen.threads)
+        table.add_row(
+            name,
+            *(f"{times[variant] * 1e3:.1f}" for variant in VARIANTS),
+            f"{times['checked'] / (times['eager'] + times['compiled']):.3f}",
+            *(f"{memory[variant] / 2**20:.0f}" for variant in VARIANTS),
+            f"{memory['checked'] / (memory['eager'] + memory['compiled']):.3f}",
+        )
+    bare, passed_by = unchecked_overhead()
+    console = Console(width=160)
+    console.print(table)
+    console.print("goals: time ratio 1.10, memory ratio 1.05, both of checked over (eager + compiled)")
+    console.print(
+        f"a call that is not checked: {bare * 1e6:.1f} us bare, {passed_by * 1e6:.1f} us through numcheck, "
+        f"{(passed_by - bare) * 1e6:+.1f} us (goal: under 20)"
+    )
+
+
+if __name__ == "__main__":
+    main()

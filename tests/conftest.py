@@ -1,0 +1,34 @@
+"""What every test starts from, and leaves behind."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ENV_PREFIX = "CHECKED_BACKEND_"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tests share few cores, and one thread makes sums the same on every machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compiled region, seed, or option of one test reaches another; reports go to the test's own folder."""
+    for variable in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv(f"{ENV_PREFIX}REPORT_DIR", str(tmp_path / "reports"))
+    torch._dynamo.reset()
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

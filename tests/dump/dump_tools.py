@@ -1,0 +1,65 @@
+"""What the tests of dumps share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import checked_backend as cb
+from checked_backend.dump.files import with_checksum
+
+KINDS = ("dynamo", "joint", "forward", "backward", "inference")
+
+
+def dumps(root: Path) -> dict[str, Path]:
+    """The dumps under a folder, by the name of their folder."""
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/*/graph.json"))}
+
+
+def same(expected: Sequence[Any], actual: Sequence[Any]) -> bool:
+    """Whether leaves are equal bit for bit, in dtype, shape and strides too."""
+    return len(expected) == len(actual) and all(map(same_leaf, expected, actual))
+
+
+def same_leaf(expected: Any, actual: Any) -> bool:
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return type(expected) is type(actual) and bool(expected == actual)
+    left, right = expected.detach(), actual.detach()
+    if (left.dtype, left.shape, left.stride()) != (right.dtype, right.shape, right.stride()):
+        return False
+    return as_bytes(left) == as_bytes(right)
+
+
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    resolved = tensor.detach().resolve_conj().resolve_neg().flatten()
+    flat = torch.empty(resolved.numel(), dtype=resolved.dtype).copy_(resolved)
+    return bytes(flat.view(torch.uint8).tolist())
+
+
+def run(dump: cb.Dump) -> list[Any]:
+    with dump.ambient(), torch.set_grad_enabled(dump.kind == "dynamo" and torch.is_grad_enabled()):
+        return torch.utils._pytree.tree_leaves(dump.module(*dump.inputs()), is_leaf=lambda leaf: leaf is None)
+
+
+def edit(path: Path, change: Any) -> None:
+    """Change a JSON file of a dump and make its checksum fit, as a stranger would."""
+    document = json.loads(path.read_text())
+    document.pop("checksum")
+    change(document)
+    version = document["version"]
+    path.write_text(json.dumps({**with_checksum(document), "version": version}))
+
+
+def python(*words: object, folder: Path, module_path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(module_path or "")}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=300
+    )

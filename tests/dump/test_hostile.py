@@ -1,0 +1,249 @@
+"""Dumps from strangers: nothing of them runs, and what is wrong with them is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dump_tools import dumps, edit
+from torch import nn
+
+import checked_backend as cb
+from checked_backend.dump import render_dump
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() + torch.tensor([1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    torch._dynamo.reset()
+    options = {"dump": str(folder), "dump_values": True}
+    torch.compile(Net(), backend="graph_dumper", options=options)(torch.randn(4, 3)).sum().backward()
+    return dumps(folder)["Net_forward_0"]
+
+
+@pytest.fixture
+def dump(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "dump"))
+
+
+def refused(dump: Path, file: str, why: str) -> None:
+    def use() -> None:
+        loaded = cb.load_dump(dump)
+        loaded.inputs()
+        _ = loaded.module
+
+    with pytest.raises(cb.DumpError, match=why) as caught:
+        use()
+    assert str(dump / file) in str(caught.value)
+
+
+def test_the_original_is_not_refused(dump: Path) -> None:
+    loaded = cb.load_dump(dump)
+    assert loaded.module(*loaded.inputs())[0].shape == (4, 2)
+
+
+FILES = [
+    "graph.json",
+    "inputs.json",
+    "inputs.safetensors",
+    "constants.safetensors",
+    "module.py",
+    "repro.py",
+    "graph.dot",
+]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "flipped", "folder", "link"])
+def test_damage_is_named(dump: Path, file: str, how: str) -> None:
+    path = dump / file
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[:-3])
+    elif how == "flipped":
+        at = len(data) - 2
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+        if how == "folder":
+            path.mkdir()
+        if how == "link":
+            (dump.parent / "elsewhere").write_bytes(data)
+            path.symlink_to(dump.parent / "elsewhere")
+    refused(dump, file, ".")
+
+
+def test_a_newer_format_is_said_to_be_newer(dump: Path) -> None:
+    for file in ("graph.json", "inputs.json"):
+        edit(dump / file, lambda document: document.update(version=2))
+        refused(dump, file, "version 2 is newer than 1, which this package reads. Update it")
+        edit(dump / file, lambda document: document.update(version=1))
+
+
+def test_an_edit_is_said_to_be_one(dump: Path) -> None:
+    text = (dump / "graph.json").read_text()
+    (dump / "graph.json").write_text(text.replace("aten.relu", "aten.tanh"))
+    refused(dump, "graph.json", "edited or damaged")
+
+
+def relu(document: dict[str, Any]) -> dict[str, Any]:
+    return next(node for node in document["graph"]["nodes"] if node["target"] == "op:aten.relu.default")
+
+
+Edit = Callable[[dict[str, Any]], Any]
+GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
+    "os.system": (lambda d: relu(d).update(target="function:os:system", args={"tuple": ["touch pwned"]}), "os:system"),
+    "builtins.eval": (lambda d: relu(d).update(target="function:builtins:eval"), "may call"),
+    "builtins.exec": (lambda d: relu(d).update(target="function:builtins:__import__"), "may call"),
+    "torch.load": (lambda d: relu(d).update(target="function:torch:load"), "may call"),
+    "nested": (lambda d: relu(d).update(target="function:torch:ops.load_library"), "may call"),
+    "load_library": (lambda d: relu(d).update(target="op:load_library.x.y"), "not registered"),
+    "from_file": (lambda d: relu(d).update(target="op:aten.from_file.default"), "may not call"),
+    "packet": (lambda d: relu(d).update(target="packet:aten.from_file"), "may not call"),
+    "dunder": (lambda d: relu(d).update(op="call_method", target="method:__reduce_ex__"), "may not call"),
+    "callback": (lambda d: relu(d).update(op="call_method", target="method:apply_"), "may not call"),
+    "method of text": (
+        lambda d: relu(d).update(op="call_method", target="method:split", args={"tuple": ["a"]}),
+        "needs a node",
+    ),
+    "getattr": (
+        lambda d: relu(d).update(target="function:builtins:getattr", args={"tuple": ["x", "__class__"]}),
+        "may not read",
+    ),
+    "code in target": (lambda d: relu(d).update(target="op:aten.relu.default()\nimport os"), "names no operator"),
+    "code in name": (lambda d: relu(d).update(name="a\nimport os"), "identifier"),
+    "keyword": (lambda d: relu(d).update(name="import"), "reserved"),
+    "twice": (lambda d: relu(d).update(name=d["graph"]["nodes"][0]["name"]), "taken"),
+    "input name": (lambda d: d["graph"]["nodes"][0].update(target="x=print('pwned')"), "no name of an input"),
+    "future node": (lambda d: relu(d).update(args={"tuple": [{"node": "output"}]}), "no earlier node"),
+    "unknown argument": (lambda d: relu(d).update(args={"tuple": [{"pickle": "gASV"}]}), "pickle"),
+    "bad keyword": (lambda d: relu(d).update(kwargs={"dict": [["a b", 1]]}), "arguments"),
+    "attribute": (
+        lambda d: next(n for n in d["graph"]["nodes"] if n["op"] == "get_attr").update(target="__class__"),
+        "neither",
+    ),
+    "no output": (lambda d: d["graph"]["nodes"].pop(), "output"),
+    "extra key": (lambda d: d.update(run="me"), "run"),
+    "kind": (lambda d: d.update(kind="../../x"), "kind"),
+    "name": (lambda d: d.update(name="../../x"), "name"),
+    "file": (lambda d: d["files"].update({"../../etc/passwd": "0" * 64}), "files"),
+    "huge": (lambda d: d["storages"][0].update(end=2**47, fingerprint=None), "."),
+    "negative": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(storage_offset=-1), "storage_offset"),
+    "beyond": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(shape=[10**6]), "beyond its storage"),
+    "dtype": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(dtype="load"), "no dtype"),
+    "module hook": (
+        lambda d: d["graph"]["constants"].update(forward=d["graph"]["constants"]["_tensor_constant0"]),
+        "reserved",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPH_EDITS)
+def test_a_hostile_graph_is_refused(dump: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(dump.parent)
+    change, why = GRAPH_EDITS[name]
+    edit(dump / "graph.json", change)
+    checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+    edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
+    refused(dump, "constants.safetensors" if name == "huge" else "graph.json", why)
+    assert not (dump.parent / "pwned").exists()
+
+
+INPUT_EDITS: dict[str, tuple[Edit, str]] = {
+    "no such memory": (lambda d: d["inputs"][0]["tensor"].update(shape=[2**40, 2**40]), "beyond|cannot"),
+    "device": (lambda d: d["storages"][0].update(device="__import__('os')"), "device"),
+    "range": (lambda d: d["inputs"][0]["tensor"].update(range=[2, 1]), "range is empty"),
+    "values": (lambda d: d.update(values="../../x.safetensors"), "values"),
+    "grad": (lambda d: d["inputs"][0]["tensor"].update(dtype="int32"), "require grad"),
+    "names": (lambda d: d["inputs"].pop(), "other inputs"),
+    "type": (lambda d: d["inputs"][0].update(type="int"), "not of type"),
+    "rng": (lambda d: d["rng"].update(cpu="!!"), "rng"),
+    "other dump": (lambda d: d.update(graph="0" * 64), "another dump"),
+    "stride": (lambda d: d["inputs"][0]["tensor"].update(stride=[]), "lengths"),
+}
+
+
+@pytest.mark.parametrize("name", INPUT_EDITS)
+def test_hostile_inputs_are_refused(dump: Path, name: str) -> None:
+    change, why = INPUT_EDITS[name]
+    edit(dump / "inputs.json", change)
+    refused(dump, "inputs.json", why)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a": NaN}', "null", "[]", '{"format": "checked_backend dump", "version": "1"}', "\0", "1" * 5000],
+)
+@pytest.mark.parametrize("file", ["graph.json", "inputs.json"])
+def test_what_is_not_a_document_is_refused(dump: Path, file: str, text: str) -> None:
+    (dump / file).write_text(text)
+    refused(dump, file, ".")
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("file", ["inputs.safetensors", "constants.safetensors", "graph.json"])
+def test_a_pickle_is_never_opened(dump: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(dump.parent)
+    (dump / file).write_bytes(pickle.dumps(Bomb()))
+    refused(dump, file, ".")
+    torch.save({"x": torch.ones(1)}, dump / file)
+    refused(dump, file, ".")
+    assert not (dump.parent / "pwned").exists()
+
+
+def test_code_in_the_folder_is_not_run_by_loading_or_showing(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(dump)
+    bomb = "open('pwned', 'w').close()\n"
+    for file in ("module.py", "repro.py"):
+        (dump / file).write_text(bomb)
+
+    def fit(document: dict[str, Any]) -> None:
+        from checked_backend.dump.files import sha256
+
+        document["files"].update({file: sha256(bomb.encode()) for file in ("module.py", "repro.py")})
+
+    for file in ("torch.py", "json.py", "numpy.py"):
+        (dump / file).write_text(bomb)
+    edit(dump / "graph.json", fit)
+    checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+    edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
+    loaded = cb.load_dump(dump)
+    loaded.module(*loaded.inputs())
+    render_dump(loaded)
+    assert not (dump / "pwned").exists()
+
+
+def test_text_in_a_dump_cannot_write_to_the_terminal(dump: Path) -> None:
+    edit(dump / "graph.json", lambda document: relu(document).update(source="\x1b]0;owned\x07\x1b[2J"))
+    checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+    edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
+    assert "\x1b" not in render_dump(cb.load_dump(dump))
+
+
+def test_a_folder_above_names_the_dumps_in_it(original: Path) -> None:
+    with pytest.raises(cb.DumpError, match=r"graph\.json: missing.*Net_forward_0"):
+        cb.load_dump(original.parent)
+    with pytest.raises(cb.DumpError, match="not a folder"):
+        cb.load_dump(original / "nothing")

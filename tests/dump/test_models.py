@@ -1,0 +1,199 @@
+"""Real programs, dumped with their values and replayed: bit for bit what the user's program computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dump_tools import dumps, python, run, same, same_leaf
+from torch import nn
+
+import checked_backend as cb
+
+IDS = torch.arange(12).reshape(2, 6) % 20
+
+
+def bert() -> tuple[nn.Module, tuple[Any, ...]]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config.return_dict = False
+    return BertModel(config), (IDS,)
+
+
+def gpt2() -> tuple[nn.Module, tuple[Any, ...]]:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=20, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    config.return_dict = False
+    config.use_cache = False
+    return GPT2Model(config), (IDS,)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + x).relu()
+
+
+def resnet() -> tuple[nn.Module, tuple[Any, ...]]:
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), Block(8), Block(8), nn.AdaptiveAvgPool2d(1)
+    )
+    return nn.Sequential(body, nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 4)), (torch.randn(3, 3, 10, 10),)
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("make", [bert, gpt2, resnet])
+def test_training_with_dynamic_shapes_replays_bit_for_bit(
+    make: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path
+) -> None:
+    model, args = make()
+    model.train()
+    options = {"dump": str(tmp_path), "dump_values": True}
+    outputs = leaves(torch.compile(model, backend="graph_dumper", dynamic=True, options=options)(*args))
+    sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    found = {name: cb.load_dump(path) for name, path in dumps(tmp_path).items()}
+    last = max(dump.metadata["index"] for dump in found.values())
+    kinds = {dump.kind: dump for dump in found.values() if dump.metadata["index"] == last}
+    assert set(kinds) == {"dynamo", "joint", "forward", "backward"}
+    assert all(name.startswith(f"{type(model).__name__}_") for name in found)
+
+    replayed = {kind: run(dump) for kind, dump in kinds.items()}
+    for output in outputs:
+        assert any(same_leaf(output, other) for other in replayed["dynamo"])
+        assert any(same_leaf(output, other) for other in replayed["forward"])
+    for gradient in gradients:
+        assert any(same_leaf(gradient, other) for other in replayed["backward"])
+
+    # what the forward hands over is what the backward takes, with its bytes
+    forward, backward = kinds["forward"].metadata, kinds["backward"].metadata
+    saved = {entry["name"]: entry["bytes"] for entry in forward["saved"]}
+    assert saved == {entry["name"]: entry["bytes"] for entry in backward["saved"]}
+    assert sum(size or 0 for size in saved.values()) > 0
+    assert forward["pairs"]["backward"] == kinds["backward"].title
+    assert forward["symbols"]
+    values = dict(zip((e["name"] for e in backward["inputs"]["inputs"]), kinds["backward"].inputs(), strict=True))
+    for name, size in saved.items():
+        if size is not None:
+            assert values[name].numel() * values[name].element_size() == size
+
+    # gradients through the Dynamo graph too
+    dump = kinds["dynamo"]
+    inputs = dump.inputs()
+    with dump.ambient():
+        again = [leaf for leaf in leaves(dump.module(*inputs)) if leaf.requires_grad]
+        sum(leaf.sum() for leaf in again).backward()  # type: ignore[union-attr]
+    regained = [value.grad for value in inputs if isinstance(value, torch.Tensor) and value.grad is not None]
+    for gradient in gradients:
+        assert any(same_leaf(gradient, other) for other in regained)
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: self.linear(a).sin() * self.scale, lambda a: a.cos(), (x,))
+
+
+@torch.library.custom_op("dump_tests::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def custom(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.dump_tests.double(x) + torch.tensor([1.0, 2.0, 3.0])
+
+
+def layouts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * 2 + y.sin()
+
+
+def low(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) * 2
+
+
+def imaginary(x: torch.Tensor) -> torch.Tensor:
+    return (x * x.conj()).real + x.imag
+
+
+def program(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    wide = torch.randn(2, 3, 4, 4)
+    return {
+        "cond": (Conditional(), (torch.ones(2, 4),)),
+        "custom": (custom, (torch.randn(3),)),
+        "layouts": (layouts, (wide.to(memory_format=torch.channels_last), torch.randn(2, 1, 1, 4).expand(2, 3, 4, 4))),
+        "float8": (low, (torch.randn(4, 4).to(torch.float8_e4m3fn),)),
+        "complex": (imaginary, (torch.randn(3, dtype=torch.complex64),)),
+    }[name]
+
+
+PROGRAMS = ["cond", "custom", "layouts", "float8", "complex"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
+    function, args = program(name)
+    compiled = torch.compile(function, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})
+    with torch.no_grad():
+        expected = leaves(compiled(*args))
+    found = [cb.load_dump(path) for path in dumps(tmp_path).values()]
+    assert {dump.kind for dump in found} == {"dynamo", "inference"}
+    for dump in found:
+        assert same(expected, leaves(run(dump)))
+        tensors = [value for value in dump.inputs() if isinstance(value, torch.Tensor)]
+        for arg in args:
+            assert any(same_leaf(arg, tensor) for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "custom"])
+def test_repro_runs_from_its_folder_with_nothing_but_torch(name: str, tmp_path: Path) -> None:
+    function, args = program(name)
+    torch.compile(copy.deepcopy(function), backend="graph_dumper", options={"dump": str(tmp_path / "d")})(*args)
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for module in ("checked_backend", "safetensors", "numpy", "pydantic", "transformers", "rich"):
+        (blocked / f"{module}.py").write_text(f"raise ModuleNotFoundError('{module} is not installed here')")
+    for folder in dumps(tmp_path / "d").values():
+        alone = folder.rename(tmp_path / folder.name)
+        done = python("repro.py", "--compiler", "eager", folder=alone, module_path=blocked)
+        assert done.returncode == 0, done.stderr
+        assert "output[0]" in done.stdout
+        assert "differ" not in done.stdout
+        assert "equal" in done.stdout
+
+
+def test_a_custom_op_says_what_it_needs(tmp_path: Path) -> None:
+    function, args = program("custom")
+    torch.compile(function, backend="graph_dumper", options={"dump": str(tmp_path)})(*args)
+    for folder in dumps(tmp_path).values():
+        assert cb.load_dump(folder).metadata["requires"] == [__name__]
+        assert f"import {__name__}" in (folder / "module.py").read_text().splitlines()
+        code = f"import checked_backend as cb; cb.load_dump({str(folder)!r}).module"
+        done = python("-c", code, folder=tmp_path)
+        assert done.returncode == 1
+        message = done.stderr.strip().splitlines()[-1]
+        assert message.endswith(f"if you trust it. The dump says that it needs: {__name__}")
+        assert "dump_tests.double" in message

@@ -1,0 +1,311 @@
+"""Dumping from a program that runs: numbering, failures that must not reach it, and every backend and compiler."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dump_tools import dumps, python, run, same_leaf
+from functorch.compile import aot_function, aot_module
+from torch import nn
+
+import checked_backend as cb
+from checked_backend.dump import RegionDump
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() * torch.tensor([1.0, 2.0])
+
+
+def step(backend: Any, **options: Any) -> torch.Tensor:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = Net()
+    out = torch.compile(net, backend=backend, options=options)(torch.ones(4, 3))
+    out.sum().backward()
+    assert net.linear.weight.grad is not None
+    return net.linear.weight.grad
+
+
+ALL_KINDS = ["Net_backward_0", "Net_dynamo_0", "Net_forward_0", "Net_joint_0"]
+
+
+@pytest.mark.parametrize("backend", ["nop", "debug_interpreter", "graph_dumper"])
+def test_the_variable_dumps_every_kind(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_DUMP", str(tmp_path))
+    monkeypatch.setenv("CHECKED_BACKEND_DUMP_VALUES", "1")
+    gradient = step(backend)
+    assert sorted(dumps(tmp_path)) == ALL_KINDS
+    (backward,) = (cb.load_dump(path) for name, path in dumps(tmp_path).items() if "backward" in name)
+    assert any(same_leaf(gradient, leaf) for leaf in run(backward))
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "nop"])
+def test_the_variable_dumps_numchecks_region(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_DUMP", str(tmp_path))
+    step("numcheck", compiler=compiler)
+    found = dumps(tmp_path)
+    assert "Net_dynamo_0" in found
+    dump = cb.load_dump(found["Net_dynamo_0"])
+    assert dump.metadata["inputs"]["called"]
+    assert len(run(dump)) == 1
+
+
+def test_a_full_disk_is_a_warning_and_the_program_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = step("nop")
+    real, room = Path.write_bytes, [0]
+
+    def full(path: Path, data: bytes) -> int:
+        room[0] -= len(data)
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for bytes_left in (0, 5_000, 20_000, 60_000):
+        room[0] = bytes_left
+        root = tmp_path / str(bytes_left)
+        with pytest.warns(cb.DumpWarning, match=r"the program goes on.*No space left on device"):
+            gradient = step("graph_dumper", dump=str(root))
+        assert torch.equal(expected, gradient)
+        for path in dumps(root).values():
+            assert cb.load_dump(path).module is not None
+        leftovers = [path for path in root.rglob("*") if path.name.startswith(".") and path.name != ".claims"]
+        assert leftovers == []
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.warns(cb.DumpWarning, match="No space left on device"):
+        step("nop", dump=str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+KILLER = """
+import os, sys, pathlib, torch
+from checked_backend.dump import folders, region, tensors
+calls, last = 0, int(sys.argv[2])
+def dying(function):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == last:
+            os._exit(9)
+        return function(*args, **kwargs)
+    return call
+pathlib.Path.write_bytes = dying(pathlib.Path.write_bytes)
+os.rename, os.replace, os.mkdir, os.open = map(dying, (os.rename, os.replace, os.mkdir, os.open))
+tensors._write = dying(tensors._write)
+def program(x, w):
+    return (x @ w).relu() * torch.tensor([1.0, 2.0])
+w = torch.ones(3, 2, requires_grad=True)
+options = {"dump": sys.argv[1], "dump_values": True}
+torch.compile(program, backend="graph_dumper", options=options)(torch.ones(4, 3), w).sum().backward()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_killed_at_any_point_nothing_half_written_is_loadable(tmp_path: Path) -> None:
+    whole = 0
+    for last in range(1, 1000, 7):
+        root = tmp_path / str(last)
+        done = python("-c", KILLER, root, last, folder=tmp_path)
+        assert done.returncode in (0, 9), done.stderr
+        for path in root.rglob("*"):
+            if not path.is_dir() or path.name == ".claims":
+                continue
+            try:
+                dump = cb.load_dump(path)
+            except cb.DumpError:
+                assert path.name.startswith(".") or path.parent == root
+                continue
+            assert not path.name.startswith(".")
+            dump.module(*dump.inputs())
+            whole += 1
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0
+    assert whole > 10
+
+
+def test_cut_off_before_the_last_file_a_dump_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prefix of the files of a dump, in the order in which they are written."""
+    written: list[Path] = []
+    real = Path.write_bytes
+
+    def note(path: Path, data: bytes) -> int:
+        written.append(path)
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", note)
+    step("graph_dumper", dump=str(tmp_path))
+    (folder,) = (path for name, path in dumps(tmp_path).items() if "forward" in name)
+    names = [path.name for path in written if path.parent.name.startswith(".Net_forward")]
+    assert names[-1] == "graph.json"
+    assert cb.load_dump(folder).kind == "forward"
+    for name in reversed(names):
+        (folder / name).unlink()
+        with pytest.raises(cb.DumpError):
+            cb.load_dump(folder)
+
+
+def test_a_backward_that_is_compiled_twice_is_dumped_once(tmp_path: Path) -> None:
+    dump = RegionDump.claim(tmp_path, "net", values=False)
+    assert dump is not None
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    dump.write("backward", gm)
+    before = (tmp_path / "net/net_backward_0/graph.json").stat().st_mtime_ns
+    dump.write("backward", gm)
+    assert (tmp_path / "net/net_backward_0/graph.json").stat().st_mtime_ns == before
+
+
+def test_only_the_first_call_is_recorded_also_from_threads(tmp_path: Path) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    compiled = torch.compile(double, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})
+    compiled(torch.full((3,), 1.0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda value: compiled(torch.full((3,), float(value))), range(2, 10)))
+    for path in dumps(tmp_path).values():
+        (x,) = cb.load_dump(path).inputs()
+        assert torch.equal(x, torch.ones(3))
+
+
+def test_values_are_those_before_the_call(tmp_path: Path) -> None:
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    x = torch.zeros(3)
+    torch.compile(grow, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})(x)
+    assert torch.equal(x, torch.ones(3))
+    for path in dumps(tmp_path).values():
+        assert torch.equal(cb.load_dump(path).inputs()[0], torch.zeros(3))
+
+
+def test_each_rank_has_names_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        step("nop", dump=str(tmp_path))
+    found = dumps(tmp_path)
+    assert {"Net.rank0_dynamo_0", "Net.rank1_dynamo_0"} <= set(found)
+    data = cb.load_dump(found["Net.rank1_forward_0"]).metadata
+    assert (data["rank"], data["world_size"], data["process"]) == (1, 2, os.getpid())
+
+
+def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
+    class Escape(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    Escape.__name__ = "../../../escape"
+    root = tmp_path / "a/b/c/d"
+    torch.compile(Escape(), backend="graph_dumper", options={"dump": str(root)})(torch.ones(1))
+    assert set(dumps(root)) == {"escape_dynamo_0", "escape_inference_0"}
+    assert [path.name for path in (tmp_path / "a/b/c").iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_graphviz_is_used_where_it_is(works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin/dot"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\ncp "$2" "$4"\n' if works else "#!/bin/sh\necho bad >&2\nexit 1\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    if works:
+        step("graph_dumper", dump=str(tmp_path / "d"))
+    else:
+        with pytest.warns(UserWarning, match="Graphviz failed on .*graph.dot: bad"):
+            step("graph_dumper", dump=str(tmp_path / "d"))
+    for path in dumps(tmp_path / "d").values():
+        assert (path / "graph.svg").exists() == works
+        assert (path / "graph.dot").read_text().startswith("digraph")
+        cb.load_dump(path)
+
+
+def test_the_drawing_colours_by_kind(tmp_path: Path) -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x.view(-1), 0.5).relu()
+
+    torch.compile(mixed, backend="graph_dumper", options={"dump": str(tmp_path)})(torch.ones(2, 3))
+    text = (dumps(tmp_path)["mixed_inference_0"] / "graph.dot").read_text()
+    lines = {line.split('"')[1]: line for line in text.splitlines() if "fillcolor" in line}
+    colours = {name: line.split('fillcolor="')[1] for name, line in lines.items()}
+    chosen = [colours[name] for name in ("arg0_1", "view", "native_dropout", "relu", "output")]
+    assert len(set(chosen)) == 5
+    assert "float32[6] strides (1)" in lines["relu"]
+
+
+@pytest.mark.parametrize("entry", [aot_function, aot_module])
+def test_dump_graph_is_a_compiler(entry: Callable[..., Any], tmp_path: Path) -> None:
+    compiler = cb.aot_compilers.dump_graph(tmp_path, "mine", values=True)
+    net, x = Net(), torch.ones(4, 3)
+    net(x).sum().backward()
+    expected = net.linear.weight.grad
+    if entry is aot_module:
+        net.zero_grad()
+        aot_module(net, fw_compiler=compiler, bw_compiler=compiler)(x).sum().backward()
+        actual = net.linear.weight.grad
+    else:
+        weight = net.linear.weight.detach().clone().requires_grad_()
+
+        def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, weight, bias).relu() * torch.tensor([1.0, 2.0])
+
+        bias = net.linear.bias.detach()
+        aot_function(function, fw_compiler=compiler, bw_compiler=compiler)(x, weight, bias).sum().backward()
+        actual = weight.grad
+    assert expected is not None
+    assert actual is not None
+    assert torch.equal(expected, actual)
+    found = dumps(tmp_path)
+    assert sorted(found) == ["mine_backward_0", "mine_forward_0"]
+    backward = cb.load_dump(found["mine_backward_0"])
+    assert backward.has_values
+    assert any(same_leaf(expected, leaf) for leaf in run(backward))
+
+
+def test_the_other_compilers_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printing, drawing = cb.aot_compilers.print_graph, cb.aot_compilers.draw_graph(tmp_path / "drawn")
+    for compiler in (printing, drawing):
+        aot_function(lambda x: x.sin(), fw_compiler=compiler)(torch.ones(2))
+    assert "torch.ops.aten.sin.default" in capsys.readouterr().out
+    assert "aten.sin.default" in (tmp_path / "drawn/graph.dot").read_text()
+
+
+def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Path) -> None:
+    step("graph_dumper", dump=str(tmp_path), dump_values=True)
+    for path in dumps(tmp_path).values():
+        names = {file.name for file in path.iterdir()}
+        layout = {"module.py", "repro.py", "graph.json", "inputs.json", "inputs.safetensors", "graph.dot"}
+        assert layout <= names <= layout | {"constants.safetensors", "graph.svg"}
+        text = (path / "module.py").read_text()
+        assert "# File: " in text
+        assert "self.linear(x).relu() * torch.tensor([1.0, 2.0])" in text
+        assert '"f32[4, 2][2, 1]cpu"' in text
+        done = python("-c", "import module; print(len(list(module.GraphModule().parameters())))", folder=path)
+        assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+        nodes = json.loads((path / "graph.json").read_text())["graph"]["nodes"]
+        relu = [node for node in nodes if "relu" in node["target"] and node["op"].startswith("call")]
+        for node in relu:
+            assert node["expected"]["tensor"]["shape"] == [4, 2]
+            assert "in forward: return self.linear(x).relu()" in node["source"]

@@ -1,0 +1,145 @@
+"""``checked-backend replay`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from dump_tools import dumps, python
+from torch import nn
+
+import checked_backend as cb
+from checked_backend import cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def go(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return go
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> dict[str, Path]:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
+    options = {"dump": str(tmp_path / "dump"), "dump_values": True}
+    compiled = torch.compile(net, backend="graph_dumper", dynamic=True, options=options)
+    compiled(torch.randn(5, 3)).sum().backward()
+    everything = dumps(tmp_path / "dump")
+    return {name.split("_")[1]: path for name, path in everything.items()}
+
+
+def break_relu(gm: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+    for node in gm.graph.nodes:
+        if "relu" in str(node.target):
+            node.target = torch.ops.aten.gelu.default
+            node.args = node.args[:1]
+            node.kwargs = {}
+    gm.recompile()
+    return gm.forward
+
+
+def test_every_kind_replays_and_a_clean_compiler_passes(run: Run, found: dict[str, Path]) -> None:
+    assert set(found) == {"dynamo", "joint", "forward", "backward"}
+    for kind, path in found.items():
+        code, out, err = run("replay", path, "--compiler", "aot_eager")
+        assert (code, err) == (0, ""), out
+        assert out.startswith("PASS")
+        assert f"replay Sequential_{kind}" in out
+    code, out, _ = run("replay", found["dynamo"], "--compiler", "eager", "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["verdict"] == "pass"
+    assert data["coverage"]["checked"]["gradients"] == 6
+
+
+@pytest.mark.parametrize("kind", ["dynamo", "forward"])
+def test_a_wrong_compiler_fails(run: Run, found: dict[str, Path], kind: str) -> None:
+    from checked_backend.replay import replay
+
+    report = replay(cb.load_dump(found[kind]), compiler=break_relu)
+    assert report.verdict is cb.Verdict.FAIL
+    torch._dynamo.register_backend(break_relu, name=f"dump_tests_break_relu_{kind}")
+    code, out, _ = run("replay", found[kind], "--compiler", f"dump_tests_break_relu_{kind}")
+    assert code == 1
+    assert out.startswith("FAIL")
+
+
+@pytest.mark.inductor
+def test_inductor_replays_a_training_graph(run: Run, found: dict[str, Path]) -> None:
+    code, out, _ = run("replay", found["dynamo"])
+    assert code == 0, out
+
+
+def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
+    code, _, err = run("replay", found["dynamo"], "--compiler", "nonsense")
+    assert code == 3
+    assert "'nonsense'" in err
+    code, _, err = run("show", tmp_path)
+    assert code == 3
+    assert "graph.json: missing" in err
+    code, _, err = run("replay", found["forward"], "--import", "no_such_module_here")
+    assert code == 3
+    assert "--import no_such_module_here" in err
+
+
+def test_replay_leaves_the_random_state_alone(found: dict[str, Path], run: Run) -> None:
+    before = torch.get_rng_state()
+    run("replay", found["dynamo"], "--compiler", "eager")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_show(run: Run, found: dict[str, Path]) -> None:
+    code, out, _ = run("show", found["forward"])
+    assert code == 0
+    for text in (
+        "aten.relu.default(",
+        "saves for the backward:",
+        "bytes",
+        "args[0]",
+        "with values",
+        "requires grad",
+        "backward: Sequential_backward_",
+    ):
+        assert text in out
+    code, out, _ = run("show", found["backward"], "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["kind"] == "backward"
+    assert sum(entry["bytes"] or 0 for entry in data["saved"]) > 0
+
+
+def test_a_custom_op_replays_in_a_fresh_process_that_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "my_ops.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('my_ops::double', mutates_args=())\n"
+        "def double(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+        "@double.register_fake\n"
+        "def _(x):\n"
+        "    return torch.empty_like(x)\n"
+    )
+    program = (
+        "import torch, my_ops\n"
+        "torch.compile(lambda x: my_ops.double(x) + 1, backend='nop', options={'dump': 'd'})(torch.ones(3))\n"
+    )
+    assert python("-c", program, folder=tmp_path).returncode == 0
+    for path in dumps(tmp_path / "d").values():
+        words = ("-m", "checked_backend", "replay", path, "--compiler", "eager")
+        done = python(*words, folder=tmp_path)
+        assert done.returncode == 3
+        assert "needs: my_ops" in done.stderr
+        done = python(*words, "--import", "my_ops", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        done = python("repro.py", folder=path, module_path=tmp_path)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,180 @@
+"""Real models from tiny configurations, with random weights: nothing is downloaded.
+
+Each factory returns a `Case`: a model whose ``forward`` takes the case's inputs as keywords, and a way to its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+__all__ = [
+    "Case",
+    "bert_classifier",
+    "bert_masked_lm",
+    "dropout_mlp",
+    "gpt2_lm",
+    "resnet",
+    "vit_classifier",
+]
+
+Attention = Literal["sdpa", "eager"]
+VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and something to run it on.
+
+    Attributes:
+        model: Random weights from the global random state.
+        inputs: Keywords of its ``forward``.
+        loss: Makes a scalar of what ``forward`` returns.
+    """
+
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    loss: Callable[[Any], torch.Tensor]
+
+
+def _hugging_face(cls: Any, config: Any, attention: Attention, inputs: Mapping[str, Any]) -> Case:
+    config._attn_implementation = attention
+    return Case(cls(config), inputs, lambda returned: returned.loss)
+
+
+def _words(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def _padding(batch: int, length: int) -> torch.Tensor:
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[-1, length // 2 :] = 0
+    return mask
+
+
+def _bert_config(dropout: float, layers: int) -> transformers.BertConfig:
+    return transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+
+
+def bert_masked_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
+    """Hugging Face BERT that fills in masked words, with padding."""
+    words = _words(2, 16)
+    inputs = {"input_ids": words, "attention_mask": _padding(2, 16), "labels": words}
+    return _hugging_face(transformers.BertForMaskedLM, _bert_config(dropout, layers), attention, inputs)
+
+
+def bert_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
+    """Hugging Face BERT that classifies sequences, with padding."""
+    inputs = {"input_ids": _words(2, 16), "attention_mask": _padding(2, 16), "labels": torch.tensor([0, 1])}
+    return _hugging_face(transformers.BertForSequenceClassification, _bert_config(dropout, layers), attention, inputs)
+
+
+def gpt2_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
+    """Hugging Face GPT-2; its output embedding shares the input embedding's weight."""
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        n_embd=32,
+        n_layer=layers,
+        n_head=2,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    words = _words(2, 16)
+    return _hugging_face(transformers.GPT2LMHeadModel, config, attention, {"input_ids": words, "labels": words})
+
+
+def vit_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
+    """Hugging Face ViT that classifies images."""
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
+        num_labels=3,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])}
+    return _hugging_face(transformers.ViTForImageClassification, config, attention, inputs)
+
+
+class _Block(nn.Module):
+    """A residual block: two convolutions with BatchNorm, and a way around them."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.shortcut = (
+            nn.Identity()
+            if stride == 1 and inside == outside
+            else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(hidden)) + self.shortcut(x), inplace=True)
+
+
+class _ResNet(nn.Module):
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _Block(width, width, 1)
+        self.layer2 = _Block(width, 2 * width, 2)
+        self.fc = nn.Linear(2 * width, classes)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        hidden = F.max_pool2d(self.layer1(hidden), 2)
+        hidden = self.layer2(hidden)
+        scores = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
+        return F.cross_entropy(scores, labels)
+
+
+def resnet() -> Case:
+    """A small ResNet with BatchNorm; ``forward`` returns the loss."""
+    inputs = {"x": torch.randn(4, 3, 16, 16), "labels": torch.arange(4) % 3}
+    return Case(_ResNet(8, 3), inputs, lambda returned: returned)
+
+
+class _DropoutMlp(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 32), nn.ReLU(), nn.Dropout(dropout)
+        )
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x))
+
+
+def dropout_mlp(dropout: float = 0.3) -> Case:
+    """An MLP with dropout; its loss is outside of ``forward``."""
+    return Case(_DropoutMlp(dropout), {"x": torch.randn(8, 16)}, lambda returned: returned.square().mean())

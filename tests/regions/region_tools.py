@@ -1,0 +1,76 @@
+"""What the tests of the region check share: compile with `numcheck`, gather what it finds, count what it covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import checked_backend as cb
+
+
+def checked(function: Callable[..., Any], compiler: Any, *, dynamic: bool | None = None, **options: Any) -> Any:
+    """Compile with ``numcheck``; what it finds is recorded, unless an option says otherwise."""
+    given = {"compiler": compiler, "on_divergence": "record", "localize": False, **options}
+    return torch.compile(function, backend="numcheck", options=given, dynamic=dynamic)
+
+
+def gathered(program: Callable[[], Any]) -> cb.Report:
+    """Run a program and return what was found and covered meanwhile."""
+    with cb.collect() as session:
+        program()
+    return session.report
+
+
+def found(report: cb.Report) -> set[tuple[str, str]]:
+    """The findings that fail, as (finer kind, subject)."""
+    return {(finding.detail, finding.subject) for finding in report.findings if finding.kind.fails}
+
+
+def agreed(report: cb.Report) -> bool:
+    """Whether the check passed with no finding and nothing left out that matters; shows the report if not."""
+    if report.verdict is not cb.Verdict.PASS or report.findings:
+        raise AssertionError(str(report))
+    return True
+
+
+def calls(report: cb.Report) -> int:
+    """How many calls of regions were checked."""
+    return sum(region.checked_calls for region in report.coverage.regions)
+
+
+def backwards(report: cb.Report) -> int:
+    """How many backward passes through regions were checked."""
+    return sum(region.checked_backwards for region in report.coverage.regions)
+
+
+def training_state(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers and gradients of a module, and the random state."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*model.state_dict().values(), *gradients, torch.get_rng_state()]
+
+
+def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Whether two lists of tensors are equal bit for bit, and not empty."""
+    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+Program = Callable[[Callable[..., Any]], Any]
+"""Gets the function that compiles; compiles something with it and runs that."""
+
+
+def audit(program: Program, compiler: Any, **options: Any) -> cb.Report:
+    """Run a program, afresh and from the same seed, with everything it compiles checked."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return gathered(lambda: program(lambda function, **more: checked(function, compiler, **options, **more)))
+
+
+def clean_reports(program: Program, **options: Any) -> list[cb.Report]:
+    """Audit a program with compilers that do nothing wrong; it must agree with each."""
+    reports = [audit(program, compiler, **options) for compiler in ("eager", "aot_eager")]
+    for report in reports:
+        agreed(report)
+    return reports

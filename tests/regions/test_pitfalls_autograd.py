@@ -1,0 +1,382 @@
+"""Ways to run a backward pass, or none: each passes when clean and is caught when wrong just there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import faults
+import pytest
+import torch
+import torch.nn.functional as F
+from region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import checked_backend as cb
+
+Compile = Callable[..., Any]
+BOTH = ("python", "aot")
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(self.hidden(x).tanh())
+        return F.cross_entropy(logits, target), logits
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(5, 6), torch.randint(0, 3, (5,))
+
+
+# which outputs receive gradients
+
+
+def loss_only(loss: torch.Tensor, _logits: torch.Tensor) -> None:
+    loss.backward()
+
+
+def logits_only(_loss: torch.Tensor, logits: torch.Tensor) -> None:
+    logits.square().sum().backward()
+
+
+def both_in_one(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    (loss + logits.square().sum()).backward()
+
+
+def one_after_the_other(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    loss.backward(retain_graph=True)
+    logits.square().sum().backward()
+
+
+def twice(loss: torch.Tensor, _logits: torch.Tensor) -> None:
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+WAYS = {
+    "loss only": (loss_only, 1),
+    "logits only": (logits_only, 1),
+    "both in one pass": (both_in_one, 1),
+    "one after the other": (one_after_the_other, 2),
+    "twice with retain_graph": (twice, 2),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+def test_one_output_feeds_another(name: str, reference: str) -> None:
+    """Loss and logits come from one region; the loss is made of the logits."""
+    run, passes = WAYS[name]
+
+    def program(compile_: Compile) -> None:
+        run(*compile_(Classifier())(*data()))
+
+    for report in clean_reports(program, reference=reference):
+        assert backwards(report) == passes
+        assert report.coverage.checked["gradients"] == 4 * passes
+    for how in BOTH:
+        report = audit(program, faults.scaled_gradient("hidden.weight", how), reference=reference)
+        assert found(report) == {("logic", "grad[hidden.weight]")}
+        report = audit(program, faults.zeroed_gradient("head.bias", how), reference=reference)
+        assert found(report) == {("logic", "grad[head.bias]")}
+
+
+def test_gradient_of_some_inputs_only() -> None:
+    """`torch.autograd.grad` of one parameter: only that gradient is computed, and checked."""
+
+    def program(compile_: Compile) -> None:
+        model = Classifier()
+        loss, _ = compile_(model)(*data())
+        torch.autograd.grad(loss, [model.head.weight])
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 1
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("head.weight", how))) == {("logic", "grad[head.weight]")}
+
+
+def test_gradient_that_is_none() -> None:
+    """`unused` is in the region but has no influence on what the backward pass starts from."""
+
+    def program(compile_: Compile) -> None:
+        x, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        used, _other = compile_(lambda x, unused: (x.sin(), unused.exp()))(x, unused)
+        used.sum().backward()
+
+    clean_reports(program)
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
+    made_up = faults.spoiled_gradient("unused", torch.ones_like, "aot")
+    assert {subject for _detail, subject in found(audit(program, made_up))} == {"grad[unused]"}
+
+
+def test_frozen_parameters() -> None:
+    def program(compile_: Compile) -> None:
+        model = Classifier()
+        model.hidden.requires_grad_(False)
+        compile_(model)(*data())[0].backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 2
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("head.bias", how))) == {("logic", "grad[head.bias]")}
+
+
+def test_outputs_that_need_no_gradient() -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), x.detach() * 2, x.argmax(), (x > 0)
+
+    def program(compile_: Compile) -> None:
+        compile_(run)(torch.randn(5, requires_grad=True))[0].sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["outputs"] == 4
+    for at in range(4):
+        assert ("logic", f"output[{at}]") in found(audit(program, faults.wrong_value(at, "aot")))
+    detached = faults.spoiled_output(lambda tensor: tensor.detach())
+    report = audit(lambda compile_: compile_(run)(torch.randn(5, requires_grad=True)), detached)
+    assert found(report) == {("structure.requires_grad", "output[0]")}
+
+
+def test_second_step_is_checked_too() -> None:
+    """A gradient that is wrong from the third pass on."""
+    passes: list[int] = []
+
+    def late(gradient: torch.Tensor) -> torch.Tensor:
+        passes.append(1)
+        return gradient * (1.01 if len(passes) > 2 else 1.0)
+
+    model = Classifier()
+    compiled = checked(model, faults.spoiled_gradient("head.weight", late, "aot"))
+    assert agreed(gathered(lambda: [compiled(*data())[0].backward() for _ in range(2)]))
+    report = gathered(lambda: compiled(*data())[0].backward())
+    assert {subject for _detail, subject in found(report)} == {"grad[head.weight]"}
+
+
+# backward that never comes, or comes again
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+def test_backward_that_never_comes_keeps_no_memory(compiler: str, reference: str) -> None:
+    """When the user drops the outputs, eager's kept activations go too, without the garbage collector's help."""
+    compiled = checked(Classifier(), compiler, reference=reference)
+    compiled(*data())  # the first call compiles
+    saved: list[weakref.ref[torch.Tensor]] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        stands_for = tensor.detach()  # saving a result itself under hooks would be a cycle of torch's own
+        saved.append(weakref.ref(stands_for))
+        return stands_for
+
+    def alive() -> int:
+        return sum(ref() is not None for ref in saved)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            outputs = compiled(*data())
+        assert alive()  # activations live as long as the outputs do
+        del outputs
+        assert alive() == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_nothing_is_kept_after_backward(compiler: str) -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    compiled = checked(Classifier(), compiler)
+
+    def one_step() -> None:
+        compiled(*data())[0].backward()
+
+    for _ in range(2):
+        one_step()
+    before = tensors()
+    for _ in range(5):
+        one_step()
+    assert tensors() <= before
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_users_saved_tensor_hooks_see_only_the_candidate(compiler: str) -> None:
+    """Hooks such as `save_on_cpu` are the user's: eager's own activations do not pass through them."""
+    model, (x, target) = Classifier(), data()
+    counts = []
+    for function in (torch.compile(model, backend=compiler), checked(model, compiler)):
+        torch._dynamo.reset()
+        seen: list[tuple[int, ...]] = []
+
+        def note(tensor: torch.Tensor, seen: list[tuple[int, ...]] = seen) -> torch.Tensor:
+            seen.append(tuple(tensor.shape))
+            return tensor.detach()
+
+        function(x, target)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            function(x, target)[0].backward()
+        counts.append(seen)
+    assert counts[0]
+    assert counts[1] == counts[0]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_backward_twice_without_retain_graph_raises_as_in_eager(compiler: str) -> None:
+    loss, _ = checked(Classifier(), compiler)(*data())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_double_backward_is_noted() -> None:
+    """Gradients of gradients are not checked, and the coverage says so; they are as in eager."""
+
+    def penalty(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 5, requires_grad=True)
+        [gradient] = torch.autograd.grad(function(x).sum(), [x], create_graph=True)
+        gradient.square().sum().backward()
+        if x.grad is None:
+            raise AssertionError
+        return x.grad
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * x
+
+    results = []
+    report = gathered(lambda: results.append(penalty(checked(function, "eager"))))
+    assert agreed(report)
+    assert torch.equal(results[0], penalty(function))
+    [skip] = [skip for skip in report.coverage.skipped if skip.subject == "double backward"]
+    assert "not checked" in skip.reason
+    assert "double backward" in str(report)
+
+
+# modes
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Callable[[], Any]) -> None:
+    def program(compile_: Compile) -> None:
+        with mode():
+            loss, _ = compile_(Classifier())(*data())
+        if loss.requires_grad:
+            raise AssertionError
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["outputs"] == 2
+        assert backwards(report) == 0
+    for how in BOTH:
+        assert found(audit(program, faults.one_element(1, how))) == {("logic", "output[1]")}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_mutation_without_gradients(mode: Callable[[], Any]) -> None:
+    def program(compile_: Compile) -> None:
+        with mode():
+            compile_(lambda x: x.mul_(2))(torch.randn(3))
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["mutated inputs"] == 1
+    for how in BOTH:
+        assert ("mutation.wrong", "mutated[x]") in found(audit(program, faults.wrong_mutation("x", how)))
+
+
+def test_no_grad_inside_the_region() -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            scale = x.exp()
+        return x * scale, scale
+
+    def program(compile_: Compile) -> None:
+        compile_(run)(torch.randn(5, requires_grad=True))[0].sum().backward()
+
+    for report in clean_reports(program):
+        assert backwards(report) == 1
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside: bool) -> None:
+    """bfloat16 on the CPU; the backward pass runs outside of the autocast block."""
+
+    class Autocast(Classifier):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x, target)
+
+    def program(compile_: Compile) -> None:
+        model = compile_(Autocast() if inside else Classifier())
+        with nullcontext() if inside else torch.autocast("cpu", torch.bfloat16):
+            loss, logits = model(*data())
+        if logits.dtype is not torch.bfloat16:
+            raise AssertionError
+        loss.backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 4
+    for how in BOTH:
+        assert ("logic", "output[1]") in found(audit(program, faults.wrong_value(1, how)))
+        assert found(audit(program, faults.scaled_gradient("hidden.weight", how))) == {("logic", "grad[hidden.weight]")}
+
+
+# activation checkpointing
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_activation_checkpointing(dropout: float) -> None:
+    """The block runs again in the backward pass, from the same random state.
+
+    With dropout only through AOT autograd: where a region runs as it is, torch runs the block again from another
+    random state, so that `backend="eager"` itself is wrong.
+    """
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+    def program(compile_: Compile) -> None:
+        compiled = compile_(Checkpointed())
+        for _ in range(2):
+            compiled(torch.randn(5, 6)).square().sum().backward()
+
+    for report in clean_reports(program) if not dropout else [audit(program, "aot_eager")]:
+        assert agreed(report)
+        assert backwards(report) == 2
+        assert report.coverage.checked["gradients"] == 8
+    for how in BOTH if not dropout else ("aot",):
+        assert {subject for _, subject in found(audit(program, faults.wrong_value(0, how)))} >= {"output[0]"}
+        report = audit(program, faults.zeroed_gradient("block.0.weight", how))
+        assert {subject for _, subject in found(report)} == {"grad[block.0.weight]"}
+        assert report.verdict is cb.Verdict.FAIL
+
+
+def test_checkpoint_around_a_compiled_block() -> None:
+    """The block is compiled, its checkpoint is not: the region runs again in the backward pass."""
+
+    def program(compile_: Compile) -> None:
+        block = compile_(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)))
+        x = torch.randn(5, 6, requires_grad=True)
+        checkpoint(block, x, use_reentrant=False).square().sum().backward()
+
+    for report in clean_reports(program):
+        assert calls(report) == 2
+        assert backwards(report) >= 1
+    assert ("logic", "grad[2.weight]") in found(audit(program, faults.scaled_gradient("2.weight", "aot")))

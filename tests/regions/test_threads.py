@@ -1,0 +1,143 @@
+"""Several threads at once, each with its own compiled model or with a shared one.
+
+Each program runs in a process of its own: torch's tracer patches the whole process, and two traces at once would leave
+their patches behind for every later test.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from region_tools import agreed, backwards, calls, checked, found, gathered
+from torch import nn
+
+import checked_backend as cb
+
+
+def in_threads(work: Callable[[int], Any], count: int = 4) -> list[Any]:
+    """Run something in several threads that start together."""
+    torch._dynamo.lookup_backend("numcheck")  # torch loads an entry point once, and two threads at once trip over it
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> Any:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+def each_with_its_own_model() -> None:
+    """Threads 0 and 2 have a wrong compiler; each sees its own findings and nothing of the others'."""
+    models = [nn.Sequential(nn.Linear(4, 4 + number), nn.Tanh()) for number in range(4)]
+
+    def work(number: int) -> cb.Report:
+        compiler = faults.scaled_gradient("0.weight", "aot") if number % 2 == 0 else "aot_eager"
+        compiled = checked(models[number], compiler)
+        x = torch.randn(3, 4)
+        return gathered(lambda: [compiled(x).square().sum().backward() for _ in range(3)])
+
+    for number, report in enumerate(in_threads(work)):
+        assert calls(report) == backwards(report) == 3
+        assert found(report) == ({("logic", "grad[0.weight]")} if number % 2 == 0 else set())
+
+
+def sharing_a_model(compiler: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled = checked(model, compiler)
+
+    def work(number: int) -> tuple[cb.Report, torch.Tensor, torch.Tensor]:
+        x = torch.full((3, 4), 0.1 * (number + 1), requires_grad=True)
+        with cb.collect() as session:
+            for _ in range(5):
+                y = compiled(x)
+                torch.autograd.grad(y.square().sum(), [x])
+        return session.report, x, y
+
+    for report, x, y in in_threads(work):
+        assert agreed(report)
+        assert calls(report) == backwards(report) == 5
+        assert torch.equal(y, model(x))
+
+
+def sharing_a_model_in_eager() -> None:
+    sharing_a_model("eager")
+
+
+def sharing_a_model_through_aot() -> None:
+    sharing_a_model("aot_eager")
+
+
+def sharing_a_wrong_model() -> None:
+    compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
+
+    def work(_number: int) -> cb.Report:
+        return gathered(lambda: [compiled(torch.randn(3, 4)) for _ in range(3)])
+
+    for report in in_threads(work):
+        assert found(report) == {("logic", "output[0]")}
+        # threads that compile at the same time may each get a region of their own
+        assert sum(finding.evidence.get("seen in calls", 1) for finding in report.findings) == 3
+
+
+def watching_the_default_dtype() -> None:
+    """The default dtype is the whole process's: a data loader's thread must not make float64 meanwhile."""
+    compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
+    done = threading.Event()
+    seen: set[torch.dtype] = set()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.add(torch.ones(1).dtype)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        report = gathered(lambda: compiled(torch.randn(3, 4)))
+    finally:
+        done.set()
+        watcher.join()
+    assert found(report) == {("logic", "output[0]")}
+    assert seen == {torch.float32}
+
+
+PROGRAMS = (
+    each_with_its_own_model,
+    sharing_a_model_in_eager,
+    sharing_a_model_through_aot,
+    sharing_a_wrong_model,
+    watching_the_default_dtype,
+)
+
+
+@pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
+def test_threads(name: str, tmp_path: Path) -> None:
+    here = Path(__file__)
+    paths = [str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", str(here), name],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == f"{name}: done\n"
+
+
+if __name__ == "__main__":
+    {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()
+    print(f"{sys.argv[1]}: done")

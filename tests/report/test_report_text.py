@@ -1,0 +1,237 @@
+"""What a person reads. These words are the product: a change here is a change of the interface."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip
+from checked_backend.report import Report
+from checked_backend.report.advice import ADVICE
+from checked_backend.report.text import render_rich
+
+METRICS = Metrics(
+    total=4096,
+    mismatched=12,
+    max_abs_diff=0.25,
+    max_rel_diff=1.2,
+    max_ulp=4096,
+    rmse=0.01,
+    reference_rms=1.0,
+    reference_max=3.0,
+    nonfinite_mismatched=0,
+    nan_reference=0,
+    nan_candidate=0,
+    inf_reference=0,
+    inf_candidate=0,
+    index=(3, 5),
+    reference_value=1.0,
+    candidate_value=1.25,
+)
+WRONG = Finding(
+    Kind.LOGIC,
+    "grad[layer.weight]",
+    "The gradient differs from eager's, and so does the compiled program's in float64: rounding does not explain it.",
+    region="region 0",
+    metrics=METRICS,
+    noise=NoiseScale(
+        1e-7, 5e-7, "Monte Carlo arithmetic, 3 runs of eager with each operator perturbed by one roundoff"
+    ),
+    evidence={"fp64 twin": "relative difference 1.5e-05, allowed 1e-09"},
+    graph="backward",
+    stage="compiled",
+    node="relu_3",
+    op="aten.relu.default",
+    source="model.py:41 in forward: x = torch.relu(x)",
+    workaround='torch.compile(model, options={"max_fusion_size": 1})',
+    repro="checked_backend_reports/repro-0/repro.py",
+)
+STRIDE = Finding(
+    Kind.STRUCTURE,
+    "output[0]",
+    "The output lies in memory in another order.",
+    detail="structure.stride",
+    region="region 0",
+    expected="float32[4, 8], stride (8, 1)",
+    actual="float32[4, 8], stride (1, 4)",
+)
+COVERAGE = Coverage(
+    regions=(RegionInfo("region 0", ("model.py:39 in forward",), 34, 3, 2, 1),),
+    checked={"outputs": 12, "gradients": 4, "mutated inputs": 0},
+    skipped=(
+        Skip("timing", "not asked for", region="region 0"),
+        Skip("gradients", "backward did not run", matters=True, region="region 1"),
+    ),
+    ignored=(Finding(Kind.ALIAS, "output[1]", "is the input itself", "alias.identity"),),
+    notes=("fusion-rounding: clears under emulate_precision_casts",),
+    detection_power={"output[0]": 1e-4},
+)
+
+FULL = """\
+FAIL: the compiled program is wrong: 2 findings in 1 region
+model.py: Net
+
+Finding 1 of 2: logic, grad[layer.weight]
+  The gradient differs from eager's, and so does the compiled program's in float64: rounding does
+  not explain it.
+  difference  12 of 4096 elements (0.293%)
+  greatest    absolute 0.25, relative 1.2, 4096 ulp
+  rms         0.01 of the difference, 1 of the reference
+  at index    [3, 5]: reference 1, candidate 1.25
+  noise       rms 1e-07, greatest 5e-07; the greatest difference is 5e+05 times that
+  noise from  Monte Carlo arithmetic, 3 runs of eager with each operator perturbed by one roundoff
+  evidence    fp64 twin: relative difference 1.5e-05, allowed 1e-09
+  where       region 0, backward graph, stage compiled, relu_3, aten.relu.default
+  your line   model.py:41 in forward: x = torch.relu(x)
+  workaround  torch.compile(model, options={"max_fusion_size": 1})
+  repro       checked_backend_reports/repro-0/repro.py
+
+Finding 2 of 2: structure.stride, output[0]
+  The output lies in memory in another order.
+  expected    float32[4, 8], stride (8, 1)
+  actual      float32[4, 8], stride (1, 4)
+  where       region 0
+
+What to do next
+  - Today: paste the workaround shown with the finding; it was seen to make the finding vanish.
+  - To see it again: run the repro shown with the finding. It needs nothing but its own folder.
+  - logic: the compiled program computes something else; rounding does not explain it. Use the
+    workaround if there is one. Else keep the code at 'your line' out of the compiler with
+    torch.compiler.disable, and report the repro.
+  - stride: the result lies in memory in another order than eager's. Code that calls .view() on it,
+    or hands its pointer on, breaks. Return x.contiguous() from the compiled function to pin the
+    layout. If nothing of yours depends on it: options={"ignore": ("structure.stride",)}.
+
+Checked
+  - outputs: 12
+  - gradients: 4
+  - region 0: 34 nodes, 2 of 3 calls, 1 backward checked; model.py:39 in forward
+  - output[0]: a relative error above 0.0001 would have been caught
+
+Not checked
+  - gradients in region 1: backward did not run (an error could hide there)
+  - timing in region 0: not asked for
+
+Ignored, as you asked
+  - alias.identity, output[1]: is the input itself
+
+Notes
+  - fusion-rounding: clears under emulate_precision_casts
+
+Environment
+  - python 3.11.4; torch 2.13.0
+
+Report: reports/net-1.json"""
+
+
+def test_full_report() -> None:
+    environment = {"python": "3.11.4", "torch": "2.13.0"}
+    report = Report((WRONG, STRIDE), COVERAGE, "model.py: Net", environment, Path("reports/net-1.json"))
+    assert str(report) == FULL
+
+
+def test_pass() -> None:
+    report = Report((), Coverage(checked={"outputs": 3, "gradients": 2}))
+    assert str(report) == (
+        "PASS: the compiled program agrees with eager (outputs: 3, gradients: 2)\n\nChecked\n  - outputs: 3\n"
+        "  - gradients: 2"
+    )
+
+
+def test_nothing_checked() -> None:
+    assert str(Report((), Coverage())) == (
+        "INCONCLUSIVE: nothing was checked\n"
+        "\n"
+        "What to do next\n"
+        "  - Nothing was checked. Call the compiled function at least once inside the check, see that\n"
+        "    compilation is not turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE,\n"
+        "    torch.compiler.disable), and that the check is not sampled away (options every and budget)."
+    )
+
+
+def headline(*findings: Finding, coverage: Coverage = COVERAGE) -> str:
+    return str(Report(findings, coverage)).partition("\n")[0]
+
+
+def test_headlines() -> None:
+    crash = Finding(Kind.CRASH, "region 0", "boom", region="region 0")
+    raised = replace(crash, kind=Kind.EXCEPTION, region="region 1")
+    vague = replace(crash, kind=Kind.NONDETERMINISTIC)
+    assert headline(crash) == "FAIL: the compiled program does not run where eager does: 1 finding in 1 region"
+    assert headline(crash, raised) == (
+        "FAIL: the compiled program does not raise as eager does: 2 findings in 2 regions"
+    )
+    assert headline(replace(crash, kind=Kind.PRECISION, region="")) == (
+        "FAIL: the compiled program is less precise than eager: 1 finding"
+    )
+    assert headline(WRONG, vague) == "FAIL: the compiled program is wrong: 1 finding in 1 region"
+    assert headline(vague) == (
+        "INCONCLUSIVE: 1 finding could not be decided and 1 part that could hide an error was skipped"
+    )
+    both = (Skip("a", "b", matters=True), Skip("c", "d", matters=True))
+    assert headline(coverage=Coverage(checked={"outputs": 1}, skipped=both)) == (
+        "INCONCLUSIVE: 2 parts that could hide an error were skipped"
+    )
+
+
+def test_many_findings_are_counted() -> None:
+    text = str(Report((*[WRONG] * 11, *[STRIDE] * 2), COVERAGE))
+    assert "Finding 10 of 13: " in text
+    assert "Finding 11 of 13: " not in text
+    assert "\nand 3 more findings: 2 structure, 1 logic; the JSON report lists them all\n" in text
+    assert "  - stride: " in text, "advice covers findings that are not shown"
+
+
+def test_nonfinite_rows_and_close_values() -> None:
+    metrics = replace(
+        METRICS,
+        total=1,
+        mismatched=1,
+        nonfinite_mismatched=1,
+        nan_candidate=1,
+        max_ulp=None,
+        index=(),
+        reference_value=0.1,
+        candidate_value=0.1 + 1e-16,
+    )
+    text = str(Report((Finding(Kind.NONFINITE, "output[0]", "m", metrics=metrics),), COVERAGE))
+    assert "  difference  1 of 1 element (100%)\n  greatest    absolute 0.25, relative 1.2\n" in text
+    assert "  at index    []: reference 0.1, candidate 0.1000000000000001\n" in text
+    assert (
+        "  nonfinite   1 element on one side only; reference 0 NaN, 0 infinite; candidate 1 NaN, 0 infinite\n" in text
+    )
+
+
+def test_prose_wraps_and_code_does_not() -> None:
+    code = "torch.compile(model, options={" + ", ".join(f'"option_{i}": True' for i in range(10)) + "})\nsecond()"
+    text = str(Report((replace(WRONG, message="word " * 100, workaround=code),), COVERAGE))
+    first, second = code.split("\n")
+    assert f"\n  workaround  {first}\n              {second}\n" in text
+    assert max(len(line) for line in text.split("\n") if first not in line) <= 100
+
+
+def test_a_name_cannot_steer_the_terminal() -> None:
+    text = str(Report((replace(WRONG, subject="\x1b[2Jgrad\u202e", message="a\r\nb\rc\td"),), COVERAGE))
+    assert "Finding 1 of 1: logic, \\x1b[2Jgrad\\u202e\n  a\n  b\\rc   d\n" in text
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_has_advice(kind: Kind) -> None:
+    assert kind.value in ADVICE
+    text = str(Report((Finding(kind, "x", "m", detail=f"{kind.value}.something.new"),), COVERAGE))
+    assert f"  - {kind.value}: " in text
+
+
+def test_rich_says_the_same_and_reads_no_markup() -> None:
+    stream = io.StringIO()
+    report = Report((replace(WRONG, message="[red]not markup[/red] :smile:"), STRIDE), COVERAGE, "[bold]title")
+    Console(file=stream, width=100).print(render_rich(report))
+    shown = stream.getvalue()
+    assert shown.startswith("FAIL: the compiled program is wrong: 2 findings in 1 region\n[bold]title")
+    assert "[red]not markup[/red] :smile:" in shown
+    for line in ("12 of 4096 elements (0.293%)", "What to do next", "Not checked", "stride (1, 4)"):
+        assert line in shown

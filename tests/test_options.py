@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checked_backend.errors import OptionError
+from checked_backend.interpret.metadata import CHECKS
+from checked_backend.options import AotOptions, CheckOptions, InterpreterOptions, parse_options
+
+
+def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHECKED_BACKEND_REPORT_DIR")
+    assert parse_options(CheckOptions, "numcheck", None).model_dump() == {
+        "report_dir": Path("checked_backend_reports"),
+        "dump": None,
+        "dump_values": False,
+        "compiler": "inductor",
+        "compiler_options": {},
+        "on_divergence": "raise",
+        "gradients": True,
+        "every": 1,
+        "budget": None,
+        "reference": "keep",
+        "ignore": (),
+        "localize": True,
+    }
+    assert parse_options(InterpreterOptions, "debug_interpreter", {}).model_dump() == {
+        "report_dir": Path("checked_backend_reports"),
+        "dump": None,
+        "dump_values": False,
+        "decompositions": "none",
+        "partition": "min_cut",
+        "on_divergence": "raise",
+        "ignore": (),
+        "checks": CHECKS,
+        "graphs": ("forward", "backward", "inference"),
+        "ignore_ops": (),
+        "nonfinite": False,
+    }
+
+
+def test_unknown_key_lists_the_valid_ones() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(AotOptions, "nop", {"partitions": "default"})
+    assert str(caught.value) == (
+        "backend 'nop' has no option 'partitions'. "
+        "Valid options: decompositions, dump, dump_values, partition, report_dir."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "valid"),
+    [
+        ("on_divergence", "explode", "'raise', 'warn', 'record' or 'fallback'"),
+        ("every", 0, "greater than or equal to 1"),
+        ("every", "often", "valid integer"),
+        ("budget", 2, "less than or equal to 1"),
+        ("reference", "drop", "'keep' or 'recompute'"),
+        ("gradients", "perhaps", "valid boolean"),
+        ("compiler", "numcheck", "cannot check itself"),
+        ("compiler", 3, "valid string"),
+        ("compiler_options", 3, "valid dictionary"),
+        ("report_dir", 3, "path"),
+    ],
+)
+def test_bad_value_names_key_value_and_what_is_valid(key: str, value: object, valid: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(CheckOptions, "numcheck", {key: value})
+    text = str(caught.value)
+    assert text.startswith(f"backend 'numcheck': option {key!r} got {value!r}: ")
+    assert valid in text
+    assert "\n" not in text
+
+
+def test_every_bad_value_is_reported() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(CheckOptions, "numcheck", {"every": -1, "reference": "drop"})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_interpreter_does_not_fall_back() -> None:
+    with pytest.raises(OptionError, match="'raise', 'warn' or 'record'"):
+        parse_options(InterpreterOptions, "debug_interpreter", {"on_divergence": "fallback"})
+
+
+def test_precedence_is_argument_environment_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_options(CheckOptions, "numcheck", None).every == 1
+    monkeypatch.setenv("CHECKED_BACKEND_EVERY", "7")
+    assert parse_options(CheckOptions, "numcheck", None).every == 7
+    assert parse_options(CheckOptions, "numcheck", {"every": 3}).every == 3
+
+
+def test_environment_is_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_IGNORE", "structure.stride, alias")
+    monkeypatch.setenv("CHECKED_BACKEND_GRADIENTS", "0")
+    monkeypatch.setenv("CHECKED_BACKEND_COMPILER_OPTIONS", '{"max_autotune": true}')
+    monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
+    options = parse_options(CheckOptions, "numcheck", {})
+    assert options.ignore == ("structure.stride", "alias")
+    assert options.gradients is False
+    assert options.compiler_options == {"max_autotune": True}
+    assert options.report_dir == tmp_path
+
+
+def test_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_ON_DIVERGENCE", "explode")
+    with pytest.raises(OptionError, match="environment variable CHECKED_BACKEND_ON_DIVERGENCE got 'explode'"):
+        parse_options(CheckOptions, "numcheck", None)
+
+
+def test_unknown_variable_lists_the_valid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_EVRY", "7")
+    with pytest.raises(OptionError, match=r"CHECKED_BACKEND_EVRY is not an option.*CHECKED_BACKEND_EVERY"):
+        parse_options(CheckOptions, "numcheck", None)
+
+
+def test_a_variable_of_another_backend_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_EVERY", "7")
+    monkeypatch.setenv("CHECKED_BACKEND_PARTITION", "default")
+    assert parse_options(AotOptions, "nop", None).partition == "default"
+    assert parse_options(CheckOptions, "numcheck", None).every == 7
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_EVERY", "")
+    assert parse_options(CheckOptions, "numcheck", None).every == 1
+
+
+def test_options_are_frozen_and_the_given_mapping_is_left_alone() -> None:
+    given = {"every": 2}
+    options = parse_options(CheckOptions, "numcheck", given)
+    assert given == {"every": 2}
+    with pytest.raises(ValueError, match="frozen"):
+        options.every = 3  # type: ignore[misc]
+
+
+def test_a_compiler_can_be_a_callable() -> None:
+    def compiler(gm: object, _inputs: object) -> object:
+        return gm
+
+    assert parse_options(CheckOptions, "numcheck", {"compiler": compiler}).compiler is compiler
