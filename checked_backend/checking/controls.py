@@ -44,6 +44,10 @@ class ProgramControls:
         """Not made: Dynamo compiles nothing while a dispatch mode is active; each region makes its own."""
         raise ControlError("made for each region instead")
 
+    def candidate_alone(self) -> Values:
+        """Not made: only what `repeat_candidate` finds needs it."""
+        raise ControlError("made for each region instead")
+
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """Eager with every operator's result perturbed."""
         tape = self._recorded()

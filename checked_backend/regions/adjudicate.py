@@ -297,7 +297,14 @@ class _Hearing:
             self._rulings.skips.append(Skip(pair.subject, "no control could run, so it was not judged", matters=True))
             self._close(case, Kind.UNSUPPORTED, "differs from eager, and no control could run to tell noise from error")
             return
-        if self._only_randomness_differs(case, on_recorded_randomness):
+        if self._agrees(case, on_recorded_randomness):
+            alone = self._control("candidate alone", self._controls.candidate_alone)
+            if self._agrees(case, alone):
+                self._rulings.skips.append(
+                    Skip(pair.subject, "another thread drew random numbers while the candidate ran", matters=True)
+                )
+                case.closed = True
+                return
             self._close(
                 case,
                 Kind.RNG,
@@ -324,7 +331,8 @@ class _Hearing:
                 + ("; compiled in float64 it is right" if case.logic_differs is False else ""),
             )
 
-    def _only_randomness_differs(self, case: _Case, values: Values | None) -> bool:
+    def _agrees(self, case: _Case, values: Values | None) -> bool:
+        """Whether another run of the candidate, on the right random numbers, has other values and right ones."""
         if values is None or case.envelope is None or case.logic_differs:
             return False  # the float64 twin ran on the recorded random numbers too
         replayed = values.get(case.pair.name)

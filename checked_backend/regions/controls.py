@@ -36,6 +36,9 @@ class Controls(Protocol):
     def repeat_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers."""
 
+    def candidate_alone(self) -> Values:
+        """The candidate again, drawing its own random numbers from the random state before the call."""
+
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """The reference with every rounding made random; beyond one unit roundoff, with correlated sums."""
 
@@ -83,6 +86,21 @@ class RegionControls:
     def repeat_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
         return self._run(self.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
+
+    def candidate_alone(self) -> Values:
+        """The candidate again, from the random state before the call."""
+        return self._run(self.candidate, modes=())
+
+    def random_states(self) -> tuple[RngState, RngState]:
+        """The random states that the reference and the candidate leave when they run from the one before the call."""
+        left = []
+        for region in (self.reference, self.candidate):
+            arguments, leaves = self.inputs.fresh()
+            with self._undisturbed(), self.ambient.entered():
+                self.rng.restore()
+                execute(region, arguments, leaves)
+                left.append(RngState.capture(tuple(self.rng.cuda)))
+        return left[0], left[1]
 
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """The reference with every operator's result perturbed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from checked_backend.regions.execution import Cotangents, Execution, Graph, Subj
 from checked_backend.regions.gradients import BackwardPass
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.problems import rng_state_differs
 from checked_backend.regions.response import Response
 
 __all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "Judge", "settle_none"]
@@ -29,6 +32,9 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
+
+TURN_OF_OTHERS = 0.02
+"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
 
 
 @dataclass(slots=True)
@@ -141,6 +147,28 @@ class Judge:
         self._response.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
 
+    def random_state(self, call: Call) -> list[Finding]:
+        """Judge that reference and candidate left torch's random state differently.
+
+        The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both run
+        twice more, and only what each of them repeats, and what no thread makes of itself, is found.
+        """
+        controls = self._controls(call, None)
+        try:
+            (reference, candidate), again = controls.random_states(), controls.random_states()
+            before = RngState.capture(tuple(call.rng.cuda))
+            time.sleep(TURN_OF_OTHERS)
+            steady = RngState.capture(tuple(call.rng.cuda)).same_as(before)
+        except Exception as error:  # a run that fails here only was disturbed too
+            self._response.skip(
+                Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
+            )
+            return []
+        if not (steady and reference.same_as(again[0]) and candidate.same_as(again[1])):
+            self._response.skip(Skip("rng state", "it changes by itself: another thread draws random numbers"))
+            return []
+        return [] if reference.same_as(candidate) else [rng_state_differs()]
+
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
     ) -> Iterator[Finding]:
@@ -172,22 +200,22 @@ class Judge:
                     detail = "mutation.dropped"
             pairs.append(Pair(part.subject, name, reference, candidate, kind, detail, part.source))
 
-        def controls() -> RegionControls:
-            return RegionControls(
-                self._reference,
-                self._candidate,
-                self._make_twin,
-                call.inputs,
-                call.ambient,
-                call.rng,
-                call.subjects,
-                self._default_dtype,
-                cotangents,
-            )
-
         with self._lock:
             known = dict(self._scales)
-        return adjudicate(pairs, controls, known, thorough=self._thorough)
+        return adjudicate(pairs, partial(self._controls, call, cotangents), known, thorough=self._thorough)
+
+    def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
+        return RegionControls(
+            self._reference,
+            self._candidate,
+            self._make_twin,
+            call.inputs,
+            call.ambient,
+            call.rng,
+            call.subjects,
+            self._default_dtype,
+            cotangents,
+        )
 
     def _absorb(self, rulings: Rulings) -> list[Finding]:
         with self._lock:

@@ -24,7 +24,6 @@ from checked_backend.regions.problems import (
     candidate_crashed,
     exception_missing,
     exception_type_differs,
-    rng_state_differs,
     unexpected_mutation,
     wrong_outputs,
 )
@@ -133,7 +132,7 @@ class CheckedRegion:
         changed = [position for position, value in before.items() if fingerprint(args[position]) != value]
         findings += unexpected_mutation([subjects.mutated(position) for position in changed])
         if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
-            findings.append(rng_state_differs())
+            findings += self._judge.random_state(call)
         if self._respond(findings):
             return self._eager_instead(args, call)
         after_candidate.restore()

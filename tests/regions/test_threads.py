@@ -85,9 +85,31 @@ def sharing_a_wrong_model() -> None:
         return gathered(lambda: [compiled(torch.randn(3, 4)) for _ in range(3)])
 
     for report in in_threads(work):
-        assert found(report) == {("logic", "output[0]")}
+        assert found(report) == {("logic", "output[0]")}, str(report)
         # threads that compile at the same time may each get a region of their own
         assert sum(finding.evidence.get("seen in calls", 1) for finding in report.findings) == 3
+
+
+def drawing_meanwhile() -> None:
+    """The random generator is the whole process's: what a data loader's thread draws is nobody's fault."""
+    right = checked(nn.Linear(4, 2), "aot_eager")
+    wrong = checked(nn.Linear(4, 2), faults.too_many_random_numbers())
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.randn(3)
+
+    drawer = threading.Thread(target=draw)
+    drawer.start()
+    try:
+        report = gathered(lambda: [right(torch.ones(3, 4)) for _ in range(40)])
+    finally:
+        done.set()
+        drawer.join()
+    assert found(report) == set()
+    assert calls(report) == 40
+    assert found(gathered(lambda: wrong(torch.ones(3, 4)))) == {("rng.state", "rng state")}
 
 
 def watching_the_default_dtype() -> None:
@@ -116,6 +138,7 @@ PROGRAMS = (
     sharing_a_model_in_eager,
     sharing_a_model_through_aot,
     sharing_a_wrong_model,
+    drawing_meanwhile,
     watching_the_default_dtype,
 )
 
