@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SuiteError,
     )
     from checked_backend.numerics.measure import measure
+    from checked_backend.numerics.randomize import randomize
     from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
     from checked_backend.regions.session import collect
     from checked_backend.report import Report
@@ -58,6 +59,7 @@ __all__ = [
     "measure",
     "nop",
     "numcheck",
+    "randomize",
 ]
 
 _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -77,6 +79,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "regions.session": ("collect",),
         "numerics.measure": ("measure",),
+        "numerics.randomize": ("randomize",),
         "record": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),
         "report": ("Report",),
     }

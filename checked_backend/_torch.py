@@ -42,7 +42,7 @@ from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type:
 from torch.fx.graph_module import _forward_from_src
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -106,6 +106,7 @@ __all__ = [
     "size_hint",
     "storage_identity",
     "tracing",
+    "tree_flatten",
     "tree_leaves",
     "triton_kernel",
     "will_engine_execute_node",
