@@ -64,6 +64,7 @@ __all__ = [
     "call_after_backward",
     "catch_backward_error",
     "compile_id",
+    "compile_without_helpers",
     "compiling",
     "core_aten_decompositions",
     "current_graph_task_id",
@@ -214,6 +215,13 @@ def inductor_mode_options(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options  # noqa: PLC0415  Inductor is slow to import and often not needed
 
     return dict(list_mode_options(mode, dynamic=None))
+
+
+def compile_without_helpers() -> None:
+    """Let Inductor compile in this process alone, for good: threads that serve its helpers do not survive a fork."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+
+    config.compile_threads = 1
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

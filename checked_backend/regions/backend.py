@@ -24,6 +24,7 @@ def build_region(
     mode: str | None,
     *,
     thorough: bool = False,
+    silent: bool = False,
 ) -> Callable[..., Any]:
     """Compile a region with the candidate compiler and wrap it in its check.
 
@@ -36,6 +37,7 @@ def build_region(
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
+        silent: Write no report to disk.
 
     Raises:
         OptionError: The compiler is unknown.
@@ -69,4 +71,5 @@ def build_region(
         options,
         default_dtype=needs_default_dtype(pristine),
         thorough=thorough,
+        silent=silent,
     )

@@ -11,7 +11,7 @@ import torch
 
 from checked_backend._torch import FakeTensorMode, OpOverload, TorchDispatchMode, neg_view
 
-__all__ = ["Effects", "Inputs", "find_effects", "storage_key"]
+__all__ = ["Effects", "Inputs", "copy_values", "find_effects", "storage_key"]
 
 # These write their running statistics, though their schemas do not say so (torch/_subclasses/schema_check_mode.py).
 _UNDECLARED_WRITES: Mapping[str, tuple[int, ...]] = {
@@ -211,6 +211,13 @@ class Inputs:
                     target.set_(clone.detach().clone())
                 else:
                     target.copy_(clone)
+
+
+def copy_values(values: Sequence[Any]) -> list[Any]:
+    """Copy the tensors among values, without history, so that those which share memory still do."""
+    tensors = {place: value.detach() for place, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    copies = _clone_together(tensors)
+    return [copies.get(place, value) for place, value in enumerate(values)]
 
 
 def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

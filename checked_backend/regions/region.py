@@ -57,6 +57,7 @@ class CheckedRegion:
         options: The user's options.
         default_dtype: Whether the region depends on torch's default dtype.
         thorough: Compile the float64 twin for every difference.
+        silent: Write no report to disk.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class CheckedRegion:
         *,
         default_dtype: bool = True,
         thorough: bool = False,
+        silent: bool = False,
     ) -> None:
         self._info = info
         self._reference = reference
         self._candidate = candidate
         self._options = options
         self._schedule = Schedule(options.every, options.budget)
-        self._response = Response(info, options)
+        self._response = Response(info, options, silent=silent)
         self._judge = Judge(
             info, reference, candidate, make_twin, self._response, default_dtype=default_dtype, thorough=thorough
         )

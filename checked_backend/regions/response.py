@@ -24,10 +24,16 @@ class Response:
     """Where one region's checks write to, and how they answer a finding.
 
     Everything goes to the region's own ledger and to the sessions that are active where it happens.
+
+    Args:
+        info: The region's names and source lines.
+        options: The user's options.
+        silent: Write no report to disk.
     """
 
-    def __init__(self, info: GraphInfo, options: CheckOptions) -> None:
+    def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
         self._info = info
+        self._silent = silent
         self._options = options
         self._own = Ledger()
 
@@ -97,7 +103,8 @@ class Response:
         if not failing:
             return False
         report = self._own.report(self._info.name, only=reported)
-        if any(finding.kind.fails for finding in new) or self._options.on_divergence == "raise":
+        news = any(finding.kind.fails for finding in new)
+        if not self._silent and (news or self._options.on_divergence == "raise"):
             try:
                 path = write_report(report, self._options.report_dir)
                 report = replace(report, path=path)
@@ -105,7 +112,7 @@ class Response:
                 log.warning("checked_backend could not write its report: %s", error)
         if self._options.on_divergence == "raise":
             raise DivergenceError(report) from cause
-        if self._options.on_divergence == "warn" and any(finding.kind.fails for finding in new):
+        if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
 

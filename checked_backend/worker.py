@@ -1,0 +1,119 @@
+"""Run something in a process of its own: compiled code can kill or hang the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from checked_backend._torch import compile_without_helpers
+from checked_backend.errors import CheckedBackendError
+
+__all__ = ["Death", "cannot_fork", "run_in_worker"]
+
+_DONE, _FAILED = "done:", "failed:"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker died.
+
+    Attributes:
+        detail: Finer kind of a finding: ``crash.signal``, ``crash.memory``, ``crash.exit`` or ``crash.hang``.
+        words: The same for people.
+    """
+
+    detail: str
+    words: str
+
+
+def cannot_fork() -> str | None:
+    """Why no worker can be made here, or None."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this operating system cannot fork processes"
+    if torch.cuda.is_initialized():
+        return "a process that has used CUDA cannot be forked"
+    return None
+
+
+def run_in_worker(produce: Callable[[], str], *, timeout: float) -> str | Death:
+    """Run a function in a forked worker process, which inherits all it needs.
+
+    The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
+    which is killed with it: compilers start processes.
+
+    Args:
+        produce: Returns text; anything it changes is lost with the worker.
+        timeout: Seconds after which the worker counts as hung and is killed.
+
+    Returns:
+        The text, or how the worker died.
+
+    Raises:
+        CheckedBackendError: No process can be forked here, or the function raised.
+    """
+    why = cannot_fork()
+    if why is not None:
+        raise CheckedBackendError(f"no worker process: {why}.")
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(produce, sender))  # not daemonic: a worker may have workers
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
+        warnings.simplefilter("ignore", DeprecationWarning)
+        worker.start()
+    sender.close()
+    text, silent = "", True
+    try:
+        silent = not receiver.poll(timeout)
+        if not silent:
+            with contextlib.suppress(EOFError):  # it died before it could send
+                text = receiver.recv_bytes().decode()
+    finally:
+        if silent or text:
+            _kill(worker.pid)  # also after an answer: what it started must not outlive it
+        worker.join()
+        receiver.close()
+    if text.startswith(_FAILED):
+        raise CheckedBackendError(f"failed in a worker process: {text.removeprefix(_FAILED)}")
+    if text:
+        return text.removeprefix(_DONE)
+    if silent:
+        return Death("crash.hang", f"still running after {timeout:g} s")
+    return _how_it_died(worker.exitcode or 0)
+
+
+def _kill(pid: int | None) -> None:
+    if pid is None:
+        return
+    for kill in (os.killpg, os.kill):  # the group does not exist yet if the worker was slow to start
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _work(produce: Callable[[], str], sender: Connection) -> None:
+    os.setpgid(0, 0)
+    torch.set_num_threads(1)
+    try:
+        compile_without_helpers()
+        text = _DONE + produce()
+    except Exception as error:  # told to the parent, which raises it
+        text = f"{_FAILED}{type(error).__name__}: {error}"
+    sender.send_bytes(text.encode())
+    sender.close()
+
+
+def _how_it_died(exit_code: int) -> Death:
+    if exit_code >= 0:
+        return Death("crash.exit", f"exited with status {exit_code}")
+    name = signal.Signals(-exit_code).name
+    if name == "SIGKILL":
+        return Death("crash.memory", "killed by SIGKILL (out of memory?)")
+    return Death("crash.signal", f"killed by {name}")

@@ -1,0 +1,60 @@
+"""Workers: their answer, their errors, their deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.worker import Death, run_in_worker
+
+
+def test_the_answer_comes_back_whole() -> None:
+    text = "ä" * 1_000_000
+    assert run_in_worker(lambda: text, timeout=60) == text
+
+
+def test_what_a_worker_changes_is_lost() -> None:
+    threads = torch.get_num_threads()
+    changed: list[int] = []
+    assert run_in_worker(lambda: str(changed.append(1)), timeout=60) == "None"
+    assert changed == []
+    assert torch.get_num_threads() == threads
+
+
+def test_an_exception_is_raised_here() -> None:
+    def fails() -> str:
+        raise ValueError("no such thing")
+
+    with pytest.raises(CheckedBackendError, match="ValueError: no such thing"):
+        run_in_worker(fails, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("number", "detail", "words"),
+    [(signal.SIGSEGV, "crash.signal", "killed by SIGSEGV"), (signal.SIGKILL, "crash.memory", "out of memory")],
+)
+def test_a_death_by_signal(number: signal.Signals, detail: str, words: str) -> None:
+    died = run_in_worker(lambda: str(os.kill(os.getpid(), number)), timeout=60)
+    assert isinstance(died, Death)
+    assert died.detail == detail
+    assert words in died.words
+
+
+def test_a_death_by_exit() -> None:
+    died = run_in_worker(lambda: os._exit(7), timeout=60)
+    assert died == Death("crash.exit", "exited with status 7")
+
+
+def test_a_hang_is_killed() -> None:
+    died = run_in_worker(lambda: str(time.sleep(600)), timeout=0.5)
+    assert died == Death("crash.hang", "still running after 0.5 s")
+
+
+def test_a_worker_has_workers() -> None:
+    answer = run_in_worker(lambda: f"outer {run_in_worker(lambda: 'inner', timeout=60)}", timeout=60)
+    assert answer == "outer inner"
