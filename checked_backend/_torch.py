@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -64,7 +65,6 @@ __all__ = [
     "call_after_backward",
     "catch_backward_error",
     "compile_id",
-    "compile_without_helpers",
     "compiling",
     "core_aten_decompositions",
     "current_graph_task_id",
@@ -101,6 +101,7 @@ __all__ = [
     "neg_view",
     "negative_view",
     "python_expression",
+    "renew_compile_threads",
     "run_composite",
     "saved_tensor_hooks_lifted",
     "shape_facts",
@@ -217,11 +218,12 @@ def inductor_mode_options(mode: str) -> dict[str, Any]:
     return dict(list_mode_options(mode, dynamic=None))
 
 
-def compile_without_helpers() -> None:
-    """Let Inductor compile in this process alone, for good: threads that serve its helpers do not survive a fork."""
-    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
-
-    config.compile_threads = 1
+def renew_compile_threads() -> None:
+    """Let Inductor start new threads in a forked process; it would wait for ever for those of its parent."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
+        module.AsyncCompile._ready_future = None
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

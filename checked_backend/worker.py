@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from checked_backend._torch import compile_without_helpers
+from checked_backend._torch import renew_compile_threads
 from checked_backend.errors import CheckedBackendError
 
 __all__ = ["Death", "cannot_fork", "run_in_worker"]
@@ -102,7 +102,7 @@ def _work(produce: Callable[[], str], sender: Connection) -> None:
     os.setpgid(0, 0)
     torch.set_num_threads(1)
     try:
-        compile_without_helpers()
+        renew_compile_threads()
         text = _DONE + produce()
     except Exception as error:  # told to the parent, which raises it
         text = f"{_FAILED}{type(error).__name__}: {error}"
