@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import sympy
@@ -86,6 +86,7 @@ __all__ = [
     "higher_order_kernel",
     "inductor_decompositions",
     "inductor_mode_options",
+    "inductor_settings",
     "inner_exception",
     "inner_tensors",
     "internal_functions",
@@ -112,6 +113,7 @@ __all__ = [
     "tree_leaves",
     "triton_kernel",
     "will_engine_execute_node",
+    "without_compile_caches",
 ]
 
 
@@ -224,6 +226,42 @@ def renew_compile_threads() -> None:
     if module is not None:
         module.AsyncCompile.pool.cache_clear()
         module.AsyncCompile._ready_future = None
+
+
+def inductor_settings() -> dict[str, Any]:
+    """Inductor's present configuration, by name; nested ones as ``cpp.simdlen``."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
+
+    return dict(config.get_config_copy())
+
+
+@contextmanager
+def without_compile_caches() -> Iterator[None]:
+    """Compile everything anew: graphs are cached by what they say, which does not cover a patched compiler.
+
+    C++ kernels stay cached: their key is their whole source and the command that compiles it.
+    """
+    from torch._functorch import config as functorch  # noqa: PLC0415  slow to import
+    from torch._inductor import config as inductor  # noqa: PLC0415
+
+    changes: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (
+            inductor,
+            (
+                "fx_graph_cache",
+                "fx_graph_remote_cache",
+                "autotune_local_cache",
+                "autotune_remote_cache",
+                "bundled_autotune_remote_cache",
+            ),
+        ),
+        (functorch, ("enable_autograd_cache", "enable_remote_autograd_cache")),
+        (torch._dynamo.config, ("automatic_dynamic_local_pgo", "automatic_dynamic_remote_pgo")),
+    )
+    with ExitStack() as stack:
+        for module, names in changes:
+            stack.enter_context(module.patch({name: False for name in names if hasattr(module, name)}))
+        yield
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -1,0 +1,21 @@
+"""After a failure: how small? Reduce a program that goes wrong, write a script that shows it, find a workaround."""
+
+from checked_backend.reduce.problem import Progress
+from checked_backend.reduce.repro import Repro, write_repro
+from checked_backend.reduce.sequence import Reduction, reduce
+from checked_backend.reduce.translate import Untranslatable
+from checked_backend.reduce.workaround import SETTINGS, Setting, Workaround, find_workaround, still_helps
+
+__all__ = [
+    "SETTINGS",
+    "Progress",
+    "Reduction",
+    "Repro",
+    "Setting",
+    "Untranslatable",
+    "Workaround",
+    "find_workaround",
+    "reduce",
+    "still_helps",
+    "write_repro",
+]

@@ -1,0 +1,102 @@
+"""Short ways to write a tensor's values: zeros, a constant, a range, a seeded generator, a list of numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["LITERAL_ELEMENTS", "Form", "form_of", "ramp"]
+
+LITERAL_ELEMENTS = 32
+"""Tensors of up to this many elements are written out."""
+
+_LONG = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a tensor's values can be written.
+
+    Attributes:
+        rank: Smaller is simpler.
+        text: Code of a contiguous tensor with these values; None if it is too long.
+    """
+
+    rank: int
+    text: str | None
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    """The simplest form that gives a tensor's values bit for bit. Its strides are not part of it."""
+    values = tensor.detach()
+    if type(values) is not torch.Tensor or values.layout is not torch.strided or values.is_quantized:
+        return Form(_LONG * 10, None)
+    shape, dtype = list(values.shape), _dtype_argument(values.dtype)
+    sizes = ", ".join(map(str, shape)) if shape else "()"
+    if values.numel() == 0:
+        return Form(0, f"torch.empty({sizes}{dtype})")
+    flat = values.contiguous().cpu().reshape(-1)
+    if not values.dtype.is_complex:
+        first = flat[0].item()
+        if _same(flat, torch.full_like(flat, first)):
+            if first == 0:
+                return Form(1, f"torch.zeros({sizes}{dtype})")
+            if first == 1:
+                return Form(2, f"torch.ones({sizes}{dtype})")
+            number = _number(first, values.dtype)
+            return Form(3 + len(number), f"torch.full({tuple(shape)}, {number}, dtype={values.dtype})")
+        if values.dtype is not torch.bool and _same(flat, ramp(flat.numel(), values.dtype)):
+            last = "" if len(shape) == 1 else f".reshape({sizes})"
+            kind = "" if values.dtype is torch.int64 else f", dtype={values.dtype}"
+            return Form(20, f"torch.arange({flat.numel()}{kind}){last}")
+    if flat.numel() <= LITERAL_ELEMENTS:
+        return _literal(values)
+    return Form(_LONG, None)
+
+
+def ramp(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """0, 1, 2, ... as ``torch.arange`` makes it."""
+    if dtype is torch.bool or dtype.is_complex:
+        return torch.zeros(count, dtype=dtype)
+    return torch.arange(count, dtype=torch.int64).to(dtype)
+
+
+def _literal(values: torch.Tensor) -> Form:
+    numbers = _nested(values.tolist(), values.dtype)
+    named = values.dtype is not torch.float32 or values.dim() == 0
+    text = f"torch.tensor({numbers}{f', dtype={values.dtype}' if named and values.dtype is not torch.int64 else ''})"
+    distinct = len(set(map(str, values.reshape(-1).tolist())))
+    return Form(30 + len(numbers) + distinct, text)
+
+
+def _nested(value: object, dtype: torch.dtype) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_nested(item, dtype) for item in value)}]"
+    return _number(value, dtype)
+
+
+def _number(value: object, dtype: torch.dtype) -> str:
+    if isinstance(value, complex):
+        return f"complex({_number(value.real, torch.float64)}, {_number(value.imag, torch.float64)})"
+    if not isinstance(value, float):
+        return repr(value)
+    if not math.isfinite(value):
+        return f'float("{value}")'
+    for digits in range(1, 17):  # the shortest that is this very number in its dtype
+        text = repr(float(f"{value:.{digits}g}"))
+        if torch.tensor(float(text), dtype=dtype).item() == value:
+            return text
+    return repr(value)
+
+
+def _dtype_argument(dtype: torch.dtype) -> str:
+    return "" if dtype is torch.float32 else f", dtype={dtype}"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: signs of zeros, and NaN as NaN."""
+    if one.dtype is not other.dtype:
+        return False
+    return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))

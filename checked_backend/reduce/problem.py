@@ -1,0 +1,133 @@
+"""The problem that passes work on: they propose programs, only `Problem.consider` accepts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checked_backend.record import Kind
+from checked_backend.reduce.journal import Journal
+from checked_backend.reduce.judge import Judge, judge_trial
+from checked_backend.reduce.program import Program
+from checked_backend.reduce.size import Size, fingerprint, measure_size
+
+__all__ = ["OutOfTime", "Problem", "Progress"]
+
+MIN_TIMEOUT_S = 20.0
+TIMEOUT_FACTOR = 8.0
+"""A candidate may take this many times as long as the program that is reduced did, before it counts as hung."""
+
+
+class OutOfTime(Exception):
+    """The deadline has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a reduction is. ``str()`` is a line for people.
+
+    Attributes:
+        step: What is being tried.
+        tried: Programs judged so far.
+        size: Size of the smallest so far.
+        seconds_left: Until the deadline.
+    """
+
+    step: str
+    tried: int
+    size: Size
+    seconds_left: float
+
+    def __str__(self) -> str:
+        return f"{self.size}, {self.tried} tried, {self.step}, at most {max(0.0, self.seconds_left):.0f} s left"
+
+
+class Problem:
+    """The smallest program so far that goes wrong in the same way.
+
+    Args:
+        program: What is to be reduced.
+        kind: The kind of the finding that must stay.
+        deadline: A `time.monotonic` moment after which nothing is tried.
+        progress: Called before each program that is judged.
+        journal: A file of verdicts, so that a second run continues where this one stops.
+        judge: Judges one trial.
+
+    Attributes:
+        best: The smallest so far.
+        tried: How many programs were judged.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        kind: Kind,
+        deadline: float,
+        *,
+        progress: Callable[[Progress], None] | None = None,
+        journal: Path | None = None,
+        judge: Judge = judge_trial,
+    ) -> None:
+        self.best = program
+        self.tried = 0
+        self.step = "start"
+        self._kind = kind
+        self._deadline = deadline
+        self._progress = progress
+        self._judge = judge
+        self._size = measure_size(program)
+        self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
+        self._timeout = 10 * MIN_TIMEOUT_S
+
+    @property
+    def size(self) -> Size:
+        """The size of the smallest program so far."""
+        return self._size
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline."""
+        return self._deadline - time.monotonic()
+
+    def shows(self, program: Program) -> bool:
+        """Whether a program goes wrong as wanted, judged anew.
+
+        Raises:
+            OutOfTime: The deadline has passed, or passed while it was judged.
+        """
+        left = self.seconds_left
+        if left <= 0:
+            raise OutOfTime
+        if self._progress is not None:
+            self._progress(Progress(self.step, self.tried, self._size, left))
+        self.tried += 1
+        began = time.monotonic()
+        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        wrong = any((item.kind, item.subject) == (self._kind, program.subject) for item in found)
+        if self.tried == 1:
+            self._timeout = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
+        self._journal.note(fingerprint(program), wrong)
+        return wrong
+
+    def consider(self, candidate: Program) -> bool:
+        """Accept a program if it is smaller than the best and still goes wrong in the same way.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        size = measure_size(candidate)
+        if not size < self._size:
+            return False
+        known = self._journal.verdict(fingerprint(candidate))
+        if not (self.shows(candidate) if known is None else known):
+            return False
+        self.best, self._size = candidate, size
+        return True
+
+    def first_of(self, candidates: Sequence[Program]) -> bool:
+        """Accept the first of these that `consider` accepts."""
+        return any(self.consider(candidate) for candidate in candidates)

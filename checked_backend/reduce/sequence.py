@@ -1,0 +1,103 @@
+"""Reduce a trial: passes in order, again and again until nothing gets smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from checked_backend.record import Kind
+from checked_backend.reduce import passes
+from checked_backend.reduce.judge import Judge, judge_trial
+from checked_backend.reduce.problem import OutOfTime, Problem, Progress
+from checked_backend.reduce.program import Program
+from checked_backend.reduce.size import Size
+from checked_backend.regions.trial import Trial
+
+__all__ = ["Reduction", "reduce"]
+
+_PASSES: tuple[tuple[str, Callable[[Problem], None]], ...] = (
+    ("dropping outputs", passes.drop_outputs),
+    ("keeping what is near the output", passes.near_output),
+    ("ending earlier", passes.earlier_output),
+    ("replacing calls by recorded values", passes.recorded_calls),
+    ("leaving calls out", passes.bypass_calls),
+    ("merging inputs", passes.merge_inputs),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a reduction came to.
+
+    Attributes:
+        trial: The smallest program that still goes wrong in the same way.
+        subject: What the wrong result is called in it: outputs move when others are dropped.
+        kind: The kind of the finding, which stayed the same.
+        shown: Whether the trial that was handed in showed the finding in a worker process. If not, ``trial`` is that
+            trial, and nothing was reduced.
+        stopped: Why it ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
+        tried: Programs judged.
+        size: The size of ``trial``.
+    """
+
+    trial: Trial
+    subject: str
+    kind: Kind
+    shown: bool
+    stopped: Literal["done", "deadline", "interrupted"]
+    tried: int
+    size: Size
+
+
+def reduce(
+    trial: Trial,
+    *,
+    subject: str,
+    kind: Kind,
+    deadline: float,
+    progress: Callable[[Progress], None] | None = None,
+    journal: Path | None = None,
+    judge: Judge = judge_trial,
+) -> Reduction:
+    """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
+
+    Each program is compiled and judged in a worker process with a time limit, without compile caches.
+
+    Args:
+        trial: What goes wrong. It is not changed.
+        subject: The wrong result, as in its finding.
+        kind: The kind of that finding.
+        deadline: A `time.monotonic` moment; the best until then is returned.
+        progress: Told before each program that is tried; ``str(progress)`` is a line for people.
+        journal: A file of verdicts: a second run with the same file continues where the first one stopped.
+        judge: Judges one trial, for tests.
+
+    Returns:
+        The smallest program found, also after the deadline and after Ctrl-C.
+    """
+    program = Program.of(trial, subject)
+    problem = Problem(program, kind, deadline, progress=progress, journal=journal, judge=judge)
+    shown = False
+    stopped: Literal["done", "deadline", "interrupted"] = "done"
+    try:
+        shown = problem.shows(program)
+        if shown:
+            _to_fixpoint(problem)
+    except OutOfTime:
+        stopped = "deadline"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    best = problem.best
+    return Reduction(best.trial, best.subject, kind, shown, stopped, problem.tried, problem.size)
+
+
+def _to_fixpoint(problem: Problem) -> None:
+    while True:
+        before = problem.size
+        for name, run in _PASSES:
+            problem.step = name
+            run(problem)
+        if problem.size == before:
+            return
