@@ -50,6 +50,7 @@ __all__ = [
     "with_nan",
     "wrong_dtype",
     "wrong_mutation",
+    "wrong_operator",
     "wrong_shape",
     "wrong_stride",
     "wrong_value",
@@ -165,6 +166,22 @@ def lost_alias(at: int = 0) -> Compiler:
 def missing_output() -> Compiler:
     """The last output is not returned."""
     return run_in_python(lambda _gm: lambda results, _args: tuple(results[:-1]))
+
+
+def wrong_operator(name: str, spoil: Spoil = changed) -> Compiler:
+    """Every call of an operator gives a spoiled result.
+
+    Args:
+        name: The operator, such as ``"aten.relu.default"``.
+        spoil: Takes the right tensor, returns the wrong one.
+    """
+
+    class Spoiled(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            return spoil(value) if str(n.target) == name else value
+
+    return lambda gm, _example_inputs: Spoiled(gm).run
 
 
 def extra_output() -> Compiler:

@@ -1,0 +1,88 @@
+"""Whole reductions, with compilers that are wrong on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faults
+import torch
+from torch import Tensor, fx, nn
+
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, Kind
+from checked_backend.reduce import Progress, Reduction, reduce
+from checked_backend.reduce.judge import judge_trial
+from checked_backend.regions.trial import Trial
+
+aten = torch.ops.aten
+
+
+def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any) -> Trial:
+    graph = fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
+    return Trial(graph, inputs, CheckOptions(compiler=compiler))
+
+
+def targets(reduction: Reduction) -> list[str]:
+    nodes = reduction.trial.graph.graph.nodes
+    return [str(node.target) for node in nodes if node.op.startswith("call_")]
+
+
+def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    a = aten.add.Tensor(x, y)
+    b = aten.relu.default(a)
+    c = aten.mul.Tensor(b, y)
+    d = aten.sub.Tensor(c, x)
+    return aten.exp.default(y), d, aten.neg.default(b)
+
+
+def reduced(trial: Trial, subject: str, **further: Any) -> Reduction:
+    return reduce(trial, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
+
+
+def test_one_wrong_operator_is_all_that_stays() -> None:
+    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
+    reduction = reduced(trial, "output[1]")
+    assert (reduction.shown, reduction.stopped) == (True, "done")
+    assert targets(reduction) == ["aten.relu.default"]
+    assert reduction.subject == "output[0]"
+    again = judge_trial(reduction.trial, 60)
+    assert again is not None
+    assert [(found.kind, found.subject) for found in again] == [(Kind.LOGIC, "output[0]")]
+
+
+def test_what_is_right_is_not_reduced() -> None:
+    reduction = reduced(trial_of(chain, torch.randn(4), torch.randn(4), compiler="eager"), "output[1]")
+    assert not reduction.shown
+    assert len(targets(reduction)) == 6
+
+
+def test_at_the_deadline_and_at_ctrl_c_the_best_so_far_stays(tmp_path: Path) -> None:
+    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
+    seen: list[str] = []
+
+    def interrupt(progress: Progress) -> None:
+        seen.append(str(progress))
+        if progress.size.calls < 6:
+            raise KeyboardInterrupt
+
+    journal = tmp_path / "journal"
+    stopped = reduced(trial, "output[1]", progress=interrupt, journal=journal)
+    assert stopped.stopped == "interrupted"
+    assert 1 < len(targets(stopped)) < 6
+    assert "s left" in seen[-1]
+    late = reduce(trial, subject="output[1]", kind=Kind.LOGIC, deadline=time.monotonic())
+    assert (late.stopped, late.tried, len(targets(late))) == ("deadline", 0, 6)
+
+    counted: list[Trial] = []
+
+    def counting(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
+        counted.append(trial)
+        return judge_trial(trial, timeout)
+
+    whole = reduced(trial, "output[1]", journal=tmp_path / "other")
+    continued = reduced(trial, "output[1]", journal=journal, judge=counting)
+    assert targets(continued) == targets(whole)
+    assert len(counted) < whole.tried
