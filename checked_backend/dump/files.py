@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +18,9 @@ from checked_backend.dump.schema import FORMAT, VERSION, Storage
 from checked_backend.dump.tensors import fingerprint
 from checked_backend.errors import DumpError
 
-__all__ = ["read_json", "read_regions", "read_text", "sha256", "with_checksum"]
+__all__ = ["check_memory", "read_json", "read_regions", "read_text", "sha256", "with_checksum"]
 
-_MAX_JSON = 1 << 30
+_MAX_JSON = 1 << 28
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 
@@ -41,7 +43,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     """
     data = _read(path)
     try:
-        document = json.loads(data, parse_constant=_no_constant)
+        document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{path}: not JSON, or truncated: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -52,7 +54,11 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     if version > VERSION:
         raise DumpError(f"{path}: version {version} is newer than {VERSION}, which this package reads. Update it.")
     found = document.pop("checksum", None)
-    if found != _checksum(document):
+    try:
+        expected = _checksum(document)
+    except RecursionError:
+        raise DumpError(f"{path}: nested too deeply") from None
+    if found != expected:
         raise DumpError(f"{path}: the checksum does not fit: the file was edited or damaged. Dump the graph again.")
     try:
         return model.model_validate({**document, "checksum": found})
@@ -72,6 +78,23 @@ def read_text(path: Path, expected: str) -> str:
     return data.decode("utf-8", "replace")
 
 
+def check_memory(path: Path, needed: int) -> None:
+    """Refuse what is larger than this machine's memory, before any of it is asked for.
+
+    An operating system that promises more memory than there is would kill the process later.
+
+    Raises:
+        DumpError: They are.
+    """
+    if not hasattr(os, "sysconf"):
+        return  # Windows, which does not promise what it lacks
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise DumpError(
+            f"{path}: its tensors need {needed / 2**30:,.1f} GiB; this machine has {there / 2**30:,.1f} GiB"
+        )
+
+
 def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Tensor]:
     """Read the bytes of storages from a safetensors file.
 
@@ -81,6 +104,7 @@ def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Ten
     if path.is_symlink() or not path.is_file():
         raise DumpError(f"{path}: missing, or not a regular file")
     wanted = {f"storage_{i}": storage for i, storage in enumerate(storages) if storage.fingerprint is not None}
+    check_memory(path, sum(storage.end - storage.start for storage in wanted.values()))
     found: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stream:
@@ -105,6 +129,13 @@ def _checksum(document: Mapping[str, Any]) -> str:
 
 def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:60]} is out of range")
+    return value
 
 
 def _read(path: Path) -> bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend.dump.files import read_json, read_regions, read_text
+from checked_backend.dump.files import check_memory, read_json, read_regions, read_text
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
@@ -78,7 +78,7 @@ class Dump:
                 self._module = rebuild_graph(
                     self._graph.graph, self._built_constants(), self._graph.stacks, self._imported
                 )
-            except (BadGraph, RuntimeError, ValueError, SyntaxError) as error:
+            except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
                 needs = (
                     f". The dump says that it needs: {', '.join(self._graph.requires)}" if self._graph.requires else ""
                 )
@@ -95,19 +95,32 @@ class Dump:
             DumpError: An input cannot be made here: another kind of device, more memory than there is, or a value
                 that a dump cannot hold.
         """
+        check_memory(self.path / _INPUTS, _host_bytes(self._inputs.storages))
         saved = read_regions(self.path / self._inputs.values, self._inputs.storages) if self._inputs.values else {}
         try:
             return build_inputs(self._inputs.model_dump(), saved, seed)
         except (RuntimeError, ValueError, MemoryError, AssertionError, OverflowError) as error:
             raise DumpError(f"{self.path / _INPUTS}: the inputs cannot be made here: {error}") from error
 
-    def ambient(self) -> AbstractContextManager[None]:
-        """The modes (grad, inference, autocast) and the random state that the graph was called under."""
-        return ambient(self._inputs.model_dump())
+    @contextmanager
+    def ambient(self) -> Iterator[None]:
+        """The modes (grad, inference, autocast) and the random state that the graph was called under.
+
+        Raises:
+            DumpError: They are of a device or a torch that is not here.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(ambient(self._inputs.model_dump()))
+            except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+                where = self.path / _INPUTS
+                raise DumpError(f"{where}: the recorded modes or random state do not fit here: {error}") from error
+            yield
 
     def _built_constants(self) -> dict[str, torch.Tensor]:
         named = dict(_all_constants(self._graph.graph, ""))
         specs = [spec.model_dump() for spec in named.values()]
+        check_memory(self.path / _GRAPH, _host_bytes(self._graph.storages))
         storages = [storage.model_dump() for storage in self._graph.storages]
         return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
 
@@ -157,6 +170,10 @@ def _all_constants(graph: Graph, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}{name}", spec
     for name, child in graph.subgraphs.items():
         yield from _all_constants(child, f"{path}{name}.")
+
+
+def _host_bytes(storages: list[Storage]) -> int:
+    return sum(storage.end for storage in storages if storage.device == "cpu")
 
 
 def _check_storages(file: Path, tensors: list[Tensor], storages: list[Storage]) -> None:

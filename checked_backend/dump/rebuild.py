@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.schema import Graph, Node
 from checked_backend.dump.targets import Unresolved, attribute_allowed, checked_target, resolve_target
 
 __all__ = ["BadGraph", "check_graph", "rebuild_graph"]
 
-_DEPTH = 60
-_TORCH_WORDS = ("dtype", "layout", "memory_format")
+_CONTROL = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]")  # no breaks, no turns
 
 
 class BadGraph(Exception):
@@ -33,10 +34,7 @@ def check_graph(graph: Graph) -> None:
         where = f"node {node.name}"
         if node.name in seen or keyword.iskeyword(node.name):
             raise BadGraph(f"{where}: the name is taken or reserved")
-        for value in (node.args, node.kwargs):
-            for name in _names(value, where, 0):
-                if name not in seen:
-                    raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
+        _check_arguments(node, where, seen)
         _check_target(graph, node, where)
         seen.add(node.name)
     if [node.op for node in graph.nodes].count("output") != 1 or graph.nodes[-1].op != "output":
@@ -45,10 +43,29 @@ def check_graph(graph: Graph) -> None:
         check_graph(child)
 
 
+def _check_arguments(node: Node, where: str, seen: Collection[str]) -> None:
+    if not (isinstance(node.args, dict) and "tuple" in node.args):
+        raise BadGraph(f"{where}: its arguments are no tuple")
+    if not (isinstance(node.kwargs, dict) and "dict" in node.kwargs):
+        raise BadGraph(f"{where}: its keyword arguments are no dictionary")
+    try:
+        for value in (node.args, node.kwargs):
+            for name in argument_nodes(value):
+                if name not in seen:
+                    raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
+    except BadArgument as error:
+        raise BadGraph(f"{where}: {error}") from None
+    if not all(isinstance(key, str) and key.isidentifier() for key, _ in node.kwargs["dict"]):
+        raise BadGraph(f"{where}: its keyword arguments are no names")
+
+
 def _check_target(graph: Graph, node: Node, where: str) -> None:
     if node.op == "placeholder":
         if not (node.target.isascii() and node.target.isidentifier()) or keyword.iskeyword(node.target):
             raise BadGraph(f"{where}: {node.target!r} is no name of an input")
+    elif node.op == "output":
+        if len(node.args["tuple"]) != 1 or node.kwargs["dict"]:
+            raise BadGraph(f"{where}: an output has one argument")
     elif node.op == "get_attr":
         if node.target not in graph.subgraphs and node.target not in graph.constants:
             raise BadGraph(f"{where}: {node.target!r} is neither a subgraph nor a constant")
@@ -59,26 +76,11 @@ def _check_target(graph: Graph, node: Node, where: str) -> None:
             checked_target(node.target)
         except Unresolved as error:
             raise BadGraph(f"{where}: {error}") from None
-        args = node.args.get("tuple", []) if isinstance(node.args, dict) else []
+        args = node.args["tuple"]
         if node.op == "call_method" and not (args and isinstance(args[0], dict) and "node" in args[0]):
             raise BadGraph(f"{where}: a method needs a node to be called on")
         if node.target == "function:builtins:getattr" and not (len(args) == 2 and attribute_allowed(args[1])):
             raise BadGraph(f"{where}: a dump may not read this attribute")
-
-
-def _names(value: Any, where: str, depth: int) -> Iterator[str]:
-    """The nodes that an argument refers to."""
-    if depth > _DEPTH:
-        raise BadGraph(f"{where}: arguments are nested too deeply")
-    if isinstance(value, list):
-        for item in value:
-            yield from _names(item, where, depth + 1)
-    elif isinstance(value, dict):
-        if set(value) == {"node"}:
-            yield str(value["node"])
-        else:
-            for item in value.values():
-                yield from _names(item, where, depth + 1)
 
 
 def rebuild_graph(
@@ -106,16 +108,17 @@ def rebuild_graph(
     for node in graph.nodes:
         try:
             target = _target(node, imported)
-            args, kwargs = _decode(node.args, nodes, imported), _decode(node.kwargs, nodes, imported)
-            if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(map(_is_name, kwargs)):
-                raise BadGraph("its arguments are no tuple and dictionary")
-        except (Unresolved, BadGraph, KeyError, TypeError, ValueError, RuntimeError) as error:
+            args = decode_argument(node.args, nodes, imported)
+            kwargs = decode_argument(node.kwargs, nodes, imported)
+            made = built.create_node(node.op, target, args, kwargs, name=node.name)
+        # fx too looks into arguments while it takes them, and trips over some that no graph has
+        except (Unresolved, BadGraph, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise BadGraph(f"node {path}{node.name}: {error}") from None
-        made = built.create_node(node.op, target, args, kwargs, name=node.name)
         if made.name != node.name:
             raise BadGraph(f"node {path}{node.name}: the name is reserved")
         if node.stack is not None and node.stack < len(stacks):
-            made.meta["stack_trace"] = stacks[node.stack]
+            # a line of it may become a comment in code that a compiler makes: it must not end there
+            made.meta["stack_trace"] = _CONTROL.sub("?", stacks[node.stack])
         nodes[node.name] = made
     return fx.GraphModule(root, built)
 
@@ -126,10 +129,6 @@ def _target(node: Node, imported: Collection[str]) -> Any:
     if node.op == "call_module":
         raise BadGraph("calls a module, which a dump does not hold")
     return "output" if node.op == "output" else node.target
-
-
-def _is_name(key: object) -> bool:
-    return isinstance(key, str) and key.isidentifier()
 
 
 def _attach(root: nn.Module, path: str, value: Any) -> None:
@@ -146,44 +145,3 @@ def _attach(root: nn.Module, path: str, value: Any) -> None:
         root.register_buffer(last, value)
     else:
         setattr(root, last, value)
-
-
-def _decode(value: Any, nodes: Mapping[str, fx.Node], imported: Collection[str]) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [_decode(item, nodes, imported) for item in value]
-    if not isinstance(value, dict) or len(value) != 1:
-        raise BadGraph(f"an argument is {str(value)[:60]!r}")
-    ((kind, inner),) = value.items()
-    if kind == "node":
-        return nodes[inner]
-    if kind == "tuple":
-        return tuple(_decode(item, nodes, imported) for item in inner)
-    if kind == "size":
-        return torch.Size([_decode(item, nodes, imported) for item in inner])
-    if kind == "dict":
-        return {_key(key): _decode(item, nodes, imported) for key, item in inner}
-    if kind == "slice":
-        start, stop, step = (_decode(part, nodes, imported) for part in inner)
-        return slice(start, stop, step)
-    if kind == "float" and inner in ("nan", "inf", "-inf"):
-        return float(inner)
-    if kind == "complex":
-        real, imaginary = (_decode(part, nodes, imported) for part in inner)
-        return complex(real, imaginary)
-    if kind == "ellipsis":
-        return ...
-    if kind == "device":
-        return torch.device(str(inner))
-    if kind in _TORCH_WORDS and isinstance(word := getattr(torch, str(inner), None), getattr(torch, kind)):
-        return word
-    if kind == "target":
-        return resolve_target(str(inner), imported)
-    raise BadGraph(f"an argument of kind {str(kind)[:60]!r} with a bad value")
-
-
-def _key(key: Any) -> Any:
-    if not isinstance(key, (str, int, bool, float)) and key is not None:
-        raise BadGraph("a key of a dictionary is no string or number")
-    return key

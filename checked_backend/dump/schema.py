@@ -21,6 +21,12 @@ def _dtype(name: str) -> str:
     return name
 
 
+def _floating(name: str) -> str:
+    if not getattr(torch, name).is_floating_point:
+        raise ValueError(f"there is no autocast to dtype {name!r}")
+    return name
+
+
 def _identifier(name: str) -> str:
     if not name.isascii() or not name.isidentifier():
         raise ValueError("not an identifier")
@@ -45,6 +51,19 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Symbolic(_Model):
+    """Sizes and strides with their expressions as text."""
+
+    shape: list[int | str]
+    stride: list[int | str] | None
+
+
+class SymbolicPlace(Symbolic):
+    """The same with the storage offset."""
+
+    storage_offset: int | str
+
+
 class Tensor(_Model):
     """How a tensor lies in memory."""
 
@@ -59,7 +78,7 @@ class Tensor(_Model):
     conj: bool
     neg: bool
     storage: Size
-    symbolic: dict[str, Any] | None
+    symbolic: SymbolicPlace | None
     range: Annotated[list[int | float], Field(min_length=2, max_length=2)] | None
     alias_group: int | None = None
 
@@ -67,6 +86,8 @@ class Tensor(_Model):
     def _fits(self) -> Tensor:
         if len(self.shape) != len(self.stride):
             raise ValueError("shape and stride have different lengths")
+        if self.symbolic is not None and len(self.symbolic.shape) != len(self.shape):
+            raise ValueError("the symbolic shape has another length")
         dtype: torch.dtype = getattr(torch, self.dtype)
         if self.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(f"a tensor of dtype {self.dtype} cannot require grad")
@@ -100,6 +121,47 @@ class Storage(_Model):
         return self
 
 
+class TensorFacts(_Model):
+    """What tracing recorded of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    stride: list[int] | None
+    device: str
+    layout: str
+    requires_grad: bool
+    bytes: int | None
+    symbolic: Symbolic | None = None
+
+
+class ExpectedTensor(_Model):
+    """A node whose value is a tensor."""
+
+    tensor: TensorFacts
+
+
+class ExpectedSymbol(_Model):
+    """A node whose value is a size, a float or a truth that is an expression."""
+
+    symbol: str
+    hint: int | float | bool | dict[str, str] | None
+
+
+class ExpectedOther(_Model):
+    """A node whose value is something else."""
+
+    type: str
+
+
+class ExpectedItems(_Model):
+    """A node whose value is a list or a tuple."""
+
+    items: list[Expected | None]
+
+
+Expected = Annotated[ExpectedTensor | ExpectedSymbol | ExpectedItems | ExpectedOther, Field(union_mode="left_to_right")]
+
+
 class Node(_Model):
     """One node of a graph."""
 
@@ -108,7 +170,7 @@ class Node(_Model):
     target: Annotated[str, StringConstraints(max_length=2000)]
     args: Any
     kwargs: Any
-    expected: dict[str, Any] | None
+    expected: Expected | None
     source: str | None
     stack: Size | None
 
@@ -187,7 +249,7 @@ class Ambient(_Model):
 
     grad: bool
     inference: bool
-    autocast: dict[Device, Dtype]
+    autocast: dict[Device, Annotated[Dtype, AfterValidator(_floating)]]
 
 
 class InputsFile(_Model):

@@ -25,7 +25,7 @@ def render_dump(dump: Dump) -> str:
     lines += ["", *_operators(data["graph"])]
     if data["saved"]:
         lines += ["", *_saved(data)]
-    return "\n".join(clean(line) for line in lines)
+    return "\n".join(clean(line).replace("\n", "\\n") for line in lines)
 
 
 def _inputs(data: Mapping[str, Any]) -> Iterator[str]:
@@ -79,8 +79,7 @@ def _graph(graph: Mapping[str, Any], title: str) -> Iterator[str]:
 def _arguments(node: Mapping[str, Any]) -> str:
     if node["op"] in ("placeholder", "get_attr"):
         return ""
-    args = node["args"].get("tuple", []) if isinstance(node["args"], dict) else []
-    kwargs = node["kwargs"].get("dict", []) if isinstance(node["kwargs"], dict) else []
+    args, kwargs = node["args"]["tuple"], node["kwargs"]["dict"]
     return f"({', '.join([*map(_value, args), *(f'{key}={_value(value)}' for key, value in kwargs)])})"
 
 
@@ -98,12 +97,12 @@ def _value(value: Any) -> str:
 def _expected(expected: Mapping[str, Any] | None) -> str:
     if expected is None:
         return ""
-    if "tensor" in expected and isinstance(expected["tensor"], dict):
+    if "tensor" in expected:
         tensor = expected["tensor"]
-        shape = tensor.get("symbolic", tensor).get("shape", ())
-        return f" -> {tensor.get('dtype')}[{', '.join(map(str, shape))}]"
+        shape = (tensor["symbolic"] or tensor)["shape"]
+        return f" -> {tensor['dtype']}[{', '.join(map(str, shape))}]"
     if "symbol" in expected:
-        return f" -> {expected['symbol']} = {expected.get('hint')}"
+        return f" -> {expected['symbol']} = {expected['hint']}"
     return ""
 
 

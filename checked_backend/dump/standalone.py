@@ -133,20 +133,30 @@ def _finish(tensor: torch.Tensor, spec: Mapping[str, Any]) -> torch.Tensor:
 @contextmanager
 def ambient(document: Mapping[str, Any]) -> Iterator[None]:
     """Enter the modes and the random state that the graph was called under; leave those of before."""
-    state = document["ambient"]
-    before = torch.get_rng_state()
+    state, states = document["ambient"], document["rng"] or {}
+    before = {place: _random_state(place) for place in states if place == "cpu" or torch.cuda.is_available()}
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(state["inference"]))
         stack.enter_context(torch.set_grad_enabled(state["grad"]))
         for device, dtype in state["autocast"].items():
             stack.enter_context(torch.autocast(device, dtype=getattr(torch, dtype)))
-        for device, state64 in (document["rng"] or {}).items():
-            data = torch.frombuffer(bytearray(base64.b64decode(state64)), dtype=torch.uint8)
-            if device == "cpu":
-                torch.set_rng_state(data)
-            elif torch.cuda.is_available():
-                torch.cuda.set_rng_state(data, device)
         try:
+            for place in before:
+                _set_random_state(
+                    place, torch.frombuffer(bytearray(base64.b64decode(states[place])), dtype=torch.uint8)
+                )
             yield
         finally:
-            torch.set_rng_state(before)
+            for place, known in before.items():
+                _set_random_state(place, known)
+
+
+def _random_state(place: str) -> torch.Tensor:
+    return torch.get_rng_state() if place == "cpu" else torch.cuda.get_rng_state(place)
+
+
+def _set_random_state(place: str, state: torch.Tensor) -> None:
+    if place == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, place)

@@ -53,8 +53,7 @@ def edit(path: Path, change: Any) -> None:
     document = json.loads(path.read_text())
     document.pop("checksum")
     change(document)
-    version = document["version"]
-    path.write_text(json.dumps({**with_checksum(document), "version": version}))
+    path.write_text(json.dumps(with_checksum(document)))
 
 
 def python(*words: object, folder: Path, module_path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -45,8 +45,10 @@ def dump(original: Path, tmp_path: Path) -> Path:
 def refused(dump: Path, file: str, why: str) -> None:
     def use() -> None:
         loaded = cb.load_dump(dump)
+        render_dump(loaded)
         loaded.inputs()
-        _ = loaded.module
+        with loaded.ambient():
+            _ = loaded.module
 
     with pytest.raises(cb.DumpError, match=why) as caught:
         use()
@@ -108,6 +110,20 @@ def relu(document: dict[str, Any]) -> dict[str, Any]:
     return next(node for node in document["graph"]["nodes"] if node["target"] == "op:aten.relu.default")
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def nested_graph(graph: dict[str, Any], depth: int) -> dict[str, Any]:
+    output = {**graph["nodes"][-1], "args": {"tuple": [None]}}
+    for _ in range(depth):
+        graph = {"nodes": [output], "subgraphs": {"a": graph} if _ else {}, "constants": {}}
+    return graph
+
+
 Edit = Callable[[dict[str, Any]], Any]
 GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
     "os.system": (lambda d: relu(d).update(target="function:os:system", args={"tuple": ["touch pwned"]}), "os:system"),
@@ -131,6 +147,12 @@ GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
     "code in target": (lambda d: relu(d).update(target="op:aten.relu.default()\nimport os"), "names no operator"),
     "code in name": (lambda d: relu(d).update(name="a\nimport os"), "identifier"),
     "keyword": (lambda d: relu(d).update(name="import"), "reserved"),
+    "no arguments": (lambda d: relu(d).update(args=None), "no tuple"),
+    "argument": (lambda d: relu(d).update(args={"tuple": 5}), "bad value"),
+    "output": (lambda d: d["graph"]["nodes"][-1].update(args={"tuple": []}), "one argument"),
+    "expected": (lambda d: relu(d).update(expected={"tensor": {"symbolic": 5}}), "expected"),
+    "deep": (lambda d: relu(d).update(args={"tuple": [nested(80)]}), "too deeply"),
+    "deep graphs": (lambda d: d["graph"]["subgraphs"].update(a=nested_graph(d["graph"], 300)), "subgraphs"),
     "twice": (lambda d: relu(d).update(name=d["graph"]["nodes"][0]["name"]), "taken"),
     "input name": (lambda d: d["graph"]["nodes"][0].update(target="x=print('pwned')"), "no name of an input"),
     "future node": (lambda d: relu(d).update(args={"tuple": [{"node": "output"}]}), "no earlier node"),
@@ -176,6 +198,11 @@ INPUT_EDITS: dict[str, tuple[Edit, str]] = {
     "names": (lambda d: d["inputs"].pop(), "other inputs"),
     "type": (lambda d: d["inputs"][0].update(type="int"), "not of type"),
     "rng": (lambda d: d["rng"].update(cpu="!!"), "rng"),
+    "random state": (lambda d: d["rng"].update(cpu="aGVsbG8="), "random state"),
+    "random state, no text": (lambda d: d["rng"].update(cpu="a"), "random state"),
+    "autocast": (lambda d: d["ambient"]["autocast"].update(cpu="int64"), "no autocast"),
+    "memory": (lambda d: d["storages"][0].update(start=2**46, end=2**46 + d["storages"][0]["end"]), "this machine has"),
+    "expression": (lambda d: d["inputs"][0]["tensor"].update(symbolic={"shape": 5}), "symbolic"),
     "other dump": (lambda d: d.update(graph="0" * 64), "another dump"),
     "stride": (lambda d: d["inputs"][0]["tensor"].update(stride=[]), "lengths"),
 }
@@ -190,7 +217,16 @@ def test_hostile_inputs_are_refused(dump: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"a": NaN}', "null", "[]", '{"format": "checked_backend dump", "version": "1"}', "\0", "1" * 5000],
+    [
+        "[" * 100_000,
+        '{"a": NaN}',
+        '{"format": "checked_backend dump", "version": 1, "a": 1e999}',
+        "null",
+        "[]",
+        '{"format": "checked_backend dump", "version": "1"}',
+        "\0",
+        "1" * 5000,
+    ],
 )
 @pytest.mark.parametrize("file", ["graph.json", "inputs.json"])
 def test_what_is_not_a_document_is_refused(dump: Path, file: str, text: str) -> None:
@@ -240,6 +276,34 @@ def test_text_in_a_dump_cannot_write_to_the_terminal(dump: Path) -> None:
     checksum = json.loads((dump / "graph.json").read_text())["checksum"]
     edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
     assert "\x1b" not in render_dump(cb.load_dump(dump))
+
+
+def test_a_source_line_in_a_dump_cannot_leave_its_comment(dump: Path) -> None:
+    stack = '  File "a.py", line 1, in f\n    x = 1\rimport os\x0b\x0c\x1b\u0085\u2028'
+    edit(dump / "graph.json", lambda document: document.update(stacks=[stack] * len(document["stacks"])))
+    checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+    edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
+    traces = {node.meta["stack_trace"] for node in cb.load_dump(dump).module.graph.nodes if "stack_trace" in node.meta}
+    assert traces == {'  File "a.py", line 1, in f\n    x = 1?import os?????'}
+
+
+def test_files_that_only_claim_to_be_large_are_refused_at_once(dump: Path) -> None:
+    for file in ("graph.json", "inputs.json", "inputs.safetensors", "constants.safetensors", "module.py"):
+        size = (dump / file).stat().st_size
+        os.truncate(dump / file, 2**40)  # a file with a hole: it takes no room
+        refused(dump, file, ".")
+        os.truncate(dump / file, size)
+    (dump / "inputs.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    refused(dump, "inputs.safetensors", ".")
+
+
+def test_what_is_no_file_is_not_waited_for(dump: Path) -> None:
+    (dump / "inputs.json").unlink()
+    os.mkfifo(dump / "inputs.json")
+    refused(dump, "inputs.json", "regular file")
+    os.unlink(dump / "inputs.json")
+    (dump / "inputs.json").symlink_to("/dev/zero")
+    refused(dump, "inputs.json", "regular file")
 
 
 def test_a_folder_above_names_the_dumps_in_it(original: Path) -> None:
