@@ -1,4 +1,4 @@
-"""A sample of torch's ``op_db``; `sweep_op_db` runs all of it."""
+"""A sample of torch's ``op_db``; ``python -m tests.op_db metadata`` runs all of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 
 pytest.importorskip("expecttest", reason="torch's own test data need it")
 
-from sweep_op_db import KNOWN, name_of, operators, read, run_sample, sweep
+from op_db.entries import name_of, operators
+from op_db.metadata import KNOWN, run_sample, sweep
+from op_db.results import read
 
 SECONDS = 60
 
@@ -22,7 +24,7 @@ def known() -> dict[str, Any]:
 
 
 def test_a_sample_has_no_internal_error_and_no_mismatch_that_is_not_known(tmp_path: Path) -> None:
-    results = list(sweep(tmp_path / "results.jsonl", seconds=SECONDS, limit=1, every=40))
+    results = list(sweep(tmp_path / "results.jsonl", seconds=SECONDS, samples=1, every=40))
     assert len(results) >= 5
     assert [result for result in results if result.get("errors")] == []
     listed = {(bug["op"], bug["detail"]) for bug in known()["bugs"]}
@@ -34,11 +36,11 @@ def test_a_sample_has_no_internal_error_and_no_mismatch_that_is_not_known(tmp_pa
 
 def test_a_later_run_goes_on_where_the_file_ends(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    first = next(sweep(path, seconds=SECONDS, limit=1, every=200))
+    first = next(sweep(path, seconds=SECONDS, samples=1, every=200))
     path.write_text(path.read_text() + '{"name": "cut o')
     path.write_text(path.read_text() + "\n")
-    assert list(read(path)) == [first["name"]]
-    rest = [result["name"] for result in sweep(path, seconds=SECONDS, limit=1, every=200)]
+    assert [result["name"] for result in read(path)] == [first["name"]]
+    rest = [result["name"] for result in sweep(path, seconds=SECONDS, samples=1, every=200)]
     assert first["name"] not in rest
     assert [first["name"], *rest] == [name_of(info) for info in operators()[::200]]
 

@@ -1,7 +1,4 @@
-"""Run every sample of torch's ``op_db`` through the metadata checks; results are kept, and a later run goes on.
-
-    python tests/interpret/sweep_op_db.py results.jsonl [--seconds 600] [--samples N] [--every K]
-    python tests/interpret/sweep_op_db.py results.jsonl --write tests/interpret/known_metadata_bugs.json
+"""Every sample of ``op_db`` through the metadata checks.
 
 A sample is traced with `make_fx` on fake tensors, and the graph runs with all checks. One line per operator:
 ``mismatches`` (real metadata bugs of torch), ``errors`` (this package raised where the bare graph did not: always a bug
@@ -10,8 +7,6 @@ here), ``untraceable`` (torch itself cannot trace it) and ``ran``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
 from collections import Counter
@@ -26,20 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from checked_backend.interpret.metadata import MetadataInterpreter
 from checked_backend.record import Finding
 
+from .entries import name_of, operators
+from .results import append, read
+
+__all__ = ["KNOWN", "document", "interesting", "run_sample", "summary", "sweep"]
+
 KNOWN = Path(__file__).parent / "known_metadata_bugs.json"
-
-
-def operators() -> list[Any]:
-    """The entries of ``op_db`` that take float32 on the CPU, in a fixed order."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    found = [info for info in op_db if torch.float32 in info.dtypes]
-    return sorted(found, key=lambda info: (info.name, info.variant_test_name))
-
-
-def name_of(info: Any) -> str:
-    """An entry's full name."""
-    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
 def layouts(sample: Any) -> Iterator[Any]:
@@ -140,32 +127,47 @@ def sweep_operator(info: Any, limit: int | None) -> dict[str, Any]:
 _SITE = str(Path(torch.__file__).parent.parent) + "/"
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """The results so far; a line that was cut off is dropped."""
-    found = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            result = json.loads(line)
-        except ValueError:
-            continue
-        found[result["name"]] = result
-    return found
+def sweep(path: Path, *, seconds: float, samples: int | None = None, every: int = 1) -> Iterator[dict[str, Any]]:
+    """Go on where the file ends, until the time is up.
 
-
-def sweep(path: Path, *, seconds: float, limit: int | None, every: int) -> Iterator[dict[str, Any]]:
-    """Go on where the file ends, until the time is up."""
-    done, began = read(path), time.monotonic()
-    with path.open("a", encoding="utf-8") as file, warnings.catch_warnings():
+    Args:
+        path: The file.
+        seconds: How long.
+        samples: How many of each operator; None for all.
+        every: Take every k-th operator.
+    """
+    done, began = {result["name"] for result in read(path)}, time.monotonic()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for info in operators()[::every]:
             if name_of(info) in done:
                 continue
             if time.monotonic() - began > seconds:
                 return
-            result = sweep_operator(info, limit)
-            file.write(json.dumps(result) + "\n")
-            file.flush()
+            result = sweep_operator(info, samples)
+            append(path, result)
             yield result
+
+
+def interesting(result: dict[str, Any]) -> bool:
+    """Whether a person would want to see it now."""
+    return bool(result["mismatches"] or result.get("errors"))
+
+
+def summary(path: Path) -> str:
+    """How far the sweep is, and what came out."""
+    totals = Counter[str]()
+    names = set()
+    for result in read(path):
+        names.add(result["name"])
+        totals.update({key: result.get(key, 0) for key in ("ran", "untraceable", "errors")})
+    return f"{len(names)} of {len(operators())} operators; samples: {dict(totals)}"
+
+
+def document(path: Path) -> dict[str, Any]:
+    """What was found, as the list that the tests go by."""
+    results = {result["name"]: result for result in read(path)}
+    return {"torch": torch.__version__.partition("+")[0], "dtype": "float32", "bugs": known_bugs(results)}
 
 
 def known_bugs(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -177,31 +179,3 @@ def known_bugs(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             entry = {k: v for k, v in mismatch.items() if k != "sample"}
             found.setdefault(key, {**entry, "shown_by": []})["shown_by"].append(name)
     return [found[key] for key in sorted(found)]
-
-
-def main() -> None:
-    """Sweep, or write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--samples", type=int, default=None)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--write", type=Path, default=None)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.write is None:
-        for result in sweep(options.results, seconds=options.seconds, limit=options.samples, every=options.every):
-            if result["mismatches"] or result.get("errors"):
-                print(json.dumps(result))
-    results = read(options.results)
-    totals = Counter[str]()
-    for result in results.values():
-        totals.update({key: result.get(key, 0) for key in ("ran", "untraceable", "errors")})
-    print(f"{len(results)} of {len(operators())} operators; samples: {dict(totals)}")
-    if options.write is not None:
-        document = {"torch": torch.__version__.partition("+")[0], "dtype": "float32", "bugs": known_bugs(results)}
-        options.write.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
