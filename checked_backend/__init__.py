@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checked_backend.backends import aot_compilers, debug_interpreter, graph_dumper, nop, numcheck
     from checked_backend.checking import check
+    from checked_backend.compilers.fusion import memory_efficient_fusion
     from checked_backend.dump import Dump, load_dump
     from checked_backend.errors import (
         CandidateError,
@@ -57,6 +58,7 @@ __all__ = [
     "graph_dumper",
     "load_dump",
     "measure",
+    "memory_efficient_fusion",
     "nop",
     "numcheck",
     "randomize",
@@ -66,6 +68,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "backends": ("aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"),
         "checking": ("check",),
+        "compilers.fusion": ("memory_efficient_fusion",),
         "dump": ("Dump", "load_dump"),
         "errors": (
             "CandidateError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch._dynamo.exc import (
     TensorifyScalarRestartAnalysis,
     exceptions_allowed_to_be_fallback,
 )
+from torch._functorch.aot_autograd import aot_function, aot_module
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library.simple_registry import singleton as _library_registry
@@ -61,6 +62,8 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "aot_autograd",
+    "aot_function",
+    "aot_module",
     "autograd_sequence_number",
     "call_after_backward",
     "catch_backward_error",
@@ -84,6 +87,7 @@ __all__ = [
     "get_decompositions",
     "graph_task_keeps_graph",
     "higher_order_kernel",
+    "inductor_compile_graph",
     "inductor_decompositions",
     "inductor_mode_options",
     "inductor_settings",
@@ -101,6 +105,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "neg_view",
     "negative_view",
+    "no_donated_buffers",
     "python_expression",
     "renew_compile_threads",
     "run_composite",
@@ -262,6 +267,57 @@ def without_compile_caches() -> Iterator[None]:
         for module, names in changes:
             stack.enter_context(module.patch({name: False for name in names if hasattr(module, name)}))
         yield
+
+
+@contextmanager
+def no_donated_buffers() -> Iterator[None]:
+    """Compile a backward graph so that it leaves what the forward graph saved as it is.
+
+    Inductor writes over saved activations that nobody else can see (``torch._functorch.config.donated_buffer``).
+    """
+    context = TracingContext.try_get()
+    metadata: Any = None if context is None else context.fw_metadata
+    if metadata is None:
+        yield
+        return
+    donated, metadata.bw_donated_idxs = metadata.bw_donated_idxs, None
+    # Inductor's cache does not know of donated buffers: it would hand out code that was compiled with them
+    tag = f"{torch.compiler.config.cache_key_tag} no donated buffers"
+    try:
+        with torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+            yield
+    finally:
+        metadata.bw_donated_idxs = donated
+
+
+def inductor_compile_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: str, user_outputs: Sequence[int], patches: Any
+) -> Callable[[list[Any]], Any]:
+    """Compile one AOT graph with Inductor.
+
+    Args:
+        gm: The graph; Inductor changes it.
+        example_inputs: Its inputs.
+        kind: ``forward``, ``backward`` or ``inference``.
+        user_outputs: Places of the outputs whose strides must be as traced.
+        patches: Inductor's config patches.
+
+    Returns:
+        A boxed callable.
+    """
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    (output,) = gm.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(user_outputs)
+    fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    with compiling(), tracing(context), V.set_fake_mode(fake_mode), config.patch(patches):
+        compiled: Callable[[list[Any]], Any] = compile_fx_inner(
+            gm, list(example_inputs), is_backward=kind == "backward", is_inference=kind == "inference"
+        )
+    return compiled
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:

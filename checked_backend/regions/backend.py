@@ -25,6 +25,7 @@ def build_region(
     *,
     thorough: bool = False,
     silent: bool = False,
+    info: GraphInfo | None = None,
 ) -> Callable[..., Any]:
     """Compile a region with the candidate compiler and wrap it in its check.
 
@@ -32,18 +33,19 @@ def build_region(
     ``torch._dynamo.config.suppress_errors`` run eager in silence. The region's first call reports it.
 
     Args:
-        gm: The Dynamo graph.
+        gm: The Dynamo graph; an AOT graph too, for a compiler of such graphs.
         example_inputs: As Dynamo gave them.
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
         silent: Write no report to disk.
+        info: Names, if not those that the graph has from Dynamo.
 
     Raises:
         OptionError: The compiler is unknown.
     """
     compiler = resolve_compiler(options, mode)
-    info = GraphInfo.of(gm)
+    info = info or GraphInfo.of(gm)
     pristine = copy_graph(gm)
     traced = [
         node.meta.get("example_value", value)

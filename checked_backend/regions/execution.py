@@ -20,13 +20,15 @@ class Subjects:
 
     Attributes:
         inputs: The user's name of each input.
+        outputs: The names of outputs that have one of their own.
     """
 
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
 
     def output(self, index: int) -> str:
         """``output[0]``."""
-        return f"output[{index}]"
+        return self.outputs[index] if index < len(self.outputs) else f"output[{index}]"
 
     def mutated(self, position: int) -> str:
         """``mutated[bn.running_mean]``."""

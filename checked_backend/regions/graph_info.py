@@ -34,6 +34,10 @@ class GraphInfo:
         output_sources: For each output, the user's line that made it ("" where there is none).
         sources: The user's lines in the region, first to last, without repetition.
         nodes: Number of call nodes.
+        graph: The kind of an AOT graph; None for Dynamo's.
+        outputs: For each output, its name, where it is not ``output[place]``.
+        free_outputs: Places of outputs that only another compiled graph or autograd gets to see: their strides are the
+            compiler's to choose, and they need not share the memory that eager's share.
     """
 
     name: str
@@ -42,6 +46,9 @@ class GraphInfo:
     output_sources: tuple[str, ...]
     sources: tuple[str, ...]
     nodes: int
+    graph: str | None = None
+    outputs: tuple[str, ...] = ()
+    free_outputs: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> GraphInfo:

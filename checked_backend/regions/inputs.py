@@ -96,11 +96,12 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
         operator whose body the log does not see).
     """
     log = _EffectLog()
+    # here, not under the fake mode, which would describe the tensor itself, with its gradient
+    bare = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
         try:
             fakes = [
-                fake_mode.from_tensor(arg.detach(), static_shapes=True) if isinstance(arg, torch.Tensor) else arg
-                for arg in args
+                fake_mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in bare
             ]
             keys = {
                 position: storage_key(fake) for position, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)

@@ -107,8 +107,13 @@ class Judge:
             )
             for position in sorted(call.inputs.mutated)
         ]
-        structure = list(compare_parts(parts))
+        free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
+        structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
+        if not call.ambient.grad_enabled:  # the reference got copies that never require grad, and nothing changes that
+            changed = {call.subjects.mutated(position) for position in call.inputs.mutated}
+            structure = [f for f in structure if f.subject not in changed or f.detail != "structure.requires_grad"]
         aliasing = self._aliasing(call, reference, outputs, args, parts)
+        aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         rulings = self._values(call, parts, incomparable, pristine, None)
@@ -242,6 +247,12 @@ class Judge:
             with call.ambient.entered():
                 recomputed = execute(self._reference, arguments, leaves).graph(call.inputs.mutated)
             return recomputed.backward(passed.cotangents, retain_graph=False)
+
+
+def _is_layout(finding: Finding) -> bool:
+    """Whether a finding is about strides, or memory that is not shared where eager shares it."""
+    separate = finding.kind is Kind.ALIAS and (finding.actual or "").startswith("separate memory")
+    return separate or finding.detail in FREE_IN_GRADIENTS or finding.detail == "alias.identity"
 
 
 def settle_none(

@@ -156,7 +156,7 @@ class CheckedRegion:
                 names = list(self._info.inputs)
                 for position, name in qualified_names(args).items():
                     names[position] = name
-                self._known = effects, Subjects(tuple(names))
+                self._known = effects, Subjects(tuple(names), self._info.outputs)
             return *self._known, first
 
     def _run_reference(self, call: Call) -> Execution | Exception:

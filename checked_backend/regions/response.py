@@ -92,7 +92,12 @@ class Response:
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
         """
         named = [
-            replace(finding, region=self._info.name, source=finding.source or self._fallback_source())
+            replace(
+                finding,
+                region=self._info.name,
+                source=finding.source or self._fallback_source(),
+                graph=finding.graph or self._info.graph,
+            )
             for finding in findings
         ]
         reported, ignored = split_ignored(named, self._options.ignore)

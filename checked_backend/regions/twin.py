@@ -83,6 +83,8 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
             and any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
         ):
             raise TwinError(f"{node.name} reinterprets the bits of a tensor")
+        if node.target is torch.ops.aten.view.dtype:
+            raise TwinError(f"{node.name} reinterprets the bits of a tensor")
         if node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
             device, dtype, _, *rest = node.args
             node.args = (device, dtype, False, *rest)

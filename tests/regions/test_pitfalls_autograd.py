@@ -293,6 +293,20 @@ def test_mutation_without_gradients(mode: Callable[[], Any]) -> None:
         assert ("mutation.wrong", "mutated[x]") in found(audit(program, faults.wrong_mutation("x", how)))
 
 
+def test_a_parameter_without_gradients_where_effects_are_unknown() -> None:
+    """What a cond mutates is not known, so eager gets copies of the parameters, which never require grad."""
+    layer = nn.Linear(4, 4)
+
+    def program(compile_: Compile) -> Any:
+        def branch(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda t: layer(t).sin(), lambda t: layer(t).cos(), (x,))
+
+        with torch.no_grad():
+            return compile_(branch)(torch.randn(2, 4))
+
+    clean_reports(program)
+
+
 def test_no_grad_inside_the_region() -> None:
     def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():

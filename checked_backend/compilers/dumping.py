@@ -1,8 +1,4 @@
-"""The AOT-level compilers of this package, as ``checked_backend.aot_compilers``.
-
-They serve as ``fw_compiler``, ``bw_compiler`` and ``inference_compiler`` of ``torch._dynamo``'s ``aot_autograd`` and of
-``functorch.compile``'s ``aot_function`` and ``aot_module``.
-"""
+"""A compiler that dumps the graphs it is given."""
 
 from __future__ import annotations
 
@@ -14,12 +10,13 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend.aot import draw_graph, interpret, nop, print_graph, torchscript
+from checked_backend.aot import nop
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
+from checked_backend.compilers.graph_kind import graph_kind
 from checked_backend.dump import RegionDump
 from checked_backend.dump.region import saved_activations
 
-__all__ = ["draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"]
+__all__ = ["dump_graph"]
 
 
 def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: bool = False) -> AotCompiler:
@@ -42,7 +39,7 @@ def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: b
     lock = threading.Lock()
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], /) -> BoxedCallable:
-        kind = _kind(gm)
+        kind = graph_kind(gm)
         saved = frozenset(entry["name"] for entry in saved_activations(gm, kind))
         dump: RegionDump | None = None
         with lock:
@@ -58,9 +55,3 @@ def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: b
         return boxed(dump.watched(kind, run))
 
     return compile_graph
-
-
-def _kind(gm: fx.GraphModule) -> str:
-    if any(node.name.startswith("tangents_") for node in gm.graph.find_nodes(op="placeholder")):
-        return "backward"
-    return "forward" if saved_activations(gm, "forward") else "inference"

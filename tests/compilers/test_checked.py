@@ -1,0 +1,236 @@
+"""`checked`: one AOT compiler's graphs against the same graphs run eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import aot_function, aot_module
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
+import checked_backend as cb
+from checked_backend.aot.decompositions import decomposition_table
+from checked_backend.errors import DivergenceWarning
+
+aot = cb.aot_compilers
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+
+
+def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x.sin() * y).relu().sum(0), nn.functional.dropout(x, 0.5)
+
+
+def smooth(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x.sin() * y).relu().sum(0), x.tanh()
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+
+
+def replacing(old: Any, new: Any) -> Compiler:
+    """A compiler that is wrong about one operator; what it returns is not boxed."""
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        for node in gm.graph.find_nodes(op="call_function", target=old):
+            node.target = new
+        gm.recompile()
+        return gm.forward
+
+    return compile_graph
+
+
+ATEN = torch.ops.aten
+WRONG_BACKWARD = replacing(ATEN.cos.default, ATEN.sin.default)
+WRONG_FORWARD = replacing(ATEN.relu.default, ATEN.neg.default)
+
+
+def train(call: Callable[..., Any], *given: torch.Tensor) -> Any:
+    out = call(*given)
+    leaves = [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if leaf.requires_grad]
+    return torch.autograd.grad(sum(leaf.square().sum() for leaf in leaves), given, allow_unused=True)
+
+
+# TorchScript drops a useless native_dropout from the backward graph, and with it random numbers that eager draws
+@pytest.mark.parametrize(
+    ("compiler", "function"),
+    [("nop", function), ("interpret", smooth), ("torchscript", smooth), (aot.nop, smooth), (WRONG_BACKWARD, smooth)],
+    ids=["nop", "interpret", "torchscript", "callable", "wrong"],
+)
+def test_forward_and_backward_of_a_function(compiler: Any, function: Callable[..., Any]) -> None:
+    given = inputs()
+    if compiler is WRONG_BACKWARD:
+        with pytest.raises(cb.DivergenceError) as caught:
+            train(aot_function(function, aot.checked(compiler)), *given)
+        (finding,) = caught.value.report.findings
+        assert (finding.kind, finding.subject, finding.graph) == (cb.Kind.LOGIC, "grad[primals_1]", "backward")
+        return
+    with cb.collect() as session:
+        torch.manual_seed(1)
+        gradients = train(aot_function(function, aot.checked(compiler)), *given)
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
+    kinds = [region.name.split(", ")[1] for region in session.report.coverage.regions]
+    assert kinds == ["forward graph 0", "backward graph 1"]
+    torch.manual_seed(1)
+    expected = train(aot_function(function, aot.nop), *given)
+    assert all(map(torch.equal, expected, gradients))
+
+
+def test_a_module_with_changing_buffers() -> None:
+    module, twin = net(), net()
+    twin.load_state_dict(module.state_dict())
+    x = torch.randn(5, 4)
+    with cb.collect() as session:
+        compiled = aot_module(module, aot.checked("nop"))
+        compiled(x).square().sum().backward()
+    aot_module(twin, aot.nop)(x).square().sum().backward()
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
+    assert all(map(torch.equal, module.state_dict().values(), twin.state_dict().values()))
+    for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_under_dynamo_with_an_inference_graph(dynamic: bool) -> None:
+    module = net()
+    checking = aot.checked("nop")
+    compiled = torch.compile(module, backend=aot_autograd(fw_compiler=checking), dynamic=dynamic)
+    with cb.collect() as session:
+        for size in (5, 6):
+            compiled(torch.randn(size, 4)).sum().backward()
+        with torch.no_grad():
+            compiled(torch.randn(5, 4))
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
+    kinds = {region.name.split(", ")[1].split()[0] for region in session.report.coverage.regions}
+    assert kinds == {"forward", "backward", "inference"}
+
+
+def test_a_wrong_saved_activation_is_called_so() -> None:
+    def spoil(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            out = list(gm.forward(*args))
+            return [*out[:-1], out[-1] + 1]
+
+        return run
+
+    with pytest.raises(cb.DivergenceError) as caught:
+        train(aot_function(lambda x: x.exp() * 2, aot.checked(spoil)), torch.randn(3, requires_grad=True))
+    (finding,) = caught.value.report.findings
+    assert finding.subject == "saved[detach]"
+    assert finding.graph == "forward"
+
+
+def test_strides_of_what_is_saved_are_the_compilers_to_choose() -> None:
+    def relayout(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            out = list(gm.forward(*args))
+            return [*out[:-1], out[-1].t().contiguous().t()]
+
+        return run
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with cb.collect() as session:
+        run = aot_function(lambda t: t.exp() * 2, aot.checked(relayout, on_divergence="record"), bw_compiler=aot.nop)
+        run(x)
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
+    with torch.no_grad(), cb.collect() as session:
+        aot_function(lambda t: t.exp() * 2, aot.checked(relayout, on_divergence="record"))(x)
+    assert [finding.detail for finding in session.report.findings] == ["structure.stride"]
+
+
+@pytest.mark.parametrize("answer", ["warn", "record", "fallback"])
+def test_answers(answer: str) -> None:
+    x = torch.randn(6, requires_grad=True)
+    expected = train(lambda t: t.sin().relu(), x)
+    with cb.collect() as session:
+        run = aot_function(lambda t: t.sin().relu(), aot.checked(WRONG_BACKWARD, on_divergence=answer))
+        if answer == "warn":
+            with pytest.warns(DivergenceWarning, match=r"grad\[primals_1\]"):
+                gradients = train(run, x)
+        else:
+            gradients = train(run, x)
+    assert session.report.verdict is cb.Verdict.FAIL
+    assert torch.equal(gradients[0], expected[0]) is (answer == "fallback")
+
+
+def test_the_user_gets_what_the_compiler_computed_and_its_random_state() -> None:
+    given = inputs()
+    torch.manual_seed(3)
+    expected = aot_function(function, aot.nop)(*given)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    actual = aot_function(function, aot.checked("nop"))(*given)
+    assert all(map(torch.equal, expected, actual))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_compiler_that_raises_is_a_finding_and_eager_goes_on() -> None:
+    def broken(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        raise RuntimeError("no luck")
+
+    x = torch.randn(3)
+    with cb.collect() as session:
+        out = aot_function(torch.sin, aot.checked(broken, on_divergence="record"))(x)
+    assert torch.equal(out, x.sin())
+    (finding,) = session.report.findings
+    assert (finding.detail, finding.graph) == ("crash.compiling", "inference")
+    assert "no luck" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("compiler", "options", "message"),
+    [
+        ("nonsense", {}, r"compiler got 'nonsense'. Valid: inductor, interpret, nop"),
+        (3, {}, "compiler got 3"),
+        ("nop", {"gradients": True}, "option 'gradients' is for a backend"),
+        ("nop", {"bogus": 1}, "no option 'bogus'"),
+        ("nop", {"on_divergence": "sing"}, "on_divergence"),
+        ("nop", {"compiler_options": {"a": 1}}, "is Inductor's"),
+    ],
+)
+def test_misuse(compiler: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(cb.OptionError, match=message):
+        aot.checked(compiler, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_inductor() -> None:
+    table = decomposition_table("inductor")
+    given = inputs()
+    with cb.collect() as session:
+        train(aot_function(function, aot.checked("inductor"), decompositions=table), *given)
+        module = net()
+        backend = aot_autograd(fw_compiler=aot.checked("inductor"), decompositions=table)
+        compiled = torch.compile(module, backend=backend, dynamic=True)
+        for size in (5, 6):  # the saved activations of this net are memory that Inductor would write over
+            compiled(torch.randn(size, 4, requires_grad=True)).sum().backward()
+        with torch.no_grad():
+            compiled(torch.randn(5, 4))
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
+    kinds = {region.name.split(", ")[1].split()[0] for region in session.report.coverage.regions}
+    assert kinds == {"forward", "backward", "inference"}
+
+
+@pytest.mark.inductor
+def test_inductor_keeps_the_strides_that_the_user_sees() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    run = aot_module(conv, aot.checked("inductor"), decompositions=decomposition_table("inductor"))
+    with torch.no_grad():
+        assert run(x).stride() == aot_module(conv, aot.nop)(x).stride()
+
+
+def test_names_are_sorted() -> None:
+    assert aot.__all__ == sorted(aot.__all__)
+    assert {"checked", "draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"} <= set(aot.__all__)
