@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C import _DisableTorchDispatch as DisableTorchDispatch
 from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
@@ -75,6 +76,7 @@ __all__ = [
     "default_partition",
     "deferred_asserts",
     "detect_fake_mode",
+    "disable_compile_caches",
     "disable_current_modes",
     "dump_code",
     "dynamo_control_flow",
@@ -89,6 +91,7 @@ __all__ = [
     "higher_order_kernel",
     "inductor_compile_graph",
     "inductor_decompositions",
+    "inductor_front",
     "inductor_mode_options",
     "inductor_settings",
     "inner_exception",
@@ -223,6 +226,35 @@ def inductor_mode_options(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options  # noqa: PLC0415  Inductor is slow to import and often not needed
 
     return dict(list_mode_options(mode, dynamic=None))
+
+
+def inductor_front(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Inductor without its back half: graph passes, decompositions and partitioning, then a compiler of one's own.
+
+    AOT autograd's cache is off: it does not know what compiler made an entry.
+
+    Args:
+        gm: A Dynamo graph; it may be changed.
+        example_inputs: Its inputs.
+        inner: Gets each ATen graph and its inputs, with ``is_backward`` and ``is_inference`` by keyword.
+        patches: Changes of Inductor's configuration.
+    """
+    from torch._functorch import config as functorch_config  # noqa: PLC0415  as Inductor below
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  Inductor is slow to import
+
+    with functorch_config.patch(enable_autograd_cache=False):
+        compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches))
+    function: Callable[..., Any] = compiled
+    return function
+
+
+def disable_compile_caches() -> None:
+    """Let Inductor compile everything anew in this process, for good."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+
+    config.force_disable_caches = True
 
 
 def renew_compile_threads() -> None:

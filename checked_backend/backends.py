@@ -21,6 +21,7 @@ from checked_backend.dump import RegionDump, graph_name
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.interpret.answer import Answer
 from checked_backend.interpret.metadata import MetadataInterpreter
+from checked_backend.investigate import investigate
 from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
 from checked_backend.record import RegionInfo
 from checked_backend.regions.backend import build_region
@@ -199,7 +200,7 @@ def numcheck(
     """
     parsed = parse_options(CheckOptions, "numcheck", options)
     dump = _dump_of(gm, parsed, parsed.dump)
-    return _watched(dump, build_region(gm, example_inputs, parsed, mode))
+    return _watched(dump, build_region(gm, example_inputs, parsed, mode, investigator=investigate))
 
 
 def _compile(

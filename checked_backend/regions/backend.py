@@ -9,8 +9,12 @@ from torch import fx
 
 from checked_backend._torch import dynamo_control_flow
 from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
 from checked_backend.regions.candidate import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.execution import Cotangents
+from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.judgement import Call
 from checked_backend.regions.region import CheckedRegion, NotCompiled
 from checked_backend.regions.twin import compile_twin, needs_default_dtype
 
@@ -26,6 +30,7 @@ def build_region(
     thorough: bool = False,
     silent: bool = False,
     info: GraphInfo | None = None,
+    investigator: Investigator | None = None,
 ) -> Callable[..., Any]:
     """Compile a region with the candidate compiler and wrap it in its check.
 
@@ -40,6 +45,7 @@ def build_region(
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
         silent: Write no report to disk.
         info: Names, if not those that the graph has from Dynamo.
+        investigator: Asked where a failure comes from, if the options say ``localize``.
 
     Raises:
         OptionError: The compiler is unknown.
@@ -64,6 +70,12 @@ def build_region(
     def make_twin(inputs64: Sequence[Any]) -> Callable[..., Any]:
         return compile_twin(compiler, pristine, traced, inputs64)
 
+    def investigate(call: Call, cotangents: Cotangents | None, findings: Sequence[Finding]) -> Sequence[Finding]:
+        failure = Failure(
+            pristine, tuple(traced), call.inputs, call.ambient, call.rng, call.subjects, cotangents, options, mode
+        )
+        return findings if investigator is None else investigator(failure, findings)
+
     # forward: calling the module would print a traceback when the user's program raises
     return CheckedRegion(
         info,
@@ -74,4 +86,5 @@ def build_region(
         default_dtype=needs_default_dtype(pristine),
         thorough=thorough,
         silent=silent,
+        investigate=investigate if options.localize and investigator is not None else None,
     )

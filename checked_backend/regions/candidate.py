@@ -14,7 +14,7 @@ from checked_backend._torch import InvalidBackend, dynamo_disable, inductor_mode
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.options import CheckOptions
 
-__all__ = ["Compiler", "compile_candidate", "copy_graph", "eager_graph", "resolve_compiler"]
+__all__ = ["Compiler", "compile_candidate", "copy_graph", "eager_graph", "inductor_patches", "resolve_compiler"]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -33,7 +33,7 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
     """
     given = dict(options.compiler_options)
     if options.compiler == "inductor":
-        patches: dict[str, Any] = {**(inductor_mode_options(mode) if mode else {}), "fallback_random": True, **given}
+        patches = inductor_patches(options, mode)
         inductor = lookup_backend("inductor")
         return lambda gm, example_inputs: inductor(gm, list(example_inputs), config_patches=patches)  # type: ignore[call-arg]
     if mode:
@@ -52,6 +52,12 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
     if given:
         return lambda gm, example_inputs: compiler(gm, example_inputs, options=given)
     return compiler
+
+
+def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str, Any]:
+    """What is changed in Inductor's configuration while it compiles the candidate."""
+    by_mode = inductor_mode_options(mode) if mode else {}
+    return {**by_mode, "fallback_random": True, **options.compiler_options}
 
 
 def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -37,14 +37,19 @@ class Ledger:
         new = []
         with self._lock:
             for finding in findings:
-                key = (finding.region, finding.subject, finding.detail or finding.kind)
+                key = _key(finding)
                 self._repeats[key] += 1
                 if key not in self._findings:
                     self._findings[key] = finding
                     new.append(finding)
             for finding in ignored:
-                self._ignored.setdefault((finding.region, finding.subject, finding.detail or finding.kind), finding)
+                self._ignored.setdefault(_key(finding), finding)
         return tuple(new)
+
+    def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Those among findings that no earlier call had."""
+        with self._lock:
+            return tuple(finding for finding in findings if _key(finding) not in self._findings)
 
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""
@@ -92,7 +97,7 @@ class Ledger:
             findings = tuple(self._findings.values()) if only is None else tuple(only)
             counted = tuple(
                 replace(finding, evidence={**finding.evidence, "seen in calls": times})
-                if (times := self._repeats[finding.region, finding.subject, finding.detail or finding.kind]) > 1
+                if (times := self._repeats[_key(finding)]) > 1
                 else finding
                 for finding in findings
             )
@@ -105,6 +110,10 @@ class Ledger:
                 detection_power=dict(self._power),
             )
         return Report(findings=counted, coverage=coverage, title=title, environment=environment())
+
+
+def _key(finding: Finding) -> tuple[str, str, str]:
+    return finding.region, finding.subject, finding.detail or finding.kind
 
 
 def split_ignored(findings: Sequence[Finding], ignore: Sequence[str]) -> tuple[list[Finding], list[Finding]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.ambient import Ambient, RngState
-from checked_backend.regions.execution import Execution, Subjects, execute
+from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
 from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
@@ -33,6 +34,7 @@ from checked_backend.regions.schedule import Schedule
 __all__ = ["CheckedRegion", "NotCompiled"]
 
 Region = Callable[..., Any]
+Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding]], Sequence[Finding]]
 
 
 class NotCompiled:
@@ -58,6 +60,8 @@ class CheckedRegion:
         default_dtype: Whether the region depends on torch's default dtype.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
+        investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, and the findings;
+            gives back the findings with where they come from.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class CheckedRegion:
         default_dtype: bool = True,
         thorough: bool = False,
         silent: bool = False,
+        investigate: Investigate | None = None,
     ) -> None:
         self._info = info
         self._reference = reference
@@ -84,6 +89,8 @@ class CheckedRegion:
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
         self._stopped = False
+        self._investigate = investigate
+        self._investigated = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
@@ -135,7 +142,7 @@ class CheckedRegion:
         findings += unexpected_mutation([subjects.mutated(position) for position in changed])
         if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
             findings += self._judge.random_state(call)
-        if self._respond(findings):
+        if self._respond(findings, call=call):
             return self._eager_instead(args, call)
         after_candidate.restore()
         if call.inputs.requires_grad and self._options.gradients:
@@ -211,7 +218,7 @@ class CheckedRegion:
         if judged is None:
             return None
         findings, gradients = judged
-        fell_back = self._respond(findings)
+        fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         self._schedule.spent(time.perf_counter() - began)
         return gradients if fell_back else None
 
@@ -225,7 +232,7 @@ class CheckedRegion:
                 self._response.note(exception_type_differs(reference, error))
             raise reference
         during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
-        self._respond([candidate_crashed(error, during=during)], cause=error)
+        self._respond([candidate_crashed(error, during=during)], cause=error, call=call)
         return self._eager_instead(args, call)
 
     def _eager_instead(self, args: Sequence[Any], call: Call) -> Any:
@@ -234,9 +241,25 @@ class CheckedRegion:
         call.rng.restore()
         return self._reference(*args)
 
-    def _respond(self, findings: Sequence[Finding], cause: BaseException | None = None) -> bool:
+    def _respond(
+        self,
+        findings: Sequence[Finding],
+        cause: BaseException | None = None,
+        call: Call | None = None,
+        cotangents: Cotangents | None = None,
+    ) -> bool:
         """Report findings as the user asked. Returns whether to fall back to eager, now and for good."""
-        if self._response.to(findings, cause=cause):
+
+        def investigate(reported: Sequence[Finding]) -> Sequence[Finding]:
+            if self._investigate is None or call is None:
+                return reported
+            if self._investigated:  # it takes long, and what is found later mostly follows from what was found first
+                known = {"localized": "not anew: an earlier finding in this region was"}
+                return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
+            self._investigated = True
+            return self._investigate(call, cotangents, reported)
+
+        if self._response.to(findings, cause=cause, investigate=investigate):
             self._stopped = True
         return self._stopped
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
@@ -78,12 +78,19 @@ class Response:
         for ledger in self._ledgers():
             ledger.note(f"{self._info.name}: {note}")
 
-    def to(self, findings: Sequence[Finding], *, cause: BaseException | None = None) -> bool:
+    def to(
+        self,
+        findings: Sequence[Finding],
+        *,
+        cause: BaseException | None = None,
+        investigate: Callable[[Sequence[Finding]], Sequence[Finding]] | None = None,
+    ) -> bool:
         """Answer findings as the user asked.
 
         Args:
             findings: What a check found; may be empty.
             cause: The exception that a finding stands for.
+            investigate: Adds to findings where they come from; called if one that fails is new.
 
         Returns:
             Whether to hand out eager's results and stop using the candidate.
@@ -101,6 +108,11 @@ class Response:
             for finding in findings
         ]
         reported, ignored = split_ignored(named, self._options.ignore)
+        if investigate is not None and any(finding.kind.fails for finding in self._own.unknown(reported)):
+            try:
+                reported = list(investigate(reported))
+            except Exception as error:  # the verdict stands without it
+                self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
         new: tuple[Finding, ...] = ()
         for ledger in reversed(self._ledgers()):
             new = ledger.add_findings(reported, ignored)

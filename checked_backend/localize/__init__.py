@@ -1,0 +1,8 @@
+"""Where a failed check goes wrong: the stage of the compiler, the graph, the operator."""
+
+from __future__ import annotations
+
+from checked_backend.localize.cut import Cut, Judge
+from checked_backend.localize.locate import Location, locate
+
+__all__ = ["Cut", "Judge", "Location", "locate"]

@@ -1,0 +1,203 @@
+"""Cut a small trial out of a graph: the operator that errs, with as many of its neighbours as the error needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload
+from checked_backend.localize.subgraph import calls_of, is_item, is_view, outputs_of, part_of, tensors_made
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.trial import Trial
+
+__all__ = ["Cut", "cut_out", "shortest_wrong_prefix"]
+
+Judge = Callable[[Trial], Sequence[Finding]]
+"""Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
+
+_WIDEST = 64
+"""Operators in front of the culprit that a cut has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A small trial that fails.
+
+    Attributes:
+        trial: The trial.
+        node: The node that errs, in the whole graph.
+        finding: How the trial fails.
+    """
+
+    trial: Trial
+    node: fx.Node
+    finding: Finding
+
+
+def cut_out(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, judge: Judge
+) -> Cut | None:
+    """Find the smallest run of operators up to a node that fails by itself, on recorded values.
+
+    The values come from eager, so that the operators in front of the run are right by definition.
+
+    Args:
+        gm: A functional ATen graph.
+        inputs: Its inputs.
+        node: The node whose compiled value is wrong.
+        options: Name the candidate.
+        judge: Tries a trial.
+
+    Returns:
+        The trial; None if no run up to 64 operators fails by itself.
+    """
+    values = _eager_values(gm, inputs, node)
+    viewed = [source for source in _views_behind(node) if not is_item(source)]
+    for view in viewed:  # a wrong view shows in whatever reads it
+        cut = _tried(gm, [view], view, values, options, judge, copied=True)
+        if cut is not None:
+            return cut
+    for nodes in _widening(gm, node):
+        cut = _tried(gm, nodes, node, values, options, judge)
+        if cut is not None:
+            return cut
+    return None
+
+
+def shortest_wrong_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge
+) -> tuple[fx.Node, Finding] | None:
+    """Bisect for the first operator up to which the compiled graph is wrong.
+
+    For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs.
+
+    Args:
+        gm: A functional ATen graph.
+        inputs: Its inputs.
+        options: Name the candidate.
+        judge: Tries a trial.
+
+    Returns:
+        The last operator of the shortest prefix found to be wrong, and what is wrong; None if the whole graph is right.
+    """
+    calls = calls_of(gm)
+    low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
+    found = _judged_prefix(gm, inputs, calls, options, judge)
+    if not found:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        findings = _judged_prefix(gm, inputs, calls[:middle], options, judge)
+        if findings:
+            high, found = middle, findings
+        else:
+            low = middle
+    return calls[high - 1], found[0]
+
+
+def _judged_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, judge: Judge
+) -> Sequence[Finding]:
+    inside = set(calls)
+    results = {node for node in outputs_of(gm) if isinstance(node, fx.Node)}
+    frontier = [
+        node
+        for node in calls
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        and (node in results or any(user not in inside for user in node.users))
+    ]
+    if not frontier:
+        return ()
+    part, sources = part_of(gm, calls, frontier)
+    values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    return judge(Trial(part, tuple(values[source] for source in sources), options))
+
+
+def _tried(
+    gm: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    node: fx.Node,
+    values: Mapping[fx.Node, Any],
+    options: CheckOptions,
+    judge: Judge,
+    *,
+    copied: bool = False,
+) -> Cut | None:
+    returned = tensors_made(node)
+    if not returned:
+        return None
+    chosen = [*nodes, *(made for made in returned if made not in nodes)]
+    part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
+    trial = Trial(part, tuple(values[source] for source in sources), options)
+    findings = judge(trial)
+    return Cut(trial, node, findings[0]) if findings else None
+
+
+def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:
+    return node
+
+
+def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Read a view inside of the compiled code; as an output AOT autograd would make it anew in eager."""
+    copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    copy.meta = {"val": node.meta.get("val")}
+    return copy
+
+
+def _widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
+    """Runs of calls that end at a node: it alone, with its views, then the nearest of its ancestors."""
+    order = {call: place for place, call in enumerate(calls_of(gm))}
+    yield [node]
+    views = [source for source in _views_behind(node) if source in order]
+    if views:
+        yield sorted([*views, node], key=order.__getitem__)
+    width, last = 1, 0
+    while width <= _WIDEST:
+        nearest = _nearest_ancestors(node, width + len(views), order)
+        if len(nearest) == last:
+            return
+        last = len(nearest)
+        yield sorted([*nearest, node], key=order.__getitem__)
+        width *= 2
+
+
+def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) -> list[fx.Node]:
+    seen: dict[fx.Node, None] = {}
+    layer = [node]
+    while layer and len(seen) < count:
+        sources = {source for one in layer for source in one.all_input_nodes if source in order and source not in seen}
+        layer = sorted(sources, key=order.__getitem__, reverse=True)
+        seen.update(dict.fromkeys(layer[: count - len(seen)]))
+    return list(seen)
+
+
+def _views_behind(node: fx.Node) -> list[fx.Node]:
+    """The views between a node and what was really computed before it, nearest last."""
+    views: dict[fx.Node, None] = {}
+    pending = list(node.all_input_nodes)
+    while pending:
+        source = pending.pop()
+        if source not in views and isinstance(source.target, OpOverload) and is_view(source):
+            views[source] = None
+            pending.extend(source.all_input_nodes)
+    return list(reversed(views))
+
+
+def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> dict[fx.Node, Any]:
+    """Values of all nodes up to one, computed in eager."""
+    interpreter = fx.Interpreter(gm)
+    given = iter(copy_values(inputs))
+    values: dict[fx.Node, Any] = {}
+    interpreter.env = values
+    with torch.no_grad():
+        for node in gm.graph.nodes:
+            values[node] = next(given) if node.op == "placeholder" else interpreter.run_node(node)
+            if node is last:
+                break
+    return values

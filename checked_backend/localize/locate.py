@@ -1,0 +1,209 @@
+"""From a failed call of a region to the stage that is wrong, the graph, the operator, and a small trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix
+from checked_backend.localize.probe import probe
+from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
+from checked_backend.localize.subgraph import outputs_of
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, Kind
+from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.rehearsal import rehearse
+from checked_backend.regions.trial import Trial
+
+__all__ = ["Location", "locate"]
+
+LEAST_PROBE_BYTES = 1 << 28
+"""What the exposed tensors of one compilation may always take."""
+
+_IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
+"""Kinds of findings that a wrong value inside of the graph may be the cause of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """How far a failure could be tracked down.
+
+    Attributes:
+        stage: The first stage that is wrong: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
+        graph: Which graph: ``forward``, ``backward`` or ``inference``; None if it is not known.
+        node: The operator that errs.
+        message: What is wrong with its result.
+        cut: A small trial that fails.
+        notes: What was tried, and why it went no further.
+    """
+
+    stage: str
+    graph: str | None = None
+    node: fx.Node | None = None
+    message: str = ""
+    cut: Cut | None = None
+    notes: tuple[str, ...] = ()
+
+
+def locate(
+    failure: Failure, findings: Sequence[Finding], judge: Judge, tell: Callable[[str], None] = lambda _text: None
+) -> Location:
+    """Find out where a failure comes from.
+
+    Args:
+        failure: The failed call.
+        findings: What its check found.
+        judge: Tries a trial, safely: the compiler may crash.
+        tell: Told what is being done.
+
+    Raises:
+        Exception: The call cannot be run again.
+    """
+    failing = [finding for finding in findings if finding.kind.fails]
+    ladder = stages_of(failure.options, failure.mode)
+    stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    if not graphs:
+        return Location(
+            stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
+        )
+    candidate = _candidate(failure)
+    compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
+    search = _Search(graphs, candidate, compiler, judge, tell)
+    return search.run(stage, failing)
+
+
+def _candidate(failure: Failure) -> CheckOptions:
+    """The options with the user's mode spelled out."""
+    if failure.options.compiler != "inductor":
+        return failure.options
+    return failure.options.model_copy(update={"compiler_options": inductor_patches(failure.options, failure.mode)})
+
+
+def _first_wrong_stage(
+    failure: Failure, failing: Sequence[Finding], ladder: Sequence[Stage], tell: Callable[[str], None]
+) -> tuple[Stage, list[Recorded]]:
+    """The lowest stage that is wrong, and the graphs that the one below it, which is right, works on."""
+    *lower, top = ladder
+    # Mostly code generation is at fault: if the rung below it is right, so are all the others.
+    highest = lower[-1]
+    tell(f"trying {highest.what} alone")
+    capture = Capture()
+    if not _wrong(failure, failing, highest, capture):
+        return top, capture.recorded
+    below: list[Recorded] = []
+    for stage in lower[:-1]:
+        tell(f"trying {stage.what} alone")
+        capture = Capture()
+        if _wrong(failure, failing, stage, capture):
+            return stage, below
+        below = capture.recorded
+    return highest, below
+
+
+def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
+    if stage.compiler is None:
+        raise ValueError("the candidate itself need not be tried: it is known to be wrong")
+    wanted = {finding.subject for finding in failing}
+    return any(found.kind.fails and found.subject in wanted for found in rehearse(failure, stage.compiler(capture)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for an operator in the graphs of a region.
+
+    Attributes:
+        graphs: The graphs with their inputs, in the order in which they run.
+        options: Name the candidate.
+        compiler: The first wrong stage, as a compiler.
+        judge: Tries a trial.
+        tell: Told what is being done.
+    """
+
+    graphs: Sequence[Recorded]
+    options: CheckOptions
+    compiler: Compiler
+    judge: Judge
+    tell: Callable[[str], None]
+
+    def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
+        """Look for the operator, by the quickest means first."""
+        notes: list[str] = []
+        if any(finding.kind in _IN_VALUES for finding in failing):
+            found = self._probed(stage, notes) or self._bisected(stage, notes)
+            if found is not None:
+                return found
+        elif any(finding.kind is Kind.CRASH for finding in failing):
+            found = self._bisected(stage, notes)
+            if found is not None:
+                return found
+        return self._whole(stage, notes)
+
+    def _probed(self, stage: Stage, notes: list[str]) -> Location | None:
+        for recorded in self.graphs:
+            if recorded.inputs is None:
+                continue
+            self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
+            try:
+                culprit = probe(recorded.graph, recorded.inputs, self.compiler, limit=_probe_limit(recorded))
+            except Exception as error:  # bisection does without it
+                notes.append(
+                    f"the probe of the {recorded.kind} graph failed: {type(error).__name__}: {error}".splitlines()[0]
+                )
+                continue
+            if culprit is None:
+                continue
+            self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
+            cut = cut_out(recorded.graph, recorded.inputs, culprit.node, self.options, self.judge)
+            if cut is None:
+                notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it up to 64 operators is")
+            node = culprit.node if cut is None else cut.node
+            return Location(stage.name, recorded.kind, node, culprit.finding.message, cut, tuple(notes))
+        return None
+
+    def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
+        for recorded in self.graphs:
+            if recorded.inputs is None:
+                continue
+            self.tell(f"bisecting the {recorded.kind} graph")
+            found = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
+            if found is None:
+                continue
+            node, finding = found
+            cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.judge)
+            notes.append("with every tensor exposed nothing is wrong: found by bisection over prefixes of the graph")
+            if cut is None:
+                notes.append(f"no part of up to 64 operators in front of {node.name} is wrong by itself")
+            return Location(stage.name, recorded.kind, node, finding.message, cut, tuple(notes))
+        return None
+
+    def _whole(self, stage: Stage, notes: list[str]) -> Location:
+        """The last resort: a whole graph, where it fails by itself."""
+        for recorded in self.graphs:
+            if recorded.inputs is None:
+                continue
+            trial = Trial(recorded.graph, recorded.inputs, self.options)
+            findings = self.judge(trial)
+            if findings:
+                node = _output_node(recorded.graph, findings[0].subject)
+                cut = None if node is None else Cut(trial, node, findings[0])
+                return Location(stage.name, recorded.kind, None, findings[0].message, cut, tuple(notes))
+        kinds = " and ".join(recorded.kind for recorded in self.graphs)
+        notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
+        return Location(stage.name, notes=tuple(notes))
+
+
+def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
+    for place, node in enumerate(outputs_of(gm)):
+        if subject == f"output[{place}]" and isinstance(node, fx.Node):
+            return node
+    return None
+
+
+def _probe_limit(recorded: Recorded) -> int:
+    """Twice the region's own activations, which are what its forward graph returns and its backward graph takes."""
+    given = [value for value in recorded.inputs or () if isinstance(value, torch.Tensor)]
+    return max(LEAST_PROBE_BYTES, 2 * sum(value.nbytes for value in given))

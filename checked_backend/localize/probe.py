@@ -1,0 +1,203 @@
+"""The probe: compile a graph once with its intermediate tensors as further outputs, and judge every operator.
+
+The graph is walked in order. Each operator is run in eager on the compiled program's own inputs, so that only an
+operator's local error shows, and an ill-conditioned successor is not blamed for what it inherits. Values are freed
+after their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator, OpOverload, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.interpret.operators import OperatorKind, describe_operator
+from checked_backend.localize.local import Call, judge_call
+from checked_backend.localize.subgraph import calls_of, is_view, outputs_of, part_of, tensors_made, with_outputs
+from checked_backend.record import Finding
+from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["Culprit", "compile_graph", "probe", "segments"]
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The first operator with a local error.
+
+    Attributes:
+        node: The node of the probed graph.
+        finding: What is wrong with its result.
+        values: Values of the nodes that it takes, as the compiled program computed them.
+    """
+
+    node: fx.Node
+    finding: Finding
+    values: Mapping[fx.Node, Any]
+
+
+def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Compile an ATen graph as it is, for symbolic sizes where it has them.
+
+    Args:
+        compiler: The candidate, a Dynamo backend.
+        gm: The graph; it is not changed.
+        inputs: Its real inputs.
+    """
+    traced = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    fake_mode = detect_fake_mode(traced)
+    symbolic = fake_mode is not None and any(isinstance(value, torch.SymInt) for value in traced)
+    examples = traced if symbolic else list(inputs)
+    with compiling(), tracing(TracingContext(fake_mode) if symbolic else None), torch.no_grad():
+        return compile_candidate(compiler, copy_graph(gm), examples)
+
+
+def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> Culprit | None:
+    """Find the first operator whose compiled result its own inputs do not explain.
+
+    Args:
+        gm: A functional ATen graph.
+        inputs: Its inputs; they are not changed.
+        compiler: The candidate.
+        limit: Bytes that the exposed tensors of one compilation may take; a graph that has more is compiled in
+            segments.
+
+    Returns:
+        The culprit; None if every operator is right where all are exposed.
+
+    Raises:
+        Exception: Whatever the compiler or the graph raises.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    values = dict(zip(placeholders, copy_values(inputs), strict=True))
+    exact = frozenset(id(value) for value in values.values())
+    uses = _last_uses(gm)
+    for part in segments(gm, limit):
+        segment, sources = _segment(gm, part)
+        exposed = [made for node in part if _worth(node) for made in tensors_made(node)]
+        instrumented, places = with_outputs(segment, [_find(segment, node) for node in exposed])
+        arguments = [values[source] for source in sources]
+        with torch.no_grad():
+            results = compile_graph(compiler, instrumented, arguments)(*copy_values(arguments))
+        candidate = {node: results[place] for node, place in zip(exposed, places, strict=True)}
+        del results
+        culprit = _walk(part, gm, values, candidate, exact, uses)
+        if culprit is not None:
+            return culprit
+    return None
+
+
+def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
+    """Split a graph's calls into runs whose exposed tensors take at most so many bytes together."""
+    part: list[fx.Node] = []
+    size = 0
+    for node in calls_of(gm):
+        own = sum(_bytes(made) for made in tensors_made(node)) if _worth(node) else 0
+        if part and size + own > limit:
+            yield part
+            part, size = [], 0
+        part.append(node)
+        size += own
+    if part:
+        yield part
+
+
+def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """A run of calls as a graph; it returns what is used behind it, so that fusion stays as it was."""
+    inside = set(part)
+    wanted = [node for node in part if any(user not in inside for user in node.users)]
+    returned = [node for node in wanted if isinstance(node.meta.get("val"), torch.Tensor)]
+    return part_of(gm, part, returned)
+
+
+def _find(segment: fx.GraphModule, node: fx.Node) -> fx.Node:
+    found: fx.Node = next(own for own in segment.graph.nodes if own.name == node.name)
+    return found
+
+
+def _walk(
+    part: Sequence[fx.Node],
+    gm: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    candidate: dict[fx.Node, torch.Tensor],
+    exact: frozenset[int],
+    uses: Mapping[fx.Node, fx.Node],
+) -> Culprit | None:
+    interpreter = fx.Interpreter(gm)
+    for node in part:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in values:
+                values[source] = interpreter.run_node(source)
+        interpreter.env = values
+        args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
+        call = Call(node, tuple(args), kwargs, _runner(interpreter, node), exact)
+        with torch.no_grad():
+            expected = call()
+        made = tensors_made(node)
+        known = {one: candidate.pop(one) for one in made if one in candidate}
+        if not known:
+            values[node] = expected
+        else:
+            actual = _assembled(node, expected, known)
+            values[node] = actual
+            finding = None if _random(node) else judge_call(call, expected, actual)
+            if finding is not None:
+                return Culprit(node, finding, {source: values[source] for source in node.all_input_nodes})
+        for source in node.all_input_nodes:
+            if uses.get(source) is node:
+                values.pop(source, None)
+    return None
+
+
+def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return getattr(interpreter, node.op)(node.target, args, kwargs)
+
+    return run
+
+
+def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tensor]) -> Any:
+    """The candidate's result of a call, completed by eager's where it was not exposed."""
+    if node in known:
+        return known[node]
+    results = list(expected)
+    for item, value in known.items():
+        results[int(item.args[1])] = value  # type: ignore[arg-type]
+    return type(expected)(results) if isinstance(expected, list) else tuple(results)
+
+
+def _worth(node: fx.Node) -> bool:
+    """Whether a node's value is to be exposed: views and writes to inputs are seen in what is made of them."""
+    if isinstance(node.target, OpOverload):
+        operator = describe_operator(node.target)
+        return not (is_view(node) or operator.mutated or operator.kind is OperatorKind.UNINITIALISED)
+    return isinstance(node.target, HigherOrderOperator)
+
+
+def _random(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and describe_operator(node.target).draws
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    elements = 1
+    for size in value.shape:
+        elements *= size if isinstance(size, int) else (size.node.hint or 1)
+    return elements * value.element_size()
+
+
+def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    last: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        for source in node.all_input_nodes:
+            last[source] = node
+    for node in outputs_of(gm):
+        if isinstance(node, fx.Node):
+            last.pop(node, None)
+    return last

@@ -1,0 +1,48 @@
+"""A call of a region that failed its check, with all that is needed to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.regions.ambient import Ambient, RngState
+from checked_backend.regions.execution import Cotangents, Subjects
+from checked_backend.regions.inputs import Inputs
+
+__all__ = ["Failure", "Investigator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed call.
+
+    Attributes:
+        graph: The region's Dynamo graph, as Dynamo made it.
+        example_inputs: The values that Dynamo compiled it for; fake, with symbols, where sizes are dynamic.
+        inputs: What it was called with.
+        ambient: Modes at the call.
+        rng: Random state before it.
+        subjects: Names of its inputs and outputs.
+        cotangents: What arrived at its results, if its backward pass failed.
+        options: The user's options.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+    """
+
+    graph: fx.GraphModule
+    example_inputs: tuple[Any, ...]
+    inputs: Inputs
+    ambient: Ambient
+    rng: RngState
+    subjects: Subjects
+    cotangents: Cotangents | None
+    options: CheckOptions
+    mode: str | None
+
+
+Investigator = Callable[[Failure, Sequence[Finding]], Sequence[Finding]]
+"""Gets a failed call and its findings; gives back the findings with what it found out about them."""

@@ -1,0 +1,48 @@
+"""Run a failed call of a region again, with another compiler."""
+
+from __future__ import annotations
+
+from checked_backend._torch import TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.record import Finding
+from checked_backend.regions.ambient import RngState
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.candidate import Compiler, copy_graph
+from checked_backend.regions.execution import execute
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.session import collect
+
+__all__ = ["rehearse"]
+
+
+def rehearse(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
+    """Run a failed call again, with its backward pass if that failed, and check it with another compiler.
+
+    Args:
+        failure: The call.
+        compiler: Gets a copy of the region's Dynamo graph.
+
+    Returns:
+        What the check finds.
+
+    Raises:
+        Exception: Whatever the region raises in eager.
+    """
+    options = failure.options.model_copy(
+        update={"compiler": compiler, "compiler_options": {}, "on_divergence": "record", "localize": False}
+    )
+    fake_mode = detect_fake_mode(failure.example_inputs)
+    before = RngState.capture(tuple(failure.rng.cuda))
+    try:
+        with collect() as session:
+            context = None if fake_mode is None else TracingContext(fake_mode)
+            with compiling(), failure.ambient.entered(), tracing(context):
+                region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+            arguments, leaves = failure.inputs.fresh()
+            failure.rng.restore()
+            with failure.ambient.entered():
+                execution = execute(region, arguments, leaves if failure.cotangents is not None else {})
+            if failure.cotangents is not None:
+                execution.graph(failure.inputs.mutated).backward(failure.cotangents, retain_graph=False)
+    finally:
+        before.restore()
+    return session.report.findings
