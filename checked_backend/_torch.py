@@ -251,10 +251,12 @@ def inductor_front(
 
 
 def disable_compile_caches() -> None:
-    """Let Inductor compile everything anew in this process, for good."""
+    """Let Inductor and AOT autograd compile every graph anew in this process, for good."""
+    from torch._functorch import config as functorch_config  # noqa: PLC0415  as Inductor below
     from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
 
-    config.force_disable_caches = True
+    config.fx_graph_cache = False
+    functorch_config.enable_autograd_cache = False
 
 
 def renew_compile_threads() -> None:

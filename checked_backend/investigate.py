@@ -16,7 +16,7 @@ from typing import Any
 from checked_backend._torch import disable_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
-from checked_backend.localize import Location, locate
+from checked_backend.localize import Location, locate, operator_name
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.trial import Trial
@@ -95,7 +95,7 @@ def _described(location: Location) -> dict[str, Any]:
         "stage": location.stage,
         "graph": location.graph,
         "node": None if node is None else node.name,
-        "op": None if node is None else str(node.target),
+        "op": None if node is None else operator_name(node),
         "source": None if node is None else source_line(node),
         "message": location.message,
         "notes": list(location.notes),

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from checked_backend.localize.cut import Cut, Judge
 from checked_backend.localize.locate import Location, locate
+from checked_backend.localize.subgraph import operator_name
 
-__all__ = ["Cut", "Judge", "Location", "locate"]
+__all__ = ["Cut", "Judge", "Location", "locate", "operator_name"]

@@ -10,7 +10,15 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
-from checked_backend.localize.subgraph import calls_of, is_item, is_view, outputs_of, part_of, tensors_made
+from checked_backend.localize.subgraph import (
+    calls_of,
+    is_item,
+    is_view,
+    outputs_of,
+    part_of,
+    recorded_value,
+    tensors_made,
+)
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
 from checked_backend.regions.inputs import copy_values
@@ -109,7 +117,7 @@ def _judged_prefix(
     frontier = [
         node
         for node in calls
-        if isinstance(node.meta.get("val"), torch.Tensor)
+        if isinstance(recorded_value(node), torch.Tensor)
         and (node in results or any(user not in inside for user in node.users))
     ]
     if not frontier:
@@ -146,7 +154,7 @@ def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:
 def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Read a view inside of the compiled code; as an output AOT autograd would make it anew in eager."""
     copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copy.meta = {"val": node.meta.get("val")}
+    copy.meta = {"val": recorded_value(node)}
     return copy
 
 

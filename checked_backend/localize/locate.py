@@ -11,11 +11,12 @@ from torch import fx
 from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix
 from checked_backend.localize.probe import probe
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
-from checked_backend.localize.subgraph import outputs_of
+from checked_backend.localize.subgraph import can_be_walked, outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
+from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
 
@@ -70,6 +71,10 @@ def locate(
         return Location(
             stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
         )
+    if stage.compiler is None and failure.options.compiler != "inductor" and can_be_walked(failure.graph):
+        # the compiler may know operators by the names that Dynamo's graph has for them
+        inputs, _ = failure.inputs.fresh()
+        graphs = [Recorded("dynamo", failure.graph, tuple(copy_values(inputs))), *graphs]
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     search = _Search(graphs, candidate, compiler, judge, tell)

@@ -7,17 +7,29 @@ after their last use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from checked_backend._torch import HigherOrderOperator, OpOverload, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch import OpOverload, TracingContext, compiling, detect_fake_mode, tracing
 from checked_backend.interpret.operators import OperatorKind, describe_operator
+from checked_backend.interpret.random import RandomTape, RecordRandom
 from checked_backend.localize.local import Call, judge_call
-from checked_backend.localize.subgraph import calls_of, is_view, outputs_of, part_of, tensors_made, with_outputs
+from checked_backend.localize.subgraph import (
+    calls_of,
+    has_effects,
+    is_view,
+    outputs_of,
+    part_of,
+    recorded_value,
+    tensors_made,
+    with_outputs,
+)
 from checked_backend.record import Finding
 from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
@@ -48,7 +60,7 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
         gm: The graph; it is not changed.
         inputs: Its real inputs.
     """
-    traced = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(traced)
     symbolic = fake_mode is not None and any(isinstance(value, torch.SymInt) for value in traced)
     examples = traced if symbolic else list(inputs)
@@ -110,7 +122,7 @@ def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModul
     """A run of calls as a graph; it returns what is used behind it, so that fusion stays as it was."""
     inside = set(part)
     wanted = [node for node in part if any(user not in inside for user in node.users)]
-    returned = [node for node in wanted if isinstance(node.meta.get("val"), torch.Tensor)]
+    returned = [node for node in wanted if isinstance(recorded_value(node), torch.Tensor)]
     return part_of(gm, part, returned)
 
 
@@ -134,9 +146,13 @@ def _walk(
                 values[source] = interpreter.run_node(source)
         interpreter.env = values
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
-        call = Call(node, tuple(args), kwargs, _runner(interpreter, node), exact)
-        with torch.no_grad():
-            expected = call()
+        run = _runner(interpreter, node)
+        call = Call(node, tuple(args), kwargs, run, exact)
+        if has_effects(node):
+            call = Call(node, *_copied(args, kwargs), partial(_on_copies, run), exact)
+        tape = RandomTape()
+        with torch.no_grad(), RecordRandom(tape):
+            expected = run(*args, **kwargs)
         made = tensors_made(node)
         known = {one: candidate.pop(one) for one in made if one in candidate}
         if not known:
@@ -144,7 +160,8 @@ def _walk(
         else:
             actual = _assembled(node, expected, known)
             values[node] = actual
-            finding = None if _random(node) else judge_call(call, expected, actual)
+            # what is drawn depends on what was drawn before it, which a compiler may choose in part
+            finding = judge_call(call, expected, actual) if tape.empty else None
             if finding is not None:
                 return Culprit(node, finding, {source: values[source] for source in node.all_input_nodes})
         for source in node.all_input_nodes:
@@ -158,6 +175,18 @@ def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:
         return getattr(interpreter, node.op)(node.target, args, kwargs)
 
     return run
+
+
+def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(copy_values(leaves), spec)
+    return copies
+
+
+def _on_copies(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run an operator that writes to what it is given, so that it can be run again."""
+    own_args, own_kwargs = _copied(args, kwargs)
+    return run(*own_args, **own_kwargs)
 
 
 def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tensor]) -> Any:
@@ -175,15 +204,11 @@ def _worth(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
         operator = describe_operator(node.target)
         return not (is_view(node) or operator.mutated or operator.kind is OperatorKind.UNINITIALISED)
-    return isinstance(node.target, HigherOrderOperator)
-
-
-def _random(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and describe_operator(node.target).draws
+    return True
 
 
 def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
+    value = recorded_value(node)
     if not isinstance(value, torch.Tensor):
         return 0
     elements = 1

@@ -19,12 +19,12 @@ from checked_backend.regions.inputs import copy_values
 
 __all__ = ["Capture", "GraphKind", "Recorded", "Stage", "stages_of"]
 
-GraphKind = Literal["forward", "backward", "inference"]
+GraphKind = Literal["dynamo", "forward", "backward", "inference"]
 
 
 @dataclass(slots=True)
 class Recorded:
-    """An ATen graph of a region, and what it was called with.
+    """A graph of a region, and what it was called with.
 
     Attributes:
         kind: Which part of the region it is.

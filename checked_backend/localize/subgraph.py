@@ -2,22 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
+from checked_backend.regions.inputs import storage_key
 
-__all__ = ["calls_of", "is_view", "outputs_of", "part_of", "tensors_made", "with_outputs"]
+__all__ = [
+    "calls_of",
+    "can_be_walked",
+    "has_effects",
+    "is_item",
+    "is_view",
+    "operator_name",
+    "outputs_of",
+    "part_of",
+    "recorded_value",
+    "tensors_made",
+    "with_outputs",
+]
 
+_IN_PLACE = frozenset(
+    [
+        "setitem",
+        "iadd",
+        "iand",
+        "iconcat",
+        "ifloordiv",
+        "ilshift",
+        "imatmul",
+        "imod",
+        "imul",
+        "ior",
+        "ipow",
+        "irshift",
+        "isub",
+        "itruediv",
+        "ixor",
+    ]
+)
+_MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
 _CALLS = ("call_function", "call_method", "call_module")
 
 
 def calls_of(gm: fx.GraphModule) -> list[fx.Node]:
     """The nodes that compute something, in order."""
     return [node for node in gm.graph.nodes if node.op in _CALLS]
+
+
+def can_be_walked(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph can be taken apart.
+
+    It may set no mode on its way, and write only to what nothing else reads: an input, or an intermediate value
+    (``relu(x, inplace=True)``) that shares its memory with no other node.
+    """
+    owners: Counter[int | None] = Counter()
+    for node in gm.graph.nodes:
+        value = recorded_value(node)
+        if isinstance(value, torch.Tensor) and not has_effects(node):
+            owners[storage_key(value)] += 1
+    return not any(_entangled(node, owners) for node in calls_of(gm))
+
+
+def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
+    if node.op == "call_module" or _name(node).startswith(_MODES):
+        return True
+    if not has_effects(node):
+        return False
+    written = node.args[0] if node.args else None
+    if not isinstance(written, fx.Node) or "out" in node.kwargs:
+        return True
+    if written.op == "placeholder":
+        return False
+    value = recorded_value(written)
+    later = any(user is not node for user in written.users)
+    return later or not isinstance(value, torch.Tensor) or owners[storage_key(value)] != 1
+
+
+def has_effects(node: fx.Node) -> bool:
+    """Whether a call in a Dynamo graph writes to what it is given."""
+    name = _name(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _IN_PLACE or node.kwargs.get("inplace") is True or "out" in node.kwargs
+
+
+def operator_name(node: fx.Node) -> str:
+    """What people call a node's operator: ``aten.relu.default``, ``torch.nn.functional.relu``, ``Tensor.transpose``."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    return str(node._pretty_print_target(node.target))
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
+def recorded_value(node: fx.Node) -> Any:
+    """What tracing recorded of a node's value: AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
+    return node.meta.get("val", node.meta.get("example_value"))
 
 
 def outputs_of(gm: fx.GraphModule) -> list[Any]:
@@ -29,18 +117,23 @@ def outputs_of(gm: fx.GraphModule) -> list[Any]:
 
 def tensors_made(node: fx.Node) -> list[fx.Node]:
     """The nodes that stand for the tensors which a call makes: itself, or the items taken of its tuple."""
-    if isinstance(node.meta.get("val"), (tuple, list)):
-        return [user for user in node.users if is_item(user) and isinstance(user.meta.get("val"), torch.Tensor)]
-    return [node] if isinstance(node.meta.get("val"), torch.Tensor) and not is_item(node) else []
+    if is_item(node):
+        return []
+    if isinstance(recorded_value(node), torch.Tensor):
+        return [node]
+    return [user for user in node.users if is_item(user) and isinstance(recorded_value(user), torch.Tensor)]
 
 
 def is_item(node: fx.Node) -> bool:
     """Whether a node takes one item of a tuple."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    if node.op != "call_function" or _name(node) != "getitem":
+        return False
+    source = node.args[0]
+    return isinstance(source, fx.Node) and not isinstance(recorded_value(source), torch.Tensor)
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether an operator returns its input's memory, and changes nothing in it."""
+    """Whether an ATen operator returns its input's memory, and changes nothing in it."""
     if not isinstance(node.target, OpOverload):
         return False
     returned = [item.alias_info for item in node.target._schema.returns]
@@ -63,9 +156,13 @@ def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.Graph
     outputs = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     places = []
     for node in extra:
-        if copied[node] not in outputs:
-            outputs.append(copied[node])
-        places.append(outputs.index(copied[node]))
+        own = copied[node]
+        if "example_value" in node.meta:  # what is written to later must be read before
+            with graph.inserting_after(own):
+                own = graph.call_method("clone", (own,))
+        if own not in outputs:
+            outputs.append(own)
+        places.append(outputs.index(own))
     graph.output(tuple(outputs))
     return fx.GraphModule(gm, graph), places
 
