@@ -76,7 +76,6 @@ __all__ = [
     "default_partition",
     "deferred_asserts",
     "detect_fake_mode",
-    "disable_compile_caches",
     "disable_current_modes",
     "dump_code",
     "dynamo_control_flow",
@@ -248,15 +247,6 @@ def inductor_front(
         compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches))
     function: Callable[..., Any] = compiled
     return function
-
-
-def disable_compile_caches() -> None:
-    """Let Inductor and AOT autograd compile every graph anew in this process, for good."""
-    from torch._functorch import config as functorch_config  # noqa: PLC0415  as Inductor below
-    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
-
-    config.fx_graph_cache = False
-    functorch_config.enable_autograd_cache = False
 
 
 def renew_compile_threads() -> None:

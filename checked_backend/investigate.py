@@ -8,32 +8,56 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from checked_backend._torch import disable_compile_caches
+from checked_backend._torch import without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
-from checked_backend.localize import Location, locate, operator_name
-from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.localize import Cut, Location, locate, operator_name
+from checked_backend.record import Finding, Kind
+from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, reduce, write_repro
+from checked_backend.reduce.judge import judge_trial
+from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.failure import Failure
+from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
-from checked_backend.report import Report
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
 __all__ = ["investigate"]
 
 log = logging.getLogger(__name__)
 
-TIME_LIMIT = 240.0
-"""Seconds that an investigation may take."""
+TIME_LIMIT = 300.0
+"""Seconds after which an investigation is given up."""
 
 TRIAL_LIMIT = 60.0
 """Seconds that one trial may take."""
 
+REDUCTION_LIMIT = 60.0
+"""Seconds that reducing may take."""
+
+WORKAROUND_LIMIT = 45.0
+"""Seconds that looking for a workaround may take."""
+
 _INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED, Kind.EXCEPTION}
+
+
+@dataclass(slots=True)
+class _Found:
+    """What an investigation found out; plain data, because it crosses a process boundary."""
+
+    stage: str | None = None
+    graph: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    workaround: str | None = None
+    repro: str | None = None
+    evidence: dict[str, str] | None = None
 
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -46,74 +70,137 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     Returns:
         The findings; those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
         ``workaround`` and ``repro`` as could be found out, and what was tried in their evidence.
+
+    Raises:
+        CheckedBackendError: The worker process died or took too long.
     """
     if not any(finding.kind in _INVESTIGATED for finding in findings):
         return findings
+    log.warning(
+        "the compiled program is wrong; looking for the operator (a minute or two; option localize=False skips it)"
+    )
     work = partial(_work, failure, findings)
-    why = cannot_fork()
-    if why is not None:
-        found = json.loads(work())
-    else:
-        answer = run_in_worker(work, timeout=TIME_LIMIT)
-        if isinstance(answer, Death):
-            raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
-        found = json.loads(answer)
+    answer = work() if cannot_fork() else run_in_worker(work, timeout=TIME_LIMIT)
+    if isinstance(answer, Death):
+        raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
+    found = _Found(**json.loads(answer))
     return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
 
 
 def _work(failure: Failure, findings: Sequence[Finding]) -> str:
-    disable_compile_caches()
-    location = locate(failure, findings, judge_trial, log.info)
-    return json.dumps(_described(location))
+    with without_compile_caches():
+        return json.dumps(asdict(_investigated(failure, findings, log.info)))
 
 
-def judge_trial(trial: Trial) -> Sequence[Finding]:
-    """Try a trial in a worker of its own.
-
-    Returns:
-        Its findings that fail. A trial that fails in eager, or takes too long, is none.
-    """
-    if cannot_fork() is not None:
-        try:
-            return [finding for finding in trial.findings() if finding.kind.fails]
-        except Exception as error:  # of the trial's graph in eager: it is none
-            log.debug("trial failed: %s", error)
-            return []
-    try:
-        answer = run_in_worker(lambda: Report(trial.findings(), Coverage(), "trial").to_json(), timeout=TRIAL_LIMIT)
-    except CheckedBackendError as error:
-        log.debug("trial failed: %s", error)
-        return []
-    if isinstance(answer, Death):
-        return [Finding(kind=Kind.CRASH, detail=answer.detail, subject="candidate", message=answer.words)]
-    return [finding for finding in Report.from_json(answer).findings if finding.kind.fails]
+def _investigated(failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]) -> _Found:
+    location = locate(failure, findings, _judge, tell)
+    found = _described(location)
+    if location.cut is None:
+        return found
+    evidence = found.evidence = dict(found.evidence or {})
+    reduced = _reduced(location.cut, tell, evidence)
+    repro = _repro(reduced, failure, found, tell, evidence)
+    if repro is not None:
+        found.repro = str(repro.path)
+    workaround = _workaround(reduced, failure, findings, tell)
+    if workaround is not None:
+        found.workaround = workaround.code
+    return found
 
 
-def _described(location: Location) -> dict[str, Any]:
+def _judge(trial: Trial) -> Sequence[Finding]:
+    return [finding for finding in judge_trial(trial, TRIAL_LIMIT) or () if finding.kind.fails]
+
+
+def _described(location: Location) -> _Found:
+    evidence = {}
+    if location.message:
+        evidence["at the operator"] = location.message
+    if location.notes:
+        evidence["how it was localized"] = "; ".join(location.notes)
     node = location.node
-    return {
-        "stage": location.stage,
-        "graph": location.graph,
-        "node": None if node is None else node.name,
-        "op": None if node is None else operator_name(node),
-        "source": None if node is None else source_line(node),
-        "message": location.message,
-        "notes": list(location.notes),
-    }
+    found = _Found(location.stage, location.graph, evidence=evidence)
+    if node is not None:
+        found.node, found.op, found.source = node.name, operator_name(node), source_line(node)
+    return found
 
 
-def _enriched(finding: Finding, found: Mapping[str, Any]) -> Finding:
-    evidence = dict(finding.evidence)
-    if found["message"]:
-        evidence["at the operator"] = found["message"]
-    if found["notes"]:
-        evidence["how it was localized"] = "; ".join(found["notes"])
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    trial: Trial
+    subject: str
+    kind: Kind
+
+
+def _reduced(cut: Cut, tell: Callable[[str], None], evidence: dict[str, str]) -> _Reduced:
+    reduction = reduce(
+        cut.trial,
+        subject=cut.finding.subject,
+        kind=cut.finding.kind,
+        deadline=time.monotonic() + REDUCTION_LIMIT,
+        progress=lambda progress: tell(str(progress)),
+    )
+    if not reduction.shown:
+        evidence["reduced"] = "no: it did not show again in a process of its own"
+        return _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
+    evidence["reduced"] = f"to {reduction.size}; {reduction.tried} programs tried, {reduction.stopped}"
+    return _Reduced(reduction.trial, reduction.subject, reduction.kind)
+
+
+def _repro(
+    reduced: _Reduced, failure: Failure, found: _Found, tell: Callable[[str], None], evidence: dict[str, str]
+) -> Repro | None:
+    tell("writing a script and running it in a fresh process")
+    name = f"{(found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    try:
+        repro = write_repro(
+            reduced.trial,
+            failure.options.report_dir,
+            name=name,
+            subject=reduced.subject,
+            kind=reduced.kind,
+            source=found.source,
+        )
+    except (Untranslatable, OSError) as error:
+        evidence["repro"] = f"none: {error}"
+        return None
+    if not repro.confirmed:
+        last = (repro.output.strip().splitlines() or ["nothing"])[-1]
+        evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+    return repro
+
+
+def _workaround(
+    reduced: _Reduced, failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]
+) -> Workaround | None:
+    tell("trying settings")
+    workaround = find_workaround(
+        reduced.trial,
+        subject=reduced.subject,
+        kind=reduced.kind,
+        deadline=time.monotonic() + WORKAROUND_LIMIT,
+    )
+    if workaround is None:
+        return None
+    tell(f"trying {workaround.setting.name} on the whole region")
+    patched = failure.options.model_copy(
+        update={"compiler_options": {**failure.options.compiler_options, **workaround.setting.patches}}
+    )
+    wrong = {finding.subject for finding in findings if finding.kind.fails}
+    again = rehearse(failure, resolve_compiler(patched, failure.mode))
+    return None if any(finding.kind.fails and finding.subject in wrong for finding in again) else workaround
+
+
+def _enriched(finding: Finding, found: _Found) -> Finding:
+    evidence: Mapping[str, Any] = {**finding.evidence, **(found.evidence or {})}
     return replace(
         finding,
-        stage=found["stage"],
-        graph=found["graph"],
-        node=found["node"],
-        op=found["op"],
-        source=found["source"] or finding.source,
+        stage=found.stage,
+        graph=found.graph,
+        node=found.node,
+        op=found.op,
+        source=found.source or finding.source,
+        workaround=found.workaround,
+        repro=found.repro,
         evidence=evidence,
     )
