@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from checked_backend.numerics.measure import measure
     from checked_backend.numerics.randomize import randomize
     from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
+    from checked_backend.regions.deterministic import deterministic
     from checked_backend.regions.session import collect
     from checked_backend.report import Report
 
@@ -55,6 +56,7 @@ __all__ = [
     "check",
     "collect",
     "debug_interpreter",
+    "deterministic",
     "graph_dumper",
     "load_dump",
     "measure",
@@ -80,6 +82,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "OptionError",
             "SuiteError",
         ),
+        "regions.deterministic": ("deterministic",),
         "regions.session": ("collect",),
         "numerics.measure": ("measure",),
         "numerics.randomize": ("randomize",),

@@ -1,0 +1,91 @@
+"""Run a block so that it gives the same numbers each time, and leave no trace of that."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+
+__all__ = ["deterministic"]
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@contextmanager
+def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
+    """Seed every generator and use deterministic algorithms inside of a block; afterwards all is as it was.
+
+    Seeded are torch's generators (CPU, CUDA, MPS), ``random`` and NumPy's global one. Set are
+    ``torch.use_deterministic_algorithms``, ``torch.backends.cudnn`` (deterministic, no benchmark), and
+    ``CUBLAS_WORKSPACE_CONFIG``, which cuBLAS needs for it and reads when CUDA is first used. Memory that is no longer
+    used is given back first, so that a large program finds the same room each time.
+
+    It also works as a decorator. All of this state is the whole process's: other threads see it too.
+
+    Source: ``set_deterministic`` and ``clean_memory`` of ``torch/_inductor/fx_passes/numeric_utils.py``.
+
+    Args:
+        seed: For all generators.
+        warn_only: Warn of an operator that has no deterministic algorithm, instead of raising.
+
+    Raises:
+        RuntimeError: From inside of the block: an operator has no deterministic algorithm.
+    """
+    _clean_memory()
+    with ExitStack() as stack:
+        _keep_generators(stack)
+        _keep_settings(stack)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # NumPy takes 32 bits
+        os.environ[_CUBLAS] = ":4096:8"
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        yield
+
+
+def _clean_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _keep_generators(stack: ExitStack) -> None:
+    stack.callback(random.setstate, random.getstate())
+    stack.callback(np.random.set_state, np.random.get_state())
+    stack.callback(torch.set_rng_state, torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    else:
+        # It is seeded when it is first used, with what torch was seeded with last.
+        stack.callback(torch.cuda.manual_seed_all, torch.initial_seed())
+    if torch.backends.mps.is_available():
+        stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
+
+
+def _keep_settings(stack: ExitStack) -> None:
+    stack.callback(_set_environment, os.environ.get(_CUBLAS))
+    stack.callback(_set_cudnn, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    stack.callback(
+        torch.use_deterministic_algorithms,
+        torch.are_deterministic_algorithms_enabled(),
+        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _set_cudnn(deterministic: bool, benchmark: bool) -> None:
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def _set_environment(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(_CUBLAS, None)
+    else:
+        os.environ[_CUBLAS] = value
