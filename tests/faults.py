@@ -18,7 +18,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from planting import Compiler, Edit, MutatedInputs, SpoilGradient, compiled_by_aot, input_position, run_in_python
+from planting import (
+    Compiler,
+    Edit,
+    MutatedInputs,
+    SpoilGradient,
+    compiled_by_aot,
+    input_position,
+    interpreted,
+    run_in_python,
+    through_aot,
+)
 from torch import fx
 
 __all__ = [
@@ -39,6 +49,7 @@ __all__ = [
     "one_element",
     "one_element_changed",
     "other_random_numbers",
+    "refuses",
     "reseeded",
     "restrided",
     "returns_none",
@@ -49,6 +60,7 @@ __all__ = [
     "unwanted_mutation",
     "with_nan",
     "wrong_dtype",
+    "wrong_if_unseen",
     "wrong_mutation",
     "wrong_operator",
     "wrong_shape",
@@ -168,20 +180,36 @@ def missing_output() -> Compiler:
     return run_in_python(lambda _gm: lambda results, _args: tuple(results[:-1]))
 
 
-def wrong_operator(name: str, spoil: Spoil = changed) -> Compiler:
+def wrong_operator(name: str, spoil: Spoil = changed, how: How = "python") -> Compiler:
     """Every call of an operator gives a spoiled result.
 
     Args:
         name: The operator, such as ``"aten.relu.default"``.
         spoil: Takes the right tensor, returns the wrong one.
+        how: Whether the compiler is given the region's own graph, or AOT autograd's graphs, forward and backward.
     """
+    return interpreted(lambda node, value: spoil(value) if str(node.target) == name else value, how)
 
-    class Spoiled(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            value = super().run_node(n)
-            return spoil(value) if str(n.target) == name else value
 
-    return lambda gm, _example_inputs: Spoiled(gm).run
+def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result, unless the graph returns it: as a wrong fusion does."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        seen = any(user.op == "output" for user in node.users)
+        return spoil(value) if str(node.target) == name and not seen else value
+
+    return interpreted(result, "aot")
+
+
+def refuses(name: str) -> Compiler:
+    """The compiler raises where it meets an operator."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if any(str(node.target) == name for node in gm.graph.nodes):
+            raise NotImplementedError(f"no lowering for {name}")
+        return gm.forward
+
+    return through_aot(compiler)
 
 
 def extra_output() -> Compiler:

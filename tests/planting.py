@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-__all__ = ["Compiler", "Edit", "MutatedInputs", "SpoilGradient", "compiled_by_aot", "input_position", "run_in_python"]
+__all__ = [
+    "Compiler",
+    "Edit",
+    "MutatedInputs",
+    "SpoilGradient",
+    "compiled_by_aot",
+    "input_position",
+    "interpreted",
+    "run_in_python",
+    "through_aot",
+]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -81,6 +91,35 @@ def run_in_python(make_edit: MakeEdit) -> Compiler:
         return lambda *args: edit(list(gm.forward(*args)), args)
 
     return compiler
+
+
+def interpreted(result: Callable[[fx.Node, Any], Any], how: Literal["python", "aot"]) -> Compiler:
+    """A compiler that runs graphs node by node.
+
+    Args:
+        result: Gets each node and its value; gives back the value that it has instead.
+        how: Whether it runs the region's own graph, or AOT autograd's graphs.
+    """
+
+    class Runner(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            return result(n, super().run_node(n))
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Runner(gm).run
+
+    return compiler if how == "python" else through_aot(compiler)
+
+
+def through_aot(compiler: Compiler) -> Compiler:
+    """A compiler of AOT autograd's graphs as a compiler of regions."""
+
+    def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _boxed(compiler(gm, inputs), None)
+
+    return lambda gm, inputs: aot_autograd(
+        fw_compiler=compile_graph, bw_compiler=compile_graph, inference_compiler=compile_graph
+    )(gm, inputs)
 
 
 def compiled_by_aot(

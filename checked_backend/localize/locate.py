@@ -14,6 +14,7 @@ from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.localize.subgraph import can_be_walked, outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
+from checked_backend.regions.ambient import RngState
 from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.inputs import copy_values
@@ -64,6 +65,14 @@ def locate(
     Raises:
         Exception: The call cannot be run again.
     """
+    before = RngState.capture(tuple(failure.rng.cuda))
+    try:
+        return _located(failure, findings, judge, tell)
+    finally:
+        before.restore()
+
+
+def _located(failure: Failure, findings: Sequence[Finding], judge: Judge, tell: Callable[[str], None]) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
@@ -72,9 +81,9 @@ def locate(
             stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
         )
     if stage.compiler is None and failure.options.compiler != "inductor" and can_be_walked(failure.graph):
-        # the compiler may know operators by the names that Dynamo's graph has for them
+        # the compiler may know operators only by the names that Dynamo's graph has for them
         inputs, _ = failure.inputs.fresh()
-        graphs = [Recorded("dynamo", failure.graph, tuple(copy_values(inputs))), *graphs]
+        graphs = [*graphs, Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))]
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     search = _Search(graphs, candidate, compiler, judge, tell)

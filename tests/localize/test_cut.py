@@ -1,0 +1,132 @@
+"""Small trials cut out of a graph, and bisection over its prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from checked_backend.localize.cut import cut_out, shortest_wrong_prefix
+from checked_backend.localize.probe import probe, segments
+from checked_backend.localize.subgraph import calls_of, tensors_made
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.regions.trial import Trial
+
+
+def judge(trial: Trial) -> Sequence[Finding]:
+    return [finding for finding in trial.findings() if finding.kind.fails]
+
+
+def chain(x: Tensor) -> tuple[Tensor, ...]:
+    for _ in range(4):
+        x = torch.sin(x) * 2
+    x = torch.tanh(x)
+    for _ in range(4):
+        x = torch.cos(x) + 1
+    return (x.sum(1),)
+
+
+def traced(function: Callable[..., Any], *inputs: Any) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def named(gm: fx.GraphModule, name: str) -> fx.Node:
+    [node] = [node for node in gm.graph.nodes if str(node.target) == name]
+    return node
+
+
+def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    tried: list[int] = []
+
+    def counted(trial: Trial) -> Sequence[Finding]:
+        tried.append(len(calls_of(trial.graph)))
+        return judge(trial)
+
+    options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
+    found = shortest_wrong_prefix(gm, (x,), options, counted)
+    assert found is not None
+    node, finding = found
+    assert str(node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
+    assert node.args[0] is named(gm, "aten.tanh.default")
+    assert finding.kind.fails
+    assert len(tried) <= 6  # 18 calls
+
+
+def test_a_right_graph_has_no_wrong_prefix() -> None:
+    x = torch.randn(4, 8)
+    assert shortest_wrong_prefix(traced(chain, x), (x,), CheckOptions(compiler="eager"), judge) is None
+
+
+def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
+    reader = next(iter(named(gm, "aten.tanh.default").users))
+    cut = cut_out(gm, (x,), reader, options, judge)
+    assert cut is not None
+    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.tanh.default", "aten.cos.default"]
+    assert cut.finding.kind.fails
+
+
+def test_the_recorded_values_are_eagers() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    cut = cut_out(
+        gm,
+        (x,),
+        named(gm, "aten.tanh.default"),
+        CheckOptions(compiler=faults.wrong_operator("aten.tanh.default")),
+        judge,
+    )
+    assert cut is not None
+    expected = x
+    for _ in range(4):
+        expected = torch.sin(expected) * 2
+    assert torch.equal(cut.trial.inputs[0], expected)
+
+
+def test_nothing_is_cut_out_of_what_is_right() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    assert cut_out(gm, (x,), named(gm, "aten.tanh.default"), CheckOptions(compiler="eager"), judge) is None
+
+
+@pytest.mark.parametrize("limit", [1, 128, 300, 1 << 20])
+def test_segments_name_the_same_operator(limit: int) -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    parts = list(segments(gm, limit))
+    assert [node for part in parts for node in part] == calls_of(gm)
+    sizes = [sum(128 for node in part for made in tensors_made(node) if made.meta["val"].dim() == 2) for part in parts]
+    assert all(size <= limit or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
+    compilers = []
+
+    def counted(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compilers.append(len(calls_of(graph)))
+        return faults.wrong_operator("aten.tanh.default")(graph, example_inputs)
+
+    culprit = probe(gm, (x,), counted, limit=limit)
+    assert culprit is not None
+    assert culprit.node is named(gm, "aten.tanh.default")
+    assert sum(compilers) <= len(calls_of(gm))
+    assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=limit) is None
+
+
+def test_the_probe_leaves_inputs_alone() -> None:
+    def mutating(x: Tensor) -> tuple[Tensor, ...]:
+        noise = torch.rand_like(x)
+        x.copy_(x * 2)
+        return (x + noise,)
+
+    x = torch.ones(4)
+    gm = traced(mutating, torch.ones(4))
+    assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=1 << 20) is None
+    assert torch.equal(x, torch.ones(4))

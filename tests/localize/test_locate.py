@@ -1,0 +1,223 @@
+"""From a failed call to the stage, the graph, the operator, and a small trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from checked_backend.localize import Location, locate, operator_name
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.trial import Trial
+
+HERE = Path(__file__).name
+
+
+def judge(trial: Trial) -> Sequence[Finding]:
+    """Tries a trial in this process: these compilers are Python."""
+    return [finding for finding in trial.findings() if finding.kind.fails]
+
+
+def located(program: Callable[[Callable[..., Any]], Any], function: Callable[..., Any], compiler: Any) -> Location:
+    """Run a program with a compiler that is wrong, and locate the first failure."""
+    found: list[Location] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        before = torch.get_rng_state(), torch.is_grad_enabled()
+        found.append(locate(failure, findings, judge))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.is_grad_enabled() == before[1]
+        return findings
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler=compiler, on_divergence="record")
+        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
+
+    program(torch.compile(function, backend=backend))
+    [location] = found
+    return location
+
+
+def operator_of(location: Location) -> str | None:
+    return None if location.node is None else operator_name(location.node)
+
+
+def line_of(location: Location) -> str:
+    assert location.node is not None
+    trace = location.node.meta.get("stack_trace") or ""
+    return [line.strip() for line in trace.splitlines() if line.strip() and "^^" not in line][-1]
+
+
+def calls(trial: Trial) -> list[str]:
+    return [str(node.target) for node in trial.graph.graph.nodes if node.op.startswith("call_")]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        hidden = self.norm(hidden)
+        hidden = hidden - hidden.mean(dim=1, keepdim=True)
+        hidden = F.gelu(hidden)
+        return self.last(hidden)
+
+
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.randn(5, 6))
+
+
+def training(compiled: Callable[..., Any]) -> None:
+    compiled(torch.randn(5, 6)).square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("operator", "line"),
+    [
+        ("aten.tanh.default", "hidden = torch.tanh(self.first(x))"),
+        ("aten.addmm.default", "hidden = torch.tanh(self.first(x))"),
+        ("aten.native_layer_norm.default", "hidden = self.norm(hidden)"),
+        ("aten.mean.dim", "hidden = hidden - hidden.mean(dim=1, keepdim=True)"),
+        ("aten.gelu.default", "hidden = F.gelu(hidden)"),
+    ],
+)
+@pytest.mark.parametrize("program", [inference, training])
+def test_the_operator_that_is_wrong_is_named(program: Callable[..., Any], operator: str, line: str) -> None:
+    def spoil(value: Any) -> Any:
+        return tuple(map(faults.changed, value)) if isinstance(value, tuple) else faults.changed(value)
+
+    location = located(program, Net(), faults.wrong_operator(operator, spoil, "aot"))
+    assert operator_of(location) == operator
+    assert line_of(location) == line
+    assert (location.stage, location.graph) == ("compiled", "inference" if program is inference else "forward")
+    assert location.cut is not None
+    assert calls(location.cut.trial)[0] == operator  # besides it only the items of its tuple
+    assert judge(location.cut.trial)
+
+
+@pytest.mark.parametrize("operator", ["aten.tanh_backward.default", "aten.gelu_backward.default", "aten.mm.default"])
+def test_in_the_backward_graph_too(operator: str) -> None:
+    location = located(training, Net(), faults.wrong_operator(operator, how="aot"))
+    assert operator_of(location) == operator
+    assert (location.stage, location.graph) == ("compiled", "backward")
+
+
+def test_what_inherits_an_error_is_not_blamed() -> None:
+    def magnified(x: Tensor) -> Tensor:
+        wrong = torch.sin(x)
+        return torch.exp(100 * (wrong - x)).cumsum(0)
+
+    location = located(
+        lambda compiled: compiled(torch.rand(64)), magnified, faults.wrong_operator("aten.sin.default", how="aot")
+    )
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_an_ill_conditioned_operator_is_not_blamed_for_rounding() -> None:
+    def cancelling(x: Tensor) -> Tensor:
+        mean = x.mean()
+        return (torch.relu(x - mean) * 3).sum(0)
+
+    x = 1e4 + torch.rand(64, 8)
+    location = located(lambda compiled: compiled(x), cancelling, faults.wrong_operator("aten.relu.default", how="aot"))
+    assert operator_of(location) == "aten.relu.default"
+
+
+def test_a_bug_that_hides_where_everything_is_returned() -> None:
+    location = located(inference, Net(), faults.wrong_if_unseen("aten.tanh.default"))
+    assert operator_of(location) == "torch.tanh"  # in Dynamo's graph, whose tensors are exposed as copies
+
+
+def test_a_wrong_view_is_named_and_not_its_reader() -> None:
+    def transposed(x: Tensor) -> Tensor:
+        return torch.exp(x.permute(1, 0)) + 1
+
+    wrong = faults.wrong_operator("aten.permute.default", lambda view: view.flip(0), "aot")
+    location = located(lambda compiled: compiled(torch.randn(4, 4)), transposed, wrong)
+    assert operator_of(location) == "aten.permute.default"
+
+
+def test_a_compiler_that_knows_the_operators_of_dynamo() -> None:
+    location = located(training, Net(), faults.wrong_operator(str(F.gelu)))
+    assert operator_of(location) == "torch._C._nn.gelu"
+    assert (location.stage, location.graph) == ("compiled", "dynamo")
+    assert line_of(location) == "hidden = F.gelu(hidden)"
+
+
+def test_operators_in_place_and_several_results() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.relu(self.norm(x), inplace=True)
+            values, _ = hidden.max(dim=1)
+            return torch.sin(values) * 2
+
+    for name, expected in ((str(torch.sin), "torch.sin"), (str(F.relu), "torch.nn.functional.relu")):
+        location = located(training, InPlace(), faults.wrong_operator(name))
+        assert operator_of(location) == expected
+
+
+def test_dropout_is_not_blamed_and_the_random_state_is_left_alone() -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(F.dropout(x, 0.5)) * torch.rand_like(x)
+
+    def program(compiled: Callable[..., Any]) -> None:
+        compiled(torch.randn(16, 16))
+
+    location = located(program, Dropping(), faults.wrong_operator("aten.sin.default", how="aot"))
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_dynamic_sizes() -> None:
+    def program(compiled: Callable[..., Any]) -> None:
+        with torch.no_grad():
+            compiled(torch.randn(5, 6))
+
+    net = Net()
+    compiler = faults.wrong_operator("aten.tanh.default", how="aot")
+    location = located(
+        lambda compiled: program(compiled), lambda x: net(torch.cat([x, x[: x.shape[0] // 2]])), compiler
+    )
+    assert operator_of(location) == "aten.tanh.default"
+
+
+def test_the_compiler_refuses_an_operator() -> None:
+    location = located(inference, Net(), faults.refuses("aten.gelu.default"))
+    assert operator_of(location) == "aten.gelu.default"
+
+
+def test_a_wrong_result_that_no_operator_has() -> None:
+    location = located(inference, Net(), faults.one_element(0, "aot"))
+    # the compiler spoils the first result of whatever it is given
+    assert location.stage == "compiled"
+
+
+def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = faults.wrong_operator("aten.tanh.default", how="aot")
+
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        return wrong
+
+    monkeypatch.setattr("checked_backend.localize.stages.aot_autograd", broken)
+    location = located(inference, Net(), wrong)
+    assert location.stage == "aot"
+    assert location.node is None
+    assert "AOT autograd is wrong already" in location.notes[0]
