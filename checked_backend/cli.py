@@ -115,6 +115,38 @@ def replay(
 
 
 @app.command()
+def localize(
+    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
+    compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",
+    seed: Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")] = 0,
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report and the repro go.")] = Path(
+        "checked_backend_reports"
+    ),
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
+
+    Ctrl-C ends a reduction with the best so far; another run with the same folder continues it.
+    """
+    for module in modules or ():
+        _import(module)
+    loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
+    folder.mkdir(parents=True, exist_ok=True)
+    investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
+    found: Report = _later("checked_backend.replay").replay(
+        loaded, compiler=compiler, seed=seed, investigator=investigation, report_dir=folder
+    )
+    _print(found.to_json() if as_json else str(found))
+    return found.verdict
+
+
+@app.command()
 def show(
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

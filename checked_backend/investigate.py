@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from checked_backend._torch import without_compile_caches
@@ -27,7 +28,7 @@ from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
-__all__ = ["investigate"]
+__all__ = ["Investigation", "investigate"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ TRIAL_LIMIT = 60.0
 
 REDUCTION_LIMIT = 60.0
 """Seconds that reducing may take."""
+
+PATIENCE = 30.0
+"""Seconds that an investigation has, once it was interrupted, to say what it has found."""
 
 WORKAROUND_LIMIT = 45.0
 """Seconds that looking for a workaround may take."""
@@ -60,51 +64,74 @@ class _Found:
     evidence: dict[str, str] | None = None
 
 
-def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Add to findings where they come from.
+@dataclass(frozen=True, slots=True)
+class Investigation:
+    """How to investigate.
 
-    Args:
-        failure: The failed call.
-        findings: What its check found.
-
-    Returns:
-        The findings; those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
-        ``workaround`` and ``repro`` as could be found out, and what was tried in their evidence.
-
-    Raises:
-        CheckedBackendError: The worker process died or took too long.
+    Attributes:
+        tell: Told what is being done, in the worker process.
+        journal: A file in which programs that were tried are kept, so that a second run continues.
     """
-    if not any(finding.kind in _INVESTIGATED for finding in findings):
-        return findings
+
+    tell: Callable[[str], None] = log.info
+    journal: Path | None = None
+
+    def __call__(self, failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """Add to findings where they come from.
+
+        Ctrl-C ends it with the best so far.
+
+        Args:
+            failure: The failed call.
+            findings: What its check found.
+
+        Returns:
+            The findings; those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
+            ``workaround`` and ``repro`` as could be found out, and what was tried in their evidence.
+
+        Raises:
+            CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
+        """
+        if not any(finding.kind in _INVESTIGATED for finding in findings):
+            return findings
+        work = partial(_work, failure, findings, self)
+        answer = work() if cannot_fork() else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
+        if isinstance(answer, Death):
+            raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
+        found = _Found(**json.loads(answer))
+        return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
+
+
+def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Investigate a failure that nobody waits for: what the backend does. See `Investigation`."""
     log.warning(
-        "the compiled program is wrong; looking for the operator (a minute or two; option localize=False skips it)"
+        "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
+        "localize=False skips it)"
     )
-    work = partial(_work, failure, findings)
-    answer = work() if cannot_fork() else run_in_worker(work, timeout=TIME_LIMIT)
-    if isinstance(answer, Death):
-        raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
-    found = _Found(**json.loads(answer))
-    return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
+    return Investigation()(failure, findings)
 
 
-def _work(failure: Failure, findings: Sequence[Finding]) -> str:
+def _work(failure: Failure, findings: Sequence[Finding], how: Investigation) -> str:
     with without_compile_caches():
-        return json.dumps(asdict(_investigated(failure, findings, log.info)))
+        return json.dumps(asdict(_investigated(failure, findings, how.tell, how.journal)))
 
 
-def _investigated(failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]) -> _Found:
+def _investigated(
+    failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None], journal: Path | None
+) -> _Found:
     location = locate(failure, findings, _judge, tell)
     found = _described(location)
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
-    reduced = _reduced(location.cut, tell, evidence)
-    repro = _repro(reduced, failure, found, tell, evidence)
-    if repro is not None:
-        found.repro = str(repro.path)
-    workaround = _workaround(reduced, failure, findings, tell)
-    if workaround is not None:
-        found.workaround = workaround.code
+    reduced = _reduced(location.cut, tell, evidence, journal)
+    try:
+        repro = _repro(reduced, failure, found, tell, evidence)
+        found.repro = None if repro is None else str(repro.path)
+        workaround = _workaround(reduced, failure, findings, tell)
+        found.workaround = None if workaround is None else workaround.code
+    except KeyboardInterrupt:
+        evidence["stopped"] = "by the user"
     return found
 
 
@@ -132,13 +159,14 @@ class _Reduced:
     kind: Kind
 
 
-def _reduced(cut: Cut, tell: Callable[[str], None], evidence: dict[str, str]) -> _Reduced:
+def _reduced(cut: Cut, tell: Callable[[str], None], evidence: dict[str, str], journal: Path | None) -> _Reduced:
     reduction = reduce(
         cut.trial,
         subject=cut.finding.subject,
         kind=cut.finding.kind,
         deadline=time.monotonic() + REDUCTION_LIMIT,
         progress=lambda progress: tell(str(progress)),
+        journal=journal,
     )
     if not reduction.shown:
         evidence["reduced"] = "no: it did not show again in a process of its own"

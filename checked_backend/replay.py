@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +16,27 @@ from checked_backend._torch import dynamo_control_flow, dynamo_reset, mark_dynam
 from checked_backend.dump import Dump
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.record import Skip
+from checked_backend.record import Finding, Skip
 from checked_backend.regions.backend import build_region
 from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.failure import Investigator
 from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
 
 __all__ = ["replay"]
 
+_ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
+"""A line of ``module.py``, as `source_line` quotes it."""
 
-def replay(dump: Dump, *, compiler: str | Callable[..., Any] = "inductor", seed: int = 0) -> Report:
+
+def replay(
+    dump: Dump,
+    *,
+    compiler: str | Callable[..., Any] = "inductor",
+    seed: int = 0,
+    investigator: Investigator | None = None,
+    report_dir: Path | None = None,
+) -> Report:
     """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
 
     The graph runs under the modes and from the random state that were recorded. Dimensions that were symbolic are
@@ -33,6 +46,8 @@ def replay(dump: Dump, *, compiler: str | Callable[..., Any] = "inductor", seed:
         dump: From `load_dump`.
         compiler: A Dynamo backend's name or a callable.
         seed: For input values that were not saved.
+        investigator: Asked where a failure comes from.
+        report_dir: Where reports and repros go, if not where the environment says.
 
     Returns:
         The report.
@@ -41,8 +56,9 @@ def replay(dump: Dump, *, compiler: str | Callable[..., Any] = "inductor", seed:
         OptionError: The compiler is unknown.
         DumpError: The graph or its inputs cannot be built here.
     """
+    given = {"compiler": compiler, "on_divergence": "record", "localize": investigator is not None}
     options = parse_options(
-        CheckOptions, "replay", {"compiler": compiler, "on_divergence": "record", "localize": False}
+        CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
     )
     resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
     training = dump.kind == "dynamo"  # the others were traced with autograd already applied
@@ -50,14 +66,31 @@ def replay(dump: Dump, *, compiler: str | Callable[..., Any] = "inductor", seed:
         if not dump.has_values:
             made = f"not in the dump: made from seed {seed}, within the recorded ranges"
             session.ledger.skip(Skip("the recorded values", made))
-        outputs = _run(dump, options, seed, training, session)
+        outputs = _run(dump, options, seed, training, session, investigator)
         roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if roots:
             torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        return replace(session.report, title=f"replay {dump.title}")
+        findings = tuple(_with_own_line(finding, dump) for finding in session.report.findings)
+        return replace(session.report, title=f"replay {dump.title}", findings=findings)
 
 
-def _run(dump: Dump, options: CheckOptions, seed: int, training: bool, session: Session) -> Any:
+def _with_own_line(finding: Finding, dump: Dump) -> Finding:
+    """Name the user's line, which the dump remembers, instead of that of its ``module.py``."""
+    made = _ASSIGNMENT.search(finding.source or "")
+    if made is None:
+        return finding
+    lines = {node["name"]: node["source"] for node in dump.metadata["graph"]["nodes"]}
+    return replace(finding, source=lines.get(made["name"]) or finding.source)
+
+
+def _run(
+    dump: Dump,
+    options: CheckOptions,
+    seed: int,
+    training: bool,
+    session: Session,
+    investigator: Investigator | None,
+) -> Any:
     dynamo_reset()
     try:
         inputs = _inputs(dump, seed, training)
@@ -66,7 +99,9 @@ def _run(dump: Dump, options: CheckOptions, seed: int, training: bool, session: 
             for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
                 if isinstance(size, str):
                     mark_dynamic(value, dimension)
-        return torch.compile(dump.module, backend=partial(_checked, options=options))(*inputs)
+        return torch.compile(dump.module, backend=partial(_checked, options=options, investigator=investigator))(
+            *inputs
+        )
     except CheckedBackendError:
         raise
     except Exception as error:
@@ -78,7 +113,7 @@ def _run(dump: Dump, options: CheckOptions, seed: int, training: bool, session: 
         dynamo_reset()
     inputs = _inputs(dump, seed, training)
     direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
-    return build_region(dump.module, inputs, direct, None, thorough=True)(*inputs)
+    return build_region(dump.module, inputs, direct, None, thorough=True, investigator=investigator)(*inputs)
 
 
 def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:
@@ -86,8 +121,10 @@ def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:
     return inputs if training else [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
 
 
-def _checked(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions) -> Callable[..., Any]:
-    return build_region(gm, example_inputs, options, None, thorough=True)
+def _checked(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, investigator: Investigator | None
+) -> Callable[..., Any]:
+    return build_region(gm, example_inputs, options, None, thorough=True, investigator=investigator)
 
 
 def _failing_openly(options: CheckOptions) -> Callable[..., Any]:

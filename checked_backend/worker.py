@@ -43,7 +43,7 @@ def cannot_fork() -> str | None:
     return None
 
 
-def run_in_worker(produce: Callable[[], str], *, timeout: float) -> str | Death:
+def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
     """Run a function in a forked worker process, which inherits all it needs.
 
     The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
@@ -52,12 +52,15 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float) -> str | Death:
     Args:
         produce: Returns text; anything it changes is lost with the worker.
         timeout: Seconds after which the worker counts as hung and is killed.
+        patience: On Ctrl-C the worker is interrupted too, and has so many seconds to answer with what it has. Without
+            it the worker is killed, and this raises.
 
     Returns:
         The text, or how the worker died.
 
     Raises:
         CheckedBackendError: No process can be forked here, or the function raised.
+        KeyboardInterrupt: On Ctrl-C, if no patience is asked for, and on a second one.
     """
     why = cannot_fork()
     if why is not None:
@@ -72,7 +75,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float) -> str | Death:
     sender.close()
     text, silent = "", True
     try:
-        silent = not receiver.poll(timeout)
+        silent = not _answered(receiver, worker.pid, timeout, patience)
         if not silent:
             with contextlib.suppress(EOFError):  # it died before it could send
                 text = receiver.recv_bytes().decode()
@@ -90,6 +93,16 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float) -> str | Death:
     return _how_it_died(worker.exitcode or 0)
 
 
+def _answered(receiver: Connection, pid: int | None, timeout: float, patience: float) -> bool:
+    try:
+        return receiver.poll(timeout)
+    except KeyboardInterrupt:
+        if not patience or pid is None:
+            raise
+        os.kill(pid, signal.SIGINT)
+        return receiver.poll(patience)
+
+
 def _kill(pid: int | None) -> None:
     if pid is None:
         return
@@ -104,7 +117,7 @@ def _work(produce: Callable[[], str], sender: Connection) -> None:
     try:
         renew_compile_threads()
         text = _DONE + produce()
-    except Exception as error:  # told to the parent, which raises it
+    except (Exception, KeyboardInterrupt) as error:  # told to the parent, which raises it
         text = f"{_FAILED}{type(error).__name__}: {error}"
     sender.send_bytes(text.encode())
     sender.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -58,3 +59,28 @@ def test_a_hang_is_killed() -> None:
 def test_a_worker_has_workers() -> None:
     answer = run_in_worker(lambda: f"outer {run_in_worker(lambda: 'inner', timeout=60)}", timeout=60)
     assert answer == "outer inner"
+
+
+def interrupt_soon() -> None:
+    """Ctrl-C in a second, in the thread that waits."""
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(1.0, signal.pthread_kill, [main, signal.SIGINT]).start()
+
+
+def test_an_interrupted_worker_may_answer() -> None:
+    def patient() -> str:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            return "the best so far"
+        return "never"
+
+    interrupt_soon()
+    assert run_in_worker(patient, timeout=60, patience=30) == "the best so far"
+
+
+def test_without_patience_ctrl_c_ends_it() -> None:
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        run_in_worker(lambda: str(time.sleep(600)), timeout=60)

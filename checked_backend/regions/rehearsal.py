@@ -33,7 +33,7 @@ def rehearse(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     fake_mode = detect_fake_mode(failure.example_inputs)
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        with collect() as session:
+        with collect(alone=True) as session:
             context = None if fake_mode is None else TracingContext(fake_mode)
             with compiling(), failure.ambient.entered(), tracing(context):
                 region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)

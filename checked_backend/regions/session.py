@@ -37,17 +37,20 @@ def active_sessions() -> tuple[Session, ...]:
 
 
 @contextmanager
-def collect() -> Iterator[Session]:
+def collect(*, alone: bool = False) -> Iterator[Session]:
     """Gather what ``numcheck`` finds inside of the block.
 
     Use it with ``on_divergence="record"`` or ``"warn"``; with ``"raise"`` the first finding still raises. Sessions
     nest, and each sees what happens inside of it.
 
+    Args:
+        alone: Keep what happens from the sessions around this one: it is none of the user's program.
+
     Yields:
         The session; its ``report`` may be read during the block and after it.
     """
     session = Session()
-    token = _sessions.set((*_sessions.get(), session))
+    token = _sessions.set((session,) if alone else (*_sessions.get(), session))
     try:
         yield session
     finally:

@@ -53,7 +53,7 @@ class Trial:
         options = self.options.model_copy(update={"on_divergence": "record", "localize": False, "ignore": ()})
         backend = partial(_region, options=options, thorough=thorough)
         graph = copy_graph(self.graph)
-        with torch.no_grad(), collect() as session:
+        with torch.no_grad(), collect(alone=True) as session:
             compiled = torch.compile(graph, backend=backend, dynamic=self.dynamic, fullgraph=True)
             compiled(*copy_values(self.inputs))
         return session.report.findings
