@@ -43,7 +43,12 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNam
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
 from torch.fx.graph_module import _forward_from_src
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+    transform_subclass,
+)
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils._sympy.interp import sympy_interp
@@ -100,6 +105,7 @@ __all__ = [
     "is_composite",
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
+    "is_wrapper_type",
     "jit_autocast_off",
     "list_backends",
     "lookup_backend",
@@ -110,6 +116,7 @@ __all__ = [
     "no_donated_buffers",
     "python_expression",
     "renew_compile_threads",
+    "rewrapped",
     "run_composite",
     "saved_tensor_hooks_lifted",
     "shape_facts",
@@ -202,6 +209,17 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         return {}
     names, _ = wrapper.__tensor_flatten__()
     return {name: getattr(tensor, name) for name in names}
+
+
+def is_wrapper_type(kind: type) -> bool:
+    """Whether tensors of this type are wrapper subclasses, which run operators on the tensors they are made of."""
+    return bool(is_traceable_wrapper_subclass_type(kind))
+
+
+def rewrapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A wrapper subclass like the given one, made of changed inner tensors."""
+    changed: torch.Tensor = transform_subclass(tensor, lambda _name, inner: change(inner))
+    return changed
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:

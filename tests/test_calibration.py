@@ -83,10 +83,18 @@ def test_bug_in_half_precision_below_its_noise_is_found_by_the_twin() -> None:
     assert outcome.findings == ["logic output[0]"]
 
 
-def test_bug_that_changes_no_bit_is_not_reported() -> None:
-    outcome = run_case(Case("mlp", "bfloat16", "inference", "eager", "scale: 1.001 for 1"))
-    assert (outcome.visible, outcome.verdict) == (0, "pass")
-    assert not detectable(outcome)
+@pytest.mark.parametrize("face", ["check", "numcheck"])
+def test_bug_that_rounding_hides_bit_for_bit_is_found_by_the_twin(face: str) -> None:
+    outcome = run_case(Case("mlp", "bfloat16", "inference", "eager", "scale: 1.001 for 1", face=face))
+    assert outcome.visible == 0
+    assert detectable(outcome)
+    assert outcome.findings == ["logic output[0]"]
+
+
+@pytest.mark.parametrize("face", ["check", "numcheck"])
+def test_program_equal_bit_for_bit_passes_with_its_twin(face: str) -> None:
+    outcome = run_case(Case("mlp", "bfloat16", "inference", "eager", face=face))
+    assert (outcome.verdict, outcome.skips) == ("pass", [])
 
 
 def test_right_program_in_the_place_of_itself_passes() -> None:

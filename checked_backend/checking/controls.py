@@ -70,6 +70,10 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         raise ControlError("made for each region instead")
 
+    def unfused(self) -> Values | None:
+        """Not made of a whole program: each region makes its own."""
+        return None
+
     def _recorded(self) -> RandomTape:
         if self._tape is None:
             self.repeat()

@@ -13,6 +13,7 @@ from checked_backend._torch import (
     TorchDispatchMode,
     disable_current_modes,
     higher_order_kernel,
+    is_wrapper_type,
     run_composite,
 )
 from checked_backend.interpret.operators import Operator, OperatorKind, describe_operator
@@ -25,8 +26,8 @@ _REFUSING_MODES = ("cond", "scan", "map_impl", "associative_scan", "invoke_subgr
 class OperatorMode(TorchDispatchMode):
     """A dispatch mode whose :meth:`run` gets each operator together with its facts.
 
-    Compositions (visible under inference mode) and higher-order operators (cond, while_loop, flex_attention, ...) are
-    taken apart first, so that ``run`` sees what is inside.
+    Compositions (visible under inference mode), higher-order operators (cond, while_loop, flex_attention, ...) and
+    operators on wrapper subclasses are taken apart first, so that ``run`` sees what is inside.
     """
 
     supports_higher_order_operators = True
@@ -63,6 +64,8 @@ class OperatorMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if types and any(is_wrapper_type(kind) for kind in types):
+            return NotImplemented  # the subclass runs operators on what it wraps, under this mode
         operator = self._operators.get(func)
         if operator is None:
             if isinstance(func, HigherOrderOperator):

@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, FakeTensor, negative_view, storage_identity
+from checked_backend._torch import (
+    DisableTorchDispatch,
+    FakeTensor,
+    is_wrapper_type,
+    negative_view,
+    rewrapped,
+    storage_identity,
+)
 from checked_backend.errors import CheckedBackendError
 
 __all__ = ["PromotionError", "Shadows", "promote", "promote_tensors", "promoted_dtype"]
@@ -37,15 +44,19 @@ class Shadows:
             tensor: Any tensor; integer and float64 tensors, fake ones and those without data are their own counterpart.
 
         Returns:
-            A detached tensor; the same memory at each call for the same memory. Sparse tensors are copied each time.
+            A detached tensor; the same memory at each call for the same memory. Sparse tensors are copied each time. Of
+            a wrapper subclass, one that is made of the counterparts of its inner tensors.
 
         Raises:
-            PromotionError: A quantised tensor or tensor subclass, or one storage seen through several dtypes.
+            PromotionError: A quantised tensor, a tensor subclass that wraps nothing or is not in float64 if its inner
+                tensors are, or one storage seen through several dtypes.
         """
         dtype = tensor.dtype
         target = promoted_dtype(dtype)
         if target == dtype or isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
             return tensor
+        if is_wrapper_type(type(tensor)):
+            return self._wrapper(tensor, target)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise PromotionError(f"{type(tensor).__name__} (a tensor subclass) cannot be promoted to float64.")
         with DisableTorchDispatch(), torch.no_grad():
@@ -56,6 +67,15 @@ class Shadows:
             if tensor.is_conj():
                 view = view.conj()
             return negative_view(view) if tensor.is_neg() else view
+
+    def _wrapper(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        with torch.no_grad():
+            wide = rewrapped(tensor, self.of)
+        if wide.dtype != target:
+            raise PromotionError(
+                f"{type(tensor).__name__} (a tensor subclass) stays {wide.dtype} if what it wraps is in float64."
+            )
+        return wide
 
     def _storage(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
         identity = storage_identity(tensor)
@@ -84,8 +104,8 @@ def promote(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         The copies, in the same order; the same tensor twice gives the same copy twice.
 
     Raises:
-        PromotionError: Quantised tensors, tensor subclasses, or memory shared by tensors of several dtypes, of which
-            one is promoted.
+        PromotionError: Quantised tensors, subclasses that have no float64 (see `Shadows.of`), or memory shared by
+            tensors of several dtypes, of which one is promoted.
     """
     shadows = Shadows()
     for tensor in tensors:

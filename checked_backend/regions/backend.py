@@ -10,13 +10,21 @@ from torch import fx
 from checked_backend._torch import dynamo_control_flow
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
-from checked_backend.regions.candidate import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.candidate import (
+    compile_candidate,
+    copy_graph,
+    eager_graph,
+    resolve_compiler,
+    unfused_compiler,
+)
+from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
+from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
-from checked_backend.regions.twin import compile_twin, needs_default_dtype
+from checked_backend.regions.twin import compile_twin, computes_in_low_precision, needs_default_dtype
 
 __all__ = ["build_region"]
 
@@ -67,8 +75,7 @@ def build_region(
     except Exception as error:  # becomes a finding of kind crash at the first call
         candidate = NotCompiled(error)
 
-    def make_twin(inputs64: Sequence[Any]) -> Callable[..., Any]:
-        return compile_twin(compiler, pristine, traced, inputs64)
+    unfused = unfused_compiler(options, mode)
 
     def investigate(call: Call, cotangents: Cotangents | None, findings: Sequence[Finding]) -> Sequence[Finding]:
         failure = Failure(
@@ -76,14 +83,22 @@ def build_region(
         )
         return findings if investigator is None else investigator(failure, findings)
 
-    # forward: calling the module would print a traceback when the user's program raises
+    def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_again(unfused or compiler, copy_graph(pristine), traced, inputs)
+
+    # reference: calling the module would print a traceback when the user's program raises
+    variants = Variants(
+        reference=eager_graph(pristine).forward,
+        candidate=candidate,
+        make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
+        make_unfused=None if unfused is None else CompiledOnce(compile_unfused),
+        default_dtype=needs_default_dtype(pristine),
+        low_precision=computes_in_low_precision(pristine),
+    )
     return CheckedRegion(
         info,
-        eager_graph(pristine).forward,
-        candidate,
-        make_twin,
+        variants,
         options,
-        default_dtype=needs_default_dtype(pristine),
         thorough=thorough,
         silent=silent,
         investigate=investigate if options.localize and investigator is not None else None,

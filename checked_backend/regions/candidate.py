@@ -14,7 +14,15 @@ from checked_backend._torch import InvalidBackend, dynamo_disable, inductor_mode
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.options import CheckOptions
 
-__all__ = ["Compiler", "compile_candidate", "copy_graph", "eager_graph", "inductor_patches", "resolve_compiler"]
+__all__ = [
+    "Compiler",
+    "compile_candidate",
+    "copy_graph",
+    "eager_graph",
+    "inductor_patches",
+    "resolve_compiler",
+    "unfused_compiler",
+]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -58,6 +66,19 @@ def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str
     """What is changed in Inductor's configuration while it compiles the candidate."""
     by_mode = inductor_mode_options(mode) if mode else {}
     return {**by_mode, "fallback_random": True, **options.compiler_options}
+
+
+def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
+    """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor.
+
+    Args:
+        options: The options of ``numcheck``.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+    """
+    if options.compiler != "inductor":
+        return None
+    patches = {**options.compiler_options, "emulate_precision_casts": True}
+    return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
 
 
 def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.twin import default_dtype
 
-__all__ = ["Controls", "RegionControls", "Values"]
+__all__ = ["Controls", "RegionControls", "Values", "Variants"]
 
 Values = dict[str, torch.Tensor]
 Region = Callable[..., Any]
@@ -48,53 +48,71 @@ class Controls(Protocol):
     def twin(self) -> Values:
         """The candidate compiled in float64."""
 
+    def unfused(self) -> Values | None:
+        """The candidate compiled so that it rounds wherever eager does; None if its compiler has no such mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """A region, and what can be made of it.
+
+    Attributes:
+        reference: The region in eager.
+        candidate: The compiled region.
+        make_twin: Compiles the float64 twin for float64 inputs.
+        make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
+        default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
+        low_precision: Whether the region computes in half precision somewhere.
+    """
+
+    reference: Region
+    candidate: Region
+    make_twin: Callable[[Sequence[Any]], Region]
+    make_unfused: Callable[[Sequence[Any]], Region] | None = None
+    default_dtype: bool = True
+    low_precision: bool = False
+
 
 @dataclass(slots=True)
 class RegionControls:
     """Control runs of one call of a region.
 
     Attributes:
-        reference: The region in eager.
-        candidate: The compiled region.
-        make_twin: Compiles the float64 twin for float64 inputs.
+        variants: What can be run.
         inputs: The call's inputs.
         ambient: Modes at the call.
         rng: Random state before the call.
         subjects: Names.
-        default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         cotangents: With them, gradients are subjects instead of results.
     """
 
-    reference: Region
-    candidate: Region
-    make_twin: Callable[[Sequence[Any]], Region]
+    variants: Variants
     inputs: Inputs
     ambient: Ambient
     rng: RngState
     subjects: Subjects
-    default_dtype: bool = True
     cotangents: Cotangents | None = None
     _tape: RandomTape | None = field(default=None, init=False)
 
     def repeat(self) -> Values:
         """The reference again from the same random state, with junk in uninitialised memory; records the tape."""
         tape = RandomTape()
-        values = self._run(self.reference, modes=(lambda: RecordRandom(tape), lambda: PoisonMode(1)))
+        values = self._run(self.variants.reference, modes=(lambda: RecordRandom(tape), lambda: PoisonMode(1)))
         self._tape = tape
         return values
 
     def repeat_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
-        return self._run(self.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
+        return self._run(self.variants.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
 
     def candidate_alone(self) -> Values:
         """The candidate again, from the random state before the call."""
-        return self._run(self.candidate, modes=())
+        return self._run(self.variants.candidate, modes=())
 
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""
         left = []
-        for region in (self.reference, self.candidate):
+        for region in (self.variants.reference, self.variants.candidate):
             arguments, leaves = self.inputs.fresh()
             with self._undisturbed(), self.ambient.entered():
                 self.rng.restore()
@@ -106,7 +124,7 @@ class RegionControls:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
         return self._run(
-            self.reference,
+            self.variants.reference,
             modes=(lambda: ReplayRandom(tape), lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1)),
         )
 
@@ -116,20 +134,31 @@ class RegionControls:
         modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
         if seed is not None:
             modes.append(lambda: MonteCarloMode(seed, correlated=True))
-        modes.append(lambda: HighPrecisionMode(default_dtype=self.default_dtype))
-        return self._run(self.reference, modes=modes, wide=True)
+        modes.append(lambda: HighPrecisionMode(default_dtype=self.variants.default_dtype))
+        return self._run(self.variants.reference, modes=modes, wide=True)
 
     def twin(self) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
-        tape = self._recorded()
         bare, _ = self.inputs.fresh(_wide)
         with self._undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
-            region = self.make_twin(bare)
-        with default_dtype(torch.float64) if self.default_dtype else nullcontext():
-            # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
-            self._run(region, modes=(), wide=True, compiled=True)
-            modes = () if tape.empty else (lambda: ReplayRandom(tape),)
-            return self._run(region, modes=modes, wide=True, compiled=True)
+            region = self.variants.make_twin(bare)
+        with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
+            return self._replayed(region, wide=True)
+
+    def unfused(self) -> Values | None:
+        """The candidate compiled so that it rounds wherever eager does, on the reference's recorded random numbers."""
+        if self.variants.make_unfused is None:
+            return None
+        bare, _ = self.inputs.fresh()
+        with self._undisturbed(), self.ambient.entered():
+            region = self.variants.make_unfused(bare)
+        return self._replayed(region)
+
+    def _replayed(self, region: Region, *, wide: bool = False) -> Values:
+        tape = self._recorded()
+        # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
+        values = self._run(region, modes=(), wide=wide)
+        return values if tape.empty else self._run(region, modes=(lambda: ReplayRandom(tape),), wide=wide)
 
     def _recorded(self) -> RandomTape:
         if self._tape is None:
@@ -138,9 +167,7 @@ class RegionControls:
             raise RuntimeError("the random tape was not recorded")
         return self._tape
 
-    def _run(
-        self, region: Region, *, modes: Sequence[Callable[[], Any]], wide: bool = False, compiled: bool = False
-    ) -> Values:
+    def _run(self, region: Region, *, modes: Sequence[Callable[[], Any]], wide: bool = False) -> Values:
         arguments, leaves = self.inputs.fresh(_wide if wide else None)
         cotangents = self.cotangents
         if cotangents is not None and wide:

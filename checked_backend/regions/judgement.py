@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
-from checked_backend.regions.controls import RegionControls
+from checked_backend.regions.controls import RegionControls, Variants
 from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
 from checked_backend.regions.gradients import BackwardPass
 from checked_backend.regions.graph_info import GraphInfo
@@ -62,31 +62,22 @@ class Judge:
 
     Args:
         info: The region's names and source lines.
-        reference: The region in eager.
-        candidate: The compiled region.
-        make_twin: Compiles the region in float64, for float64 inputs.
+        variants: The region in eager, compiled, and what else can be made of it.
         response: Where the coverage goes.
-        default_dtype: Whether the region depends on torch's default dtype.
         thorough: Compile the float64 twin for every difference.
     """
 
     def __init__(
         self,
         info: GraphInfo,
-        reference: Callable[..., Any],
-        candidate: Callable[..., Any],
-        make_twin: Callable[[Sequence[Any]], Callable[..., Any]],
+        variants: Variants,
         response: Response,
         *,
-        default_dtype: bool,
         thorough: bool,
     ) -> None:
         self._info = info
-        self._reference = reference
-        self._candidate = candidate
-        self._make_twin = make_twin
+        self._variants = variants
         self._response = response
-        self._default_dtype = default_dtype
         self._thorough = thorough
         self._lock = threading.Lock()
         self._scales: dict[str, RememberedScale] = {}
@@ -207,20 +198,16 @@ class Judge:
 
         with self._lock:
             known = dict(self._scales)
-        return adjudicate(pairs, partial(self._controls, call, cotangents), known, thorough=self._thorough)
+        return adjudicate(
+            pairs,
+            partial(self._controls, call, cotangents),
+            known,
+            thorough=self._thorough,
+            low_precision=self._variants.low_precision,
+        )
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
-        return RegionControls(
-            self._reference,
-            self._candidate,
-            self._make_twin,
-            call.inputs,
-            call.ambient,
-            call.rng,
-            call.subjects,
-            self._default_dtype,
-            cotangents,
-        )
+        return RegionControls(self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents)
 
     def _absorb(self, rulings: Rulings) -> list[Finding]:
         with self._lock:
@@ -245,7 +232,7 @@ class Judge:
         with _rng_untouched(call.rng):
             call.rng.restore()
             with call.ambient.entered():
-                recomputed = execute(self._reference, arguments, leaves).graph(call.inputs.mutated)
+                recomputed = execute(self._variants.reference, arguments, leaves).graph(call.inputs.mutated)
             return recomputed.backward(passed.cotangents, retain_graph=False)
 
 

@@ -16,6 +16,7 @@ from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.ambient import Ambient, RngState
+from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
 from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
@@ -33,7 +34,6 @@ from checked_backend.regions.schedule import Schedule
 
 __all__ = ["CheckedRegion", "NotCompiled"]
 
-Region = Callable[..., Any]
 Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding]], Sequence[Finding]]
 
 
@@ -53,11 +53,8 @@ class CheckedRegion:
 
     Args:
         info: The region's names and source lines.
-        reference: The region in eager.
-        candidate: The compiled region.
-        make_twin: Compiles the region in float64, for float64 inputs.
+        variants: The region in eager, compiled, and what else can be made of it.
         options: The user's options.
-        default_dtype: Whether the region depends on torch's default dtype.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
         investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, and the findings;
@@ -67,25 +64,20 @@ class CheckedRegion:
     def __init__(
         self,
         info: GraphInfo,
-        reference: Region,
-        candidate: Region,
-        make_twin: Callable[[Sequence[Any]], Region],
+        variants: Variants,
         options: CheckOptions,
         *,
-        default_dtype: bool = True,
         thorough: bool = False,
         silent: bool = False,
         investigate: Investigate | None = None,
     ) -> None:
         self._info = info
-        self._reference = reference
-        self._candidate = candidate
+        self._reference = variants.reference
+        self._candidate = variants.candidate
         self._options = options
         self._schedule = Schedule(options.every, options.budget)
         self._response = Response(info, options, silent=silent)
-        self._judge = Judge(
-            info, reference, candidate, make_twin, self._response, default_dtype=default_dtype, thorough=thorough
-        )
+        self._judge = Judge(info, variants, self._response, thorough=thorough)
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
         self._stopped = False

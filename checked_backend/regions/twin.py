@@ -7,20 +7,28 @@ logic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, TracingContext, compiling, detect_fake_mode, tracing
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.candidate import Compiler, copy_graph
+from checked_backend.regions.recompile import compile_again
 
-__all__ = ["TwinError", "compile_twin", "default_dtype", "float64_graph", "needs_default_dtype"]
+__all__ = [
+    "TwinError",
+    "compile_twin",
+    "computes_in_low_precision",
+    "default_dtype",
+    "float64_graph",
+    "needs_default_dtype",
+]
 
 _CASTS = {"float", "half", "bfloat16"}
 _BIT_CASTS = {"view", "view_dtype"}
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class TwinError(CheckedBackendError):
@@ -49,6 +57,22 @@ def needs_default_dtype(gm: fx.GraphModule) -> bool:
         and not any(_is_floating(source.meta.get("example_value")) for source in node.all_input_nodes)
         for node in gm.graph.nodes
     )
+
+
+def computes_in_low_precision(gm: fx.GraphModule) -> bool:
+    """Whether a value of half precision occurs anywhere in a region, bodies of higher-order operators included."""
+    return any(
+        _is_low(node.meta.get("example_value")) or getattr(node.target, "__name__", "") == "_enter_autocast"
+        for body in gm.modules()
+        if isinstance(body, fx.GraphModule)
+        for node in body.graph.nodes
+    )
+
+
+def _is_low(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_is_low(item) for item in value)
+    return isinstance(value, torch.Tensor) and value.dtype in _LOW_PRECISION
 
 
 def _is_floating(value: Any) -> bool:
@@ -131,24 +155,5 @@ def compile_twin(
     Raises:
         TwinError: The region cannot be rewritten.
     """
-    graph = float64_graph(gm)
-    fake_mode = detect_fake_mode(example_inputs)
-    symbolic = any(isinstance(value, torch.SymInt) for value in example_inputs) and fake_mode is not None
-    wide_default: AbstractContextManager[None] = (
-        default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext()
-    )
-    with compiling(), wide_default, tracing(TracingContext(fake_mode) if symbolic else None):
-        if not symbolic or fake_mode is None:
-            return compiler(graph, list(inputs64))
-        with fake_mode:
-            fakes = [
-                torch.empty_strided(
-                    value.size(), value.stride(), dtype=_wide(value.dtype), device=value.device
-                ).requires_grad_(value.requires_grad)
-                if isinstance(value, FakeTensor)
-                else value
-                for value in example_inputs
-            ]
-        for node, fake in zip((node for node in graph.graph.nodes if node.op == "placeholder"), fakes, strict=True):
-            node.meta["example_value"] = fake
-        return compiler(graph, fakes)
+    with default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext():
+        return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, _wide)

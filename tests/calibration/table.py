@@ -15,13 +15,13 @@ ABOVE_NOISE = 8.0
 def detectable(outcome: Outcome) -> bool:
     """Whether a planted bug must be caught.
 
-    It must change something at the program's precision. Then in half precision the float64 twin shows any change of
-    logic; otherwise its effect must exceed the noise. A missing upcast changes no logic: its effect in float64 is 0.
+    In half precision the float64 twin shows any change of logic, also where rounding hides it bit for bit. Otherwise it
+    must change something at the program's precision, and its effect must exceed the noise. A missing upcast changes no
+    logic: its effect in float64 is 0.
     """
-    if not outcome.visible:
-        return False
-    exceeds = max(outcome.effect, outcome.visible) > ABOVE_NOISE
-    return exceeds or (outcome.effect > 0 and outcome.case.dtype in ("bfloat16", "float16"))
+    if outcome.effect > 0 and outcome.case.dtype in ("bfloat16", "float16"):
+        return True
+    return outcome.visible > 0 and max(outcome.effect, outcome.visible) > ABOVE_NOISE
 
 
 def _line(words: Iterable[object], widths: Sequence[int]) -> str:

@@ -1,0 +1,79 @@
+"""What a finding about wrong values is called, and what it says: no more than the evidence does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from checked_backend.numerics.judge import ENVELOPE_FACTOR
+from checked_backend.record import Kind
+from checked_backend.regions.case import Case, is_floating
+
+__all__ = ["Charge", "charge"]
+
+COARSEST = torch.finfo(torch.bfloat16).eps
+"""Programs round to nothing coarser than bfloat16: a difference beyond what that does is not one of precision."""
+
+
+class Charge(NamedTuple):
+    """The name of a finding.
+
+    Attributes:
+        kind: Its kind.
+        detail: Its finer kind.
+        message: What it says.
+    """
+
+    kind: Kind
+    detail: str
+    message: str
+
+
+def charge(case: Case) -> Charge:
+    """Name what is wrong with a tensor that neither noise nor anything else explains."""
+    if case.outside.nonfinite:
+        high = "eager and float64 have" if case.high_precision is not None else "eager has"
+        return _plain(Kind.NONFINITE, f"NaN or infinity where {high} none, or the reverse")
+    if case.logic_differs and case.same_bits:
+        return _plain(
+            Kind.LOGIC,
+            "compiled in float64 it computes something else than eager in float64; with these inputs rounding to "
+            f"{_name(case)} hides that bit for bit, with others it will not",
+        )
+    if case.pair.kind is not None:
+        return Charge(case.pair.kind, case.pair.detail, "its values are wrong, beyond any rounding")
+    if case.logic_differs:
+        hidden = "" if case.outside else f"; the noise of {_name(case)} hides how wrong"
+        return _plain(Kind.LOGIC, f"wrong also when compiled in float64, so this is no rounding error{hidden}")
+    if case.logic_differs is False:
+        return _plain(
+            Kind.PRECISION,
+            "further from float64 than this program's rounding explains; compiled in float64 it is right",
+        )
+    return _without_twin(case)
+
+
+def _without_twin(case: Case) -> Charge:
+    """Neither right nor wrong logic was shown: the size of the difference must tell."""
+    if not is_floating(case.pair.reference):
+        return _plain(Kind.LOGIC, "exact values differ, and no rounding in the program explains it")
+    if case.high_precision is None:
+        beyond = "differs from eager by more than this program's rounding explains"
+        tested = "neither a float64 reference nor a float64 twin could run"
+    else:
+        beyond = "further from float64 than this program's rounding explains"
+        tested = "no float64 twin could run"
+    coarser = COARSEST / torch.finfo(case.pair.reference.dtype).eps
+    # compared with the noise itself, not with what is allowed
+    if case.envelope is not None and case.outside.worst * ENVELOPE_FACTOR > coarser:
+        return _plain(Kind.LOGIC, f"{beyond}, and by more than any lower precision would ({tested})")
+    return _plain(Kind.PRECISION, f"{beyond}, or its logic is wrong: {tested} to tell which")
+
+
+def _plain(kind: Kind, message: str) -> Charge:
+    return Charge(kind, str(kind), message)
+
+
+def _name(case: Case) -> str:
+    return str(case.pair.reference.dtype).removeprefix("torch.")

@@ -1,0 +1,83 @@
+"""Compile a region once more, outside of Dynamo: on other terms than the user's, and no more often than needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import FakeTensor, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.regions.candidate import Compiler
+
+__all__ = ["CompiledOnce", "compile_again"]
+
+Region = Callable[..., Any]
+
+
+def compile_again(
+    compiler: Compiler,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inputs: Sequence[Any],
+    change: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+) -> Region:
+    """Compile a copy of a region's graph.
+
+    Args:
+        compiler: The candidate compiler.
+        graph: The copy; the compiler may change it.
+        example_inputs: The fake values of the region's placeholders as Dynamo traced them. With symbolic sizes the
+            graph is compiled for the same symbols.
+        inputs: Real inputs, which a graph without symbolic sizes is compiled for.
+        change: Which dtype ``graph`` has where the region has another.
+    """
+    fake_mode = detect_fake_mode(example_inputs)
+    symbolic = any(isinstance(value, torch.SymInt) for value in example_inputs) and fake_mode is not None
+    with compiling(), tracing(TracingContext(fake_mode) if symbolic else None):
+        if not symbolic or fake_mode is None:
+            return compiler(graph, list(inputs))
+        with fake_mode:
+            fakes = [
+                torch.empty_strided(
+                    value.size(), value.stride(), dtype=change(value.dtype), device=value.device
+                ).requires_grad_(value.requires_grad)
+                if isinstance(value, FakeTensor)
+                else value
+                for value in example_inputs
+            ]
+        for node, fake in zip((node for node in graph.graph.nodes if node.op == "placeholder"), fakes, strict=True):
+            node.meta["example_value"] = fake
+        return compiler(graph, fakes)
+
+
+class CompiledOnce:
+    """Compiles a region for given inputs, and hands the same out for inputs of the same kind.
+
+    A region's forward and backward passes are judged apart, and both want its float64 twin.
+
+    Args:
+        compile_for: Compiles it for real inputs.
+    """
+
+    def __init__(self, compile_for: Callable[[Sequence[Any]], Region]) -> None:
+        self._compile_for = compile_for
+        self._lock = threading.Lock()
+        self._last: tuple[Hashable, Region] | None = None
+
+    def __call__(self, inputs: Sequence[Any]) -> Region:
+        """The compiled region."""
+        key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *(_kind(value) for value in inputs))
+        with self._lock:
+            if self._last is None or self._last[0] != key:
+                self._last = key, self._compile_for(inputs)
+            return self._last[1]
+
+
+def _kind(value: Any) -> Hashable:
+    if not isinstance(value, torch.Tensor):
+        return type(value), value if isinstance(value, (bool, int, float, str)) else id(value)
+    strides = tuple(value.stride()) if value.layout is torch.strided and not value.is_nested else ()
+    return type(value), value.dtype, value.device, value.layout, tuple(value.shape), strides, value.requires_grad
