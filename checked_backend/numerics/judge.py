@@ -128,7 +128,9 @@ def _as_rare_as_jumps(
     outside: torch.Tensor, jumps: torch.Tensor, distance: torch.Tensor, strong: Envelope | None
 ) -> bool:
     """Are the elements left over those few that flip in the candidate, and happened not to in any control run?"""
-    if strong is None or int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
+    if strong is None or not bool(jumps.any()):
+        return False
+    if int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
         return False
     return bool((distance[outside] <= STRONG_FACTOR * strong.values[jumps].max()).all())
 

@@ -17,6 +17,9 @@ from checked_backend.regions.inputs import storage_key
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
 
 
+_SHOWN_PLACES = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One thing that both executions have.
@@ -37,10 +40,11 @@ class Part:
 def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
     """Structure: None or not, type, dtype, shape, significant strides, device, layout, ``requires_grad``.
 
-    Values that are not tensors must be equal.
+    Sparse tensors must store the same elements. Values that are not tensors must be equal.
     """
     for part in parts:
         if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
+            yield from _stored_elements(part)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
                 yield Finding(
                     kind=Kind.STRUCTURE,
@@ -61,6 +65,31 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                 actual=repr(part.candidate),
                 source=part.source or None,
             )
+
+
+def _stored_elements(part: Part) -> Iterator[Finding]:
+    """Optimizers for sparse gradients leave alone what is not stored, so a stored zero is not the same as none."""
+    both = (part.reference, part.candidate)
+    if any(not isinstance(side, torch.Tensor) or side.layout is not torch.sparse_coo for side in both):
+        return
+    reference, candidate = (side.detach().coalesce() for side in both)
+    if reference.shape != candidate.shape or torch.equal(reference.indices(), candidate.indices()):
+        return
+    yield Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.indices",
+        subject=part.subject,
+        message="other elements of this sparse tensor are stored than in eager's",
+        expected=f"{reference.indices().shape[1]} places: {_places(reference)}",
+        actual=f"{candidate.indices().shape[1]} places: {_places(candidate)}",
+        source=part.source or None,
+    )
+
+
+def _places(sparse: torch.Tensor) -> str:
+    places = [tuple(place) for place in sparse.indices()[:, : _SHOWN_PLACES + 1].t().tolist()]
+    shown = ", ".join(str(place[0]) if len(place) == 1 else str(place) for place in places[:_SHOWN_PLACES])
+    return shown + (", ..." if len(places) > _SHOWN_PLACES else "")
 
 
 def _same_value(reference: Any, candidate: Any) -> bool:

@@ -135,12 +135,15 @@ def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
-    """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``."""
+    """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``.
+
+    Of a sparse COO tensor it is the stored values, those of one place added up.
+    """
     if not isinstance(value, torch.Tensor):
         return {}
     inner = inner_tensors(value)
     if not inner:
-        return {name: value}
+        return {name: value.detach().coalesce().values() if value.layout is torch.sparse_coo else value}
     return {key: leaf for part, tensor in inner.items() for key, leaf in flat_tensors(f"{name}.{part}", tensor).items()}
 
 

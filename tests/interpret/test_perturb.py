@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mode_programs import CASES, relative, same
+from torch.testing._internal.two_tensor import TwoTensor
 
 from checked_backend.interpret.noise import unit_roundoff
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
@@ -300,3 +301,17 @@ def test_poison_changes_nothing_else():
     with PoisonMode(0):
         assert same(case.run(), expected)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_wrapper_subclass_is_perturbed_inside():
+    wrapped = TwoTensor(values(1000), values(1000, seed=1))
+
+    def program():
+        return wrapped * 3
+
+    result, mode = perturbed(program)
+    assert type(result) is TwoTensor
+    assert mode.perturbed_ops == 2
+    for part, source in ((result.a, wrapped.a), (result.b, wrapped.b)):
+        change = (part / (source * 3) - 1).abs().max()
+        assert 0 < change < 2.0**-22

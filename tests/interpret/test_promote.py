@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mode_programs import CASES, Case, relative, same
+from torch.testing._internal.two_tensor import TwoTensor
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.perturb import MonteCarloMode
@@ -237,3 +238,31 @@ def test_perturbed_at_the_roundoff_of_float64():
     assert same(first, again)
     assert not same(first, other)
     assert 0 < max(map(relative, first, clean)) < 1e-11
+
+
+def test_wrapper_subclass_is_promoted_inside():
+    first, second = torch.randn(4, 3), torch.randn(4, 3)
+    [wide] = promote([TwoTensor(first, second).requires_grad_()])
+    assert type(wide) is TwoTensor
+    assert wide.dtype is wide.a.dtype is wide.b.dtype is torch.float64
+    assert wide.requires_grad
+    assert torch.equal(wide.a, first.double())
+    result = high(lambda x: (x.to(torch.bfloat16) @ x.float().t()).sin(), TwoTensor(first, second))
+    assert torch.equal(result.b, (second.double() @ second.double().t()).sin())
+
+
+class Stubborn(TwoTensor):
+    """Says float32 whatever it wraps."""
+
+    @staticmethod
+    def __new__(cls, a, b, *_others):
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=torch.float32)
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, _meta, _outer_size, _outer_stride):
+        return Stubborn(inner_tensors["a"], inner_tensors["b"])
+
+
+def test_subclass_that_has_no_float64_is_refused():
+    with pytest.raises(PromotionError, match=r"Stubborn \(a tensor subclass\) stays torch.float32"):
+        promote([Stubborn(torch.randn(2), torch.randn(2))])

@@ -1,0 +1,376 @@
+"""Rulings on scripted evidence: each layer settles what it should and nothing else, and findings say what they know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.numerics.noise import RememberedScale
+from checked_backend.record import Coverage, Kind
+from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
+from checked_backend.regions.controls import Controls, Values
+from checked_backend.report import Report
+
+Make = Callable[[], torch.Tensor]
+
+
+class MissingError(Exception):
+    """What a control raises that cannot run."""
+
+
+def missing() -> torch.Tensor:
+    raise MissingError("not here")
+
+
+@dataclass
+class Scripted:
+    """Controls that return what a test says, and count how often each is asked.
+
+    Attributes:
+        dtype: Of the program.
+        right: The exact result.
+        twin_value: What the twin computes.
+        again: What eager gives when it runs again.
+        replayed: What the candidate gives on recorded random numbers.
+        alone: What it gives when it runs again.
+        unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
+        jumps: In which float64 control runs the result jumps by 1.
+        lost: Controls that cannot run.
+        asked: How often each control was asked.
+    """
+
+    dtype: torch.dtype
+    right: torch.Tensor
+    twin_value: Make
+    again: Make | None = None
+    replayed: Make | None = None
+    alone: Make | None = None
+    unfused_value: Make | None = None
+    jumps: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
+    noise: float = 1.0
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def _give(self, name: str, make: Make) -> Values:
+        self.asked[name] = self.asked.get(name, 0) + 1
+        if name in self.lost:
+            raise MissingError("not here")
+        return {"output[0]": make()}
+
+    def _own(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.dtype)
+
+    def repeat(self) -> Values:
+        return self._give("repeat", self.again or (lambda: self._own(self.right)))
+
+    def repeat_candidate(self) -> Values:
+        return self._give("repeat_candidate", self.replayed or missing)
+
+    def candidate_alone(self) -> Values:
+        return self._give("candidate_alone", self.alone or missing)
+
+    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+        def make() -> torch.Tensor:
+            xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            roundoff = torch.finfo(self.dtype).eps / 2
+            return self._own(self.right * (1 + self.noise * magnitude * roundoff * (2 * xi - 1)))
+
+        return self._give("monte_carlo", make)
+
+    def high_precision(self, seed: int | None) -> Values:
+        if seed is None:
+            return self._give("high_precision", self.right.clone)
+        return self._give("float64 noise", lambda: self.right + (1.0 if seed in self.jumps else 1e-16))
+
+    def twin(self) -> Values:
+        return self._give("twin", self.twin_value)
+
+    def unfused(self) -> Values | None:
+        return None if self.unfused_value is None else self._give("unfused", self.unfused_value)
+
+
+def exact() -> torch.Tensor:
+    return torch.linspace(1, 2, 64, dtype=torch.float64)
+
+
+def judged(
+    controls: Scripted,
+    candidate: torch.Tensor,
+    *,
+    kind: Kind | None = None,
+    known: dict[str, RememberedScale] | None = None,
+    thorough: bool = True,
+    low_precision: bool | None = None,
+    reference: torch.Tensor | None = None,
+) -> Rulings:
+    given = controls.right.to(controls.dtype) if reference is None else reference
+    low = controls.dtype in (torch.bfloat16, torch.float16) if low_precision is None else low_precision
+    pair = Pair("output[0]", "output[0]", given, candidate.to(controls.dtype), kind, "")
+    made: Controls = controls
+    return adjudicate([pair], lambda: made, {} if known is None else known, thorough=thorough, low_precision=low)
+
+
+# equal bits in half precision: the twin decides
+
+
+@pytest.mark.parametrize("thorough", [True, False], ids=["check", "numcheck"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_twin_finds_what_equal_bits_hide(dtype: torch.dtype, thorough: bool) -> None:
+    wrong = exact() * (1 + 1e-5)
+    rulings = judged(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
+    [finding] = rulings.findings
+    assert finding.kind is Kind.LOGIC
+    assert finding.metrics is not None
+    assert finding.metrics.bitwise_equal
+    assert "hides that bit for bit" in finding.message
+    assert rulings.scales == {}
+
+
+def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
+    controls = Scripted(torch.bfloat16, exact(), exact)
+    rulings = judged(controls, exact())
+    assert (rulings.findings, rulings.skips, rulings.notes) == ([], [], [])
+    assert rulings.scales["output[0]"].detection_power == 1e-9
+    assert controls.asked["twin"] == 1
+    assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
+
+    def fail() -> Controls:
+        raise AssertionError("steady state makes no control run")
+
+    pair = Pair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
+    again = adjudicate([pair], fail, rulings.scales, thorough=True, low_precision=True)
+    assert (again.findings, again.compared) == ([], 1)
+
+
+@pytest.mark.parametrize(("dtype", "low"), [(torch.float32, False), (torch.float64, False)])
+def test_equal_bits_of_a_program_in_full_precision_need_no_twin(dtype: torch.dtype, low: bool) -> None:
+    controls = Scripted(dtype, exact(), lambda: exact() * 2)
+    assert judged(controls, exact(), low_precision=low).findings == []
+    assert controls.asked == {}
+
+
+def test_result_in_float32_of_a_region_in_half_precision_is_asked_for_too() -> None:
+    controls = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-4), noise=2.0**16)
+    assert [str(finding.kind) for finding in judged(controls, exact(), low_precision=True).findings] == ["logic"]
+
+
+def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
+    rulings = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
+    assert rulings.findings == []
+    assert [skip.subject for skip in rulings.skips] == ["control: float64 twin"]
+    assert rulings.scales["output[0]"].detection_power == torch.finfo(torch.bfloat16).eps
+
+
+def test_integers_of_a_region_in_half_precision_are_not_asked_for() -> None:
+    controls = Scripted(torch.int64, exact() * 100, exact)
+    assert judged(controls, exact() * 100, low_precision=True).findings == []
+    assert controls.asked == {}
+
+
+# when the twin itself is not to be believed
+
+
+def spiked(by: float) -> torch.Tensor:
+    wrong = exact()
+    wrong[7] += by
+    return wrong
+
+
+def test_twin_wrong_where_the_candidate_is_visibly_right_is_not_believed() -> None:
+    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), exact())
+    assert rulings.findings == []
+    assert ["the float64 twin was not used" in note for note in rulings.notes] == [True]
+
+
+def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
+    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
+    assert [(str(f.kind), "hides" in f.message) for f in rulings.findings] == [("logic", False)]
+
+
+def test_twin_wrong_within_the_noise_is_believed() -> None:
+    candidate = spiked(2.0**-7)
+    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
+    [finding] = rulings.findings
+    assert finding.message.endswith("; the noise of bfloat16 hides how wrong")
+
+
+@pytest.mark.parametrize(("jumps", "kinds"), [((), ["logic"]), ((1,), []), ((6,), []), ((10,), [])])
+def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...], kinds: list[str]) -> None:
+    """A tie that few of the control runs break: more are made before the twin is believed."""
+    controls = Scripted(torch.float32, exact(), lambda: spiked(0.1), jumps=jumps, noise=1e6)
+    rulings = judged(controls, exact() * (1 + 1e-3))
+    assert [str(finding.kind) for finding in rulings.findings] == kinds
+    assert controls.asked["float64 noise"] == (2 if jumps == (1,) else 10)
+
+
+# kinds and words
+
+
+def test_precision_says_that_the_logic_is_right() -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact), exact() * (1 + 1e-4)).findings
+    assert finding.kind is Kind.PRECISION
+    assert finding.message.endswith("compiled in float64 it is right")
+
+
+@pytest.mark.parametrize("off", [1e-4, 0.25], ids=["a lower precision might", "no precision would"])
+@pytest.mark.parametrize("lost", [("twin",), ("high_precision",)])
+def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ...], off: float) -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=lost), exact() * (1 + off)).findings
+    assert finding.kind is (Kind.PRECISION if off < 0.1 else Kind.LOGIC)
+    assert ("further from float64" in finding.message) is (lost == ("twin",))
+    assert ("neither a float64 reference" in finding.message) is (lost == ("high_precision",))
+    assert "compiled in float64" not in finding.message
+
+
+def test_no_control_at_all_is_inconclusive() -> None:
+    controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "high_precision"))
+    rulings = judged(controls, exact() * 1.001)
+    assert [str(finding.kind) for finding in rulings.findings] == ["unsupported"]
+    assert any(skip.matters for skip in rulings.skips)
+
+
+def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
+    wrong = exact()
+    wrong[3] = float("nan")
+    [with_float64] = judged(Scripted(torch.float32, exact(), exact), wrong).findings
+    [without] = judged(Scripted(torch.float32, exact(), exact, lost=("high_precision",)), wrong).findings
+    assert {with_float64.kind, without.kind} == {Kind.NONFINITE}
+    assert "eager and float64 have none" in with_float64.message
+    assert "where eager has none" in without.message
+
+
+def test_other_random_numbers() -> None:
+    controls = Scripted(
+        torch.float32, exact(), missing, lost=("twin",), replayed=lambda: exact().float(), alone=lambda: exact().flip(0)
+    )
+    assert [finding.detail for finding in judged(controls, exact().flip(0)).findings] == ["rng.stream"]
+
+
+# fused kernels that round less
+
+
+def fused() -> torch.Tensor:
+    """Beyond the noise of `exact`, and further from float64 than eager."""
+    return exact() * (1 + 2.0**-4)
+
+
+def test_rounding_of_fused_kernels_is_a_note() -> None:
+    controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: exact().to(torch.bfloat16))
+    rulings = judged(controls, fused())
+    assert rulings.findings == []
+    [note] = rulings.notes
+    assert note.startswith("fusion-rounding: output[0] differs from eager by 0.125")
+    assert controls.asked["unfused"] == 1
+
+
+def test_what_remains_without_fused_rounding_is_a_finding() -> None:
+    controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: fused().to(torch.bfloat16))
+    rulings = judged(controls, fused())
+    assert [str(finding.kind) for finding in rulings.findings] == ["precision"]
+    assert rulings.notes == []
+
+
+def test_wrong_logic_is_not_excused_by_fusion() -> None:
+    controls = Scripted(torch.bfloat16, exact(), fused, unfused_value=lambda: exact().to(torch.bfloat16))
+    assert [str(finding.kind) for finding in judged(controls, fused()).findings] == ["logic"]
+    assert "unfused" not in controls.asked
+
+
+def test_full_precision_and_compilers_without_the_mode_are_not_compiled_once_more() -> None:
+    controls = Scripted(torch.float32, exact(), exact, unfused_value=lambda: exact().float())
+    assert [str(finding.kind) for finding in judged(controls, exact() * 1.001).findings] == ["precision"]
+    assert "unfused" not in controls.asked
+    half = Scripted(torch.bfloat16, exact(), exact)
+    assert [str(finding.kind) for finding in judged(half, fused()).findings] == ["precision"]
+
+
+# evidence
+
+EVERY = {
+    "eager repeats itself",
+    "eager's distance from float64, rms",
+    "candidate's distance from float64, rms",
+    "float64 twin differs from float64 reference, relative",
+    "the difference repeats",
+    "elements outside of the noise",
+}
+
+
+def with_nan(values: torch.Tensor) -> torch.Tensor:
+    values[3] = float("nan")
+    return values
+
+
+@pytest.mark.parametrize(
+    ("kind", "twin", "candidate", "own"),
+    [
+        ("logic", lambda: exact() * 1.01, lambda: exact() * 1.01, None),
+        ("precision", exact, lambda: exact() * 1.0001, None),
+        ("nonfinite", exact, lambda: with_nan(exact()), None),
+        ("mutation", lambda: exact() * 1.01, lambda: exact() * 1.01, Kind.MUTATION),
+    ],
+)
+def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make, own: Kind | None) -> None:
+    controls = Scripted(torch.float32, exact(), twin, alone=lambda: candidate().float())
+    [finding] = judged(controls, candidate(), kind=own).findings
+    assert str(finding.kind) == kind
+    assert set(finding.evidence) == EVERY
+    assert finding.evidence["the difference repeats"] == "in 2 of 2 more runs of the candidate"
+    assert finding.noise is not None
+    assert finding.noise.rms > 0
+    assert finding.noise.source.startswith("Monte Carlo arithmetic on eager, ")
+    assert finding.noise.source.endswith("float64 reference, float64 twin")
+    report = Report((finding,), Coverage(checked={"tensors": 1}))
+    words, kept = " ".join(str(report).split()), json.loads(report.to_json())["findings"][0]
+    assert "Monte Carlo arithmetic on eager" in words
+    assert kept["noise"]["rms"] == finding.noise.rms
+    for name in EVERY:
+        assert name in words
+        assert kept["evidence"][name] == finding.evidence[name]
+    assert cb.Report.from_json(report.to_json()).findings[0].evidence == dict(finding.evidence)
+
+
+def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() -> None:
+    """The strong control runs are for the other one; this one has nothing outside of its noise, and nothing jumps."""
+    same = exact().float()
+    pairs = [
+        Pair("output[0]", "output[0]", same, (exact() * 1.0001).float()),
+        Pair("output[1]", "output[1]", same, (exact() * (1 + 1e-7)).float()),
+    ]
+    first = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-8))
+
+    class Both(Scripted):
+        """Gives each output the same."""
+
+        def _give(self, name: str, make: Make) -> Values:
+            values = super()._give(name, make)
+            right = name == "twin"
+            return {"output[0]": exact() if right else values["output[0]"], "output[1]": values["output[0]"]}
+
+    both: Controls = Both(first.dtype, first.right, first.twin_value)
+    found = adjudicate(pairs, lambda: both, {}, thorough=True).findings
+    assert [(str(each.kind), each.subject) for each in found] == [("precision", "output[0]"), ("logic", "output[1]")]
+
+
+def test_difference_that_does_not_repeat_says_so() -> None:
+    controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
+    [finding] = judged(controls, exact() * 1.0001).findings
+    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+
+
+def test_missing_control_is_in_the_evidence() -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
+    assert finding.evidence["float64 twin could not run"] == "MissingError: not here"
+
+
+def test_eager_that_does_not_repeat_itself() -> None:
+    spread = exact() * 1.5
+    controls = Scripted(torch.float32, exact(), lambda: exact() * 2, again=lambda: spread.float(), jumps=(1, 2))
+    [finding] = judged(controls, exact() * 1.25).findings
+    assert finding.kind is Kind.NONDETERMINISTIC
+    assert finding.evidence["eager's own spread between two runs, rms"] > 0.5

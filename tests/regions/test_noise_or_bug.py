@@ -1,0 +1,305 @@
+"""Noise or bug in whole regions: what is compiled besides the candidate, and what each kind of tensor is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from region_tools import agreed, checked, found, gathered
+from torch import fx, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import checked_backend as cb
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.regions import candidate
+from checked_backend.regions.recompile import compile_again
+from checked_backend.regions.twin import computes_in_low_precision
+
+
+class Counting:
+    """A right compiler that keeps the dtype of each graph it compiles."""
+
+    def __init__(self) -> None:
+        self.compiled: list[torch.dtype] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.compiled.append(next(value.dtype for value in example_inputs if isinstance(value, torch.Tensor)))
+        return gm.forward
+
+
+def mlp(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+
+
+def train(model: nn.Module, dtype: torch.dtype, *, steps: int = 3, device_cast: bool = False) -> None:
+    for _ in range(steps):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=device_cast):
+            out = model(torch.randn(6, 8, dtype=dtype))
+        out.square().sum().backward()
+
+
+# what is compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_region_in_half_precision_is_compiled_once_more_in_all(dtype: torch.dtype) -> None:
+    """Forward and backward pass share the twin, and later steps need none."""
+    compiler = Counting()
+    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
+    assert compiler.compiled == [dtype, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_region_in_full_precision_that_is_equal_bit_for_bit_is_not(dtype: torch.dtype) -> None:
+    compiler = Counting()
+    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
+    assert compiler.compiled == [dtype]
+
+
+def test_region_under_autocast_counts_as_half_precision() -> None:
+    compiler = Counting()
+
+    def run() -> None:
+        train(checked(mlp(torch.float32), compiler), torch.float32, device_cast=True)
+
+    assert agreed(gathered(run))
+    assert compiler.compiled == [torch.float32, torch.float64]
+
+
+def test_inputs_of_another_kind_need_another_twin() -> None:
+    compiler = Counting()
+    compiled = checked(lambda x: x.sin() * 2, compiler, dynamic=True)
+
+    def run() -> None:
+        for rows in (3, 4, 5):
+            compiled(torch.randn(rows, 4, dtype=torch.bfloat16))
+
+    assert agreed(gathered(run))
+    assert compiler.compiled == [torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("program", "low"),
+    [
+        (lambda x: x.sin(), False),
+        (lambda x: x.bfloat16().sin().float(), True),
+        (lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.half().float() * 2, x, use_reentrant=False), True),
+        (lambda x: x.double().sum(), False),
+    ],
+)
+def test_half_precision_is_found_wherever_it_is(program: Callable[..., Any], low: bool) -> None:
+    seen: list[bool] = []
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        seen.append(computes_in_low_precision(gm))
+        return gm.forward
+
+    torch.compile(program, backend=compiler, fullgraph=True)(torch.randn(4, requires_grad=True))
+    assert seen == [low]
+
+
+# bugs that half precision hides
+
+
+@pytest.mark.parametrize("face", ["check", "numcheck"])
+@pytest.mark.parametrize("how", ["python", "aot"])
+def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None:
+    def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0
+
+    compiler = faults.spoiled_output(slightly_off, 0, how)
+    model, x = mlp(torch.bfloat16), torch.randn(6, 8, dtype=torch.bfloat16)
+    if face == "check":
+        report = cb.check(model, (x,), compiler=compiler, gradients=False)
+    else:
+        report = gathered(lambda: checked(model, compiler)(x))
+    assert found(report) == {("logic", "output[0]")}
+    [finding] = report.findings
+    assert finding.metrics is not None
+    assert finding.metrics.bitwise_equal
+    assert finding.evidence["float64 twin differs from float64 reference, relative"] == pytest.approx(1e-5, rel=10)
+    assert "hides that bit for bit" in str(report).replace("\n  ", " ")
+
+
+@pytest.mark.parametrize("how", ["python", "aot"])
+def test_gradient_below_half_precision_is_found(how: faults.How) -> None:
+    def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0
+
+    compiler = faults.spoiled_gradient("0.weight", slightly_off, how)
+    assert found(gathered(lambda: train(checked(mlp(torch.bfloat16), compiler), torch.bfloat16))) == {
+        ("logic", "grad[0.weight]")
+    }
+
+
+def test_fault_of_the_twin_alone_is_not_the_candidates() -> None:
+    """A compiler that is wrong in float64 only: said in a note, not held against the program in bfloat16."""
+
+    def wrong_in_float64(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 1.5 if tensor.dtype is torch.float64 else tensor
+
+    compiler = faults.spoiled_output(wrong_in_float64)
+    report = gathered(lambda: checked(mlp(torch.bfloat16), compiler)(torch.randn(6, 8, dtype=torch.bfloat16)))
+    assert report.verdict is cb.Verdict.PASS
+    assert [("the float64 twin was not used" in note) for note in report.coverage.notes] == [True]
+
+
+# rounding of fused kernels
+
+
+def inductor_that_rounds_other(error: float) -> Callable[..., Any]:
+    """In Inductor's place: off by ``error`` in half precision, unless it is told to round wherever eager does."""
+
+    def inductor(
+        gm: fx.GraphModule, _example_inputs: Sequence[Any], *, config_patches: dict[str, Any]
+    ) -> Callable[..., Any]:
+        rounds_as_eager = config_patches.get("emulate_precision_casts", False)
+
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            if rounds_as_eager or results[0].dtype is torch.float64:
+                return results
+            return tuple(result * (1 + error) for result in results)
+
+        return run
+
+    return inductor
+
+
+@pytest.mark.parametrize(("dtype", "kinds"), [(torch.bfloat16, set()), (torch.float32, {"precision"})])
+def test_fusion_rounding_is_a_note(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kinds: set[str]) -> None:
+    real = candidate.lookup_backend
+    fake = inductor_that_rounds_other(1 / 8)
+    monkeypatch.setattr(candidate, "lookup_backend", lambda name: fake if name == "inductor" else real(name))
+    report = gathered(lambda: checked(mlp(dtype), "inductor")(torch.randn(6, 8, dtype=dtype)))
+    assert {str(finding.kind) for finding in report.findings} == kinds
+    assert any("fusion-rounding: output[0] differs" in note for note in report.coverage.notes) is not bool(kinds)
+    assert ("fusion-rounding" in str(report)) is not bool(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_compiler_without_fused_rounding_rounds_as_eager() -> None:
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor]:
+        for _ in range(6):
+            x = x * 1.3 + x / 7
+        return (x,)
+
+    x = torch.randn(4096, dtype=torch.bfloat16)
+    graph = fx.symbolic_trace(chain)
+    options = parse_options(CheckOptions, "numcheck", {})
+    plain, unfused = candidate.resolve_compiler(options), candidate.unfused_compiler(options)
+    assert unfused is not None
+    assert not torch.equal(compile_again(plain, candidate.copy_graph(graph), [x], [x])(x)[0], chain(x)[0])
+    assert torch.equal(compile_again(unfused, candidate.copy_graph(graph), [x], [x])(x)[0], chain(x)[0])
+
+
+def test_only_inductor_can_be_told_to_round_as_eager() -> None:
+    assert candidate.unfused_compiler(parse_options(CheckOptions, "numcheck", {"compiler": "eager"})) is None
+    assert candidate.unfused_compiler(parse_options(CheckOptions, "numcheck", {"compiler": faults.clean()})) is None
+
+
+# sparse gradients
+
+
+class Sparse(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 3, sparse=True, dtype=dtype)
+        self.linear = nn.Linear(3, 2, dtype=dtype)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(self.table(index)))
+
+
+def rebuilt(gradient: torch.Tensor, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> torch.Tensor:
+    gradient = gradient.coalesce()
+    parts = change(gradient.indices(), gradient.values().clone())
+    return torch.sparse_coo_tensor(*parts, gradient.shape, check_invariants=True)
+
+
+def one_value(indices: torch.Tensor, values: torch.Tensor) -> Any:
+    values[-1, -1] *= 1.01
+    return indices, values
+
+
+SPARSE: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+    "one value": (one_value, "logic"),
+    "twice": (lambda indices, values: (indices, values * 2), "logic"),
+    "other places": (lambda indices, values: ((indices + 1) % 20, values), "structure.indices"),
+    "a place left out": (lambda indices, values: (indices[:, 1:], values[1:]), "structure.indices"),
+    "a zero stored": (
+        lambda indices, values: (
+            torch.cat([indices, torch.tensor([[9]])], 1),
+            torch.cat([values, torch.zeros(1, 3, dtype=values.dtype)]),
+        ),
+        "structure.indices",
+    ),
+}
+
+
+def sparse_report(compiler: Any, dtype: torch.dtype) -> cb.Report:
+    torch.manual_seed(0)
+    model = checked(Sparse(dtype), compiler)
+    return gathered(lambda: model(torch.tensor([1, 2, 2, 5])).sum().backward())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "eager",
+        "aot_eager",
+        faults.clean("aot"),
+        faults.spoiled_gradient("table.weight", lambda gradient: gradient.coalesce(), "python"),
+        faults.spoiled_gradient(
+            "table.weight", lambda gradient: rebuilt(gradient, lambda i, v: (i.flip(1), v.flip(0)))
+        ),
+    ],
+    ids=["eager", "aot_eager", "clean", "coalesced", "other order"],
+)
+def test_sparse_gradient_that_is_right(compiler: Any, dtype: torch.dtype) -> None:
+    report = sparse_report(compiler, dtype)
+    assert agreed(report)
+    assert report.coverage.checked["gradients"] == 3
+
+
+@pytest.mark.parametrize("how", ["python", "aot"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradient_that_is_wrong(name: str, how: faults.How) -> None:
+    change, detail = SPARSE[name]
+    compiler = faults.spoiled_gradient("table.weight", lambda gradient: rebuilt(gradient, change), how)
+    report = sparse_report(compiler, torch.float32)
+    assert found(report) == {(detail, "grad[table.weight]")}
+    if detail == "structure.indices":
+        assert report.findings[0].expected == "3 places: 1, 2, 5"
+
+
+# tensor subclasses have noise and a float64 like others
+
+
+def rounding_otherwise(tensor: Any) -> Any:
+    return tensor * (1 + 2.0**-22) if tensor.dtype is torch.float32 else tensor
+
+
+def test_wrapper_subclass_has_noise() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.sin(x @ x) * 2
+        return x
+
+    x = TwoTensor(torch.randn(8, 8), torch.randn(8, 8))
+    assert agreed(gathered(lambda: checked(program, faults.spoiled_output(rounding_otherwise))(x)))
+
+
+def test_wrong_value_in_a_wrapper_subclass_is_logic() -> None:
+    x = TwoTensor(torch.randn(4, 4), torch.randn(4, 4))
+    compiler = faults.spoiled_output(lambda tensor: tensor * 1.01)
+    report = gathered(lambda: checked(lambda x: torch.sin(x @ x), compiler)(x))
+    assert found(report) == {("logic", "output[0]")}
+    assert not report.coverage.skipped
+    assert all(finding.noise is not None and finding.noise.rms > 0 for finding in report.findings)
