@@ -101,6 +101,9 @@ class _CallControls:
     def twin(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
+    def unfused(self) -> None:
+        return None
+
 
 def judge_call(call: Call, expected: Any, actual: Any) -> Finding | None:
     """Judge what the compiled program computed for one operator call.
