@@ -1,0 +1,128 @@
+"""After a failure: the whole way from numcheck's finding to a script on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from torch import Tensor, nn
+
+import checked_backend as cb
+from checked_backend import investigate as module
+from checked_backend.record import Finding
+from checked_backend.regions.failure import Failure
+
+RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(torch.tanh(self.first(x)))
+        hidden = torch.relu(hidden)
+        return self.last(hidden)
+
+
+def report_of(folder: Path, run: Callable[[Callable[..., Any]], Any], **options: Any) -> cb.Report:
+    given = {"on_divergence": "record", "report_dir": folder, **options}
+    with cb.collect() as session:
+        run(torch.compile(Net(), backend="numcheck", options=given))
+    return session.report
+
+
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.randn(5, 6))
+
+
+def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
+    x = torch.randn(5, 6)
+    torch.set_rng_state(before[0])
+    report = report_of(
+        tmp_path,
+        lambda compiled: compiled(x).sum().backward(),
+        compiler=faults.wrong_operator("aten.relu.default", how="aot"),
+    )
+    first = report.findings[0]
+    assert (str(first.kind), first.subject) == ("logic", "output[0]")
+    assert (first.stage, first.graph, first.node, first.op) == ("compiled", "forward", "relu", "aten.relu.default")
+    assert first.source is not None
+    assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
+    assert first.source.startswith("test_investigate.py:")
+    assert str(first.evidence["reduced"]).startswith("to 1 calls on 1 inputs")
+    assert first.workaround is None  # the compiler has no settings
+    later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
+    assert later
+    assert all("localized" in finding.evidence for finding in later)
+    text = str(report)
+    assert "aten.relu.default" in text
+    # nothing of what was tried is counted as part of the program, and nothing of its state has changed
+    assert [region.checked_calls for region in report.coverage.regions] == [1]
+    assert torch.get_num_threads() == before[1]
+    assert torch.get_default_dtype() == before[2]
+
+
+def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_path: Path) -> None:
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    # the compiler is a local function: a fresh process cannot import it
+    assert "repro" in finding.evidence
+
+
+def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_args: Any) -> Sequence[Finding]:
+        raise AssertionError("investigated")
+
+    monkeypatch.setattr("checked_backend.backends.investigate", unwanted)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0), localize=False)
+    [finding] = report.findings
+    assert finding.node is None
+    assert not report.coverage.notes
+
+
+def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_failure: Failure, _findings: Sequence[Finding]) -> Sequence[Finding]:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr("checked_backend.backends.investigate", failing)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0))
+    assert report.verdict is cb.Verdict.FAIL
+    assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
+
+
+def test_an_investigation_that_dies_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIME_LIMIT", 0.01)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0))
+    assert report.verdict is cb.Verdict.FAIL
+    assert any("died: still running after 0.01 s" in note for note in report.coverage.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
+    report = report_of(tmp_path, inference, compiler_options=RELU_BUG)
+    [finding] = report.findings
+    assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
+    assert finding.repro is not None
+    assert "repro" not in finding.evidence  # it was confirmed
+    script = Path(finding.repro).read_text(encoding="utf-8")
+    assert "torch.relu(" in script
+    assert "checked_backend" not in script
+    shown = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    assert shown.returncode == 1, shown.stdout + shown.stderr
+    Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")
+    gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    assert gone.returncode == 0, gone.stdout + gone.stderr
