@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import sympy
@@ -73,12 +76,14 @@ __all__ = [
     "autograd_sequence_number",
     "call_after_backward",
     "catch_backward_error",
+    "changed_settings",
     "compile_id",
     "compiling",
     "core_aten_decompositions",
     "current_graph_task_id",
     "custom_op_module",
     "default_partition",
+    "default_settings",
     "deferred_asserts",
     "detect_fake_mode",
     "disable_current_modes",
@@ -88,6 +93,7 @@ __all__ = [
     "dynamo_reset",
     "evaluate_expression",
     "fake_kernel",
+    "fall_back",
     "find_op_packet",
     "forward_from_source",
     "get_decompositions",
@@ -126,6 +132,7 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "triton_kernel",
+    "warm_inductor",
     "will_engine_execute_node",
     "without_compile_caches",
 ]
@@ -273,6 +280,51 @@ def renew_compile_threads() -> None:
     if module is not None:
         module.AsyncCompile.pool.cache_clear()
         module.AsyncCompile._ready_future = None
+
+
+def changed_settings() -> dict[str, dict[str, Any]]:
+    """Settings of torch's compilers that are not at their defaults here, by module."""
+    from torch._functorch import config as functorch  # noqa: PLC0415  slow to import
+    from torch._inductor import config as inductor  # noqa: PLC0415
+
+    modules: tuple[Any, ...] = (torch._dynamo.config, functorch, inductor)
+    return {
+        module.__name__: {
+            name: value for name, value in module.get_config_copy().items() if not module._is_default(name)
+        }
+        for module in modules
+    }
+
+
+@contextmanager
+def default_settings(names: Mapping[str, Iterable[str]]) -> Iterator[None]:
+    """Have these settings, by module, at their defaults for a block."""
+    with ExitStack() as stack:
+        for module_name, chosen in names.items():
+            module: Any = sys.modules[module_name]
+            stack.enter_context(module.patch({name: copy.copy(module._config[name].default) for name in chosen}))
+        yield
+
+
+def fall_back(op: OpOverload) -> None:
+    """Let Inductor leave an operator to eager's kernel, in this process, from now on."""
+    from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
+
+    decomposition.decompositions.pop(op, None)
+    decomposition.fast_random_decomps.cache_clear()
+    lowering.make_fallback(op, warn=False)
+
+
+@functools.cache
+def warm_inductor() -> None:
+    """Compile a trifle, once, so that processes forked from here need not look for the C++ compiler and the like."""
+
+    def trifle(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with warnings.catch_warnings(), without_compile_caches(), torch.no_grad(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.compile(trifle, backend="inductor")(torch.ones(3, 17))
 
 
 def inductor_settings() -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from checked_backend.reduce.problem import Progress
 from checked_backend.reduce.repro import Repro, write_repro
 from checked_backend.reduce.sequence import Reduction, reduce
+from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting
 from checked_backend.reduce.translate import Untranslatable
-from checked_backend.reduce.workaround import SETTINGS, Setting, Workaround, find_workaround, still_helps
+from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_out
 
 __all__ = [
+    "COSTLY",
     "SETTINGS",
     "Progress",
     "Reduction",
@@ -15,7 +17,8 @@ __all__ = [
     "Untranslatable",
     "Workaround",
     "find_workaround",
+    "helps",
+    "keep_out",
     "reduce",
-    "still_helps",
     "write_repro",
 ]

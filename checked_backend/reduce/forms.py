@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["LITERAL_ELEMENTS", "Form", "form_of", "ramp"]
+__all__ = ["LITERAL_ELEMENTS", "Form", "form_of", "ramp", "seeded"]
 
 LITERAL_ELEMENTS = 32
 """Tensors of up to this many elements are written out."""
@@ -53,6 +54,9 @@ def form_of(tensor: torch.Tensor) -> Form:
             return Form(20, f"torch.arange({flat.numel()}{kind}){last}")
     if flat.numel() <= LITERAL_ELEMENTS:
         return _literal(values)
+    if values.dtype.is_floating_point and _same(flat, seeded(values.shape, values.dtype).reshape(-1)):
+        cast = "" if values.dtype is torch.float32 else f".to({values.dtype})"
+        return Form(40, f"torch.randn({sizes}, generator=torch.Generator().manual_seed(0)){cast}")
     return Form(_LONG, None)
 
 
@@ -61,6 +65,11 @@ def ramp(count: int, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool or dtype.is_complex:
         return torch.zeros(count, dtype=dtype)
     return torch.arange(count, dtype=torch.int64).to(dtype)
+
+
+def seeded(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Normal random numbers from a fixed seed, as a script can draw them."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 def _literal(values: torch.Tensor) -> Form:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from checked_backend._torch import without_compile_caches
+import torch
+
+from checked_backend._torch import warm_inductor, without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.regions.candidate import copy_graph, resolve_compiler
+from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 from checked_backend.report import Report
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
-__all__ = ["Judge", "judge_trial"]
+__all__ = ["Judge", "judge_trial", "screen_trials", "warm_up"]
 
 Judge = Callable[[Trial, float], tuple[Finding, ...] | None]
 """Finds what is wrong with a trial within so many seconds; None if that could not be found out."""
+
+
+def warm_up(trial: Trial) -> None:
+    """Let Inductor start up here, once, instead of in every worker."""
+    if trial.options.compiler == "inductor" and not cannot_fork():
+        warm_inductor()
 
 
 def judge_trial(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
@@ -41,3 +51,51 @@ def judge_trial(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
         message = "the process that compiled and ran the program died"
         return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
     return Report.from_json(answer).findings
+
+
+def screen_trials(trials: Sequence[Trial], timeout: float) -> list[bool]:
+    """Which of these trials of one graph give other results when compiled, rounding errors included.
+
+    One compile serves them all, so this is cheap; it is no verdict.
+
+    Args:
+        trials: The same graph and compiler on inputs of the same shapes.
+        timeout: Seconds.
+
+    Returns:
+        For each trial whether it may go wrong. If the screen cannot tell, all may.
+    """
+
+    def produce() -> str:
+        compiler = resolve_compiler(trials[0].options)
+        graph = copy_graph(trials[0].graph)
+        answers = []
+        with torch.no_grad(), without_compile_caches():
+            compiled = torch.compile(graph, backend=compiler, dynamic=trials[0].dynamic, fullgraph=True)
+            for trial in trials:
+                try:
+                    expected = trial.graph(*copy_values(trial.inputs))
+                except Exception:  # values that eager refuses
+                    answers.append("0")
+                    continue
+                actual = compiled(*copy_values(trial.inputs))
+                answers.append("0" if _alike(expected, actual) else "1")
+        return "".join(answers)
+
+    if len(trials) < 2 or cannot_fork():
+        return [True] * len(trials)
+    try:
+        answer = run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return [True] * len(trials)
+    return [True] * len(trials) if isinstance(answer, Death) else [letter == "1" for letter in answer]
+
+
+def _alike(expected: Sequence[object], actual: Sequence[object]) -> bool:
+    for one, other in zip(expected, actual, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+                return False
+            if not bool(((one == other) | ((one != one) & (other != other))).all()):
+                return False
+    return True

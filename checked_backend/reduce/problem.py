@@ -9,11 +9,15 @@ from pathlib import Path
 
 from checked_backend.record import Kind
 from checked_backend.reduce.journal import Journal
-from checked_backend.reduce.judge import Judge, judge_trial
+from checked_backend.reduce.judge import Judge, judge_trial, screen_trials
 from checked_backend.reduce.program import Program
 from checked_backend.reduce.size import Size, fingerprint, measure_size
+from checked_backend.regions.trial import Trial
 
 __all__ = ["OutOfTime", "Problem", "Progress"]
+
+VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
+"""Kinds of findings that are about values, so that values that agree cannot show them."""
 
 MIN_TIMEOUT_S = 20.0
 TIMEOUT_FACTOR = 8.0
@@ -54,6 +58,7 @@ class Problem:
         progress: Called before each program that is judged.
         journal: A file of verdicts, so that a second run continues where this one stops.
         judge: Judges one trial.
+        screen: Tells in advance which trials cannot go wrong.
 
     Attributes:
         best: The smallest so far.
@@ -69,6 +74,7 @@ class Problem:
         progress: Callable[[Progress], None] | None = None,
         journal: Path | None = None,
         judge: Judge = judge_trial,
+        screen: Callable[[Sequence[Trial], float], list[bool]] | None = screen_trials,
     ) -> None:
         self.best = program
         self.tried = 0
@@ -77,6 +83,7 @@ class Problem:
         self._deadline = deadline
         self._progress = progress
         self._judge = judge
+        self._screen = screen
         self._size = measure_size(program)
         self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
         self._timeout = 10 * MIN_TIMEOUT_S
@@ -127,6 +134,23 @@ class Problem:
             return False
         self.best, self._size = candidate, size
         return True
+
+    def screened(self, candidates: Sequence[Program]) -> list[Program]:
+        """Those that are smaller than the best and give other results when compiled than in eager.
+
+        Args:
+            candidates: The best program on other values of the same shapes.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        smaller = [program for program in candidates if measure_size(program) < self._size]
+        if self._kind not in VALUE_KINDS or not self._screen:
+            return smaller
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        flags = self._screen([program.trial for program in smaller], min(self._timeout, self.seconds_left))
+        return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
     def first_of(self, candidates: Sequence[Program]) -> bool:
         """Accept the first of these that `consider` accepts."""

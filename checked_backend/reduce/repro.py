@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checked_backend.record import Kind
-from checked_backend.reduce.judge import judge_trial
+from safetensors.torch import save_file
+
+from checked_backend.record import Finding, Kind
+from checked_backend.reduce.compile_code import settings_that_matter, write_compile
+from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.program import Program
-from checked_backend.reduce.script import save_values, script_text
+from checked_backend.reduce.script import BUG_THERE, Script, write_script
 from checked_backend.regions.trial import Trial
 
 __all__ = ["Repro", "write_repro"]
@@ -34,11 +38,20 @@ class Repro:
 
 
 def write_repro(
-    trial: Trial, folder: Path, *, name: str, subject: str, kind: Kind, source: str | None = None, timeout: float = 120
+    trial: Trial,
+    folder: Path,
+    *,
+    name: str,
+    subject: str,
+    kind: Kind,
+    about: Sequence[str] = (),
+    timeout: float = 120,
+    judge: Judge = judge_trial,
 ) -> Repro:
     """Write a trial as a script, and run it from disk in a fresh process.
 
-    The script exits 1 while the bug is there and 0 when it is gone.
+    The script exits 1 while the bug is there and 0 when it is gone. It calls plain ``torch`` functions where they do
+    the same and the bug shows with them, else operators.
 
     Args:
         trial: A small program that goes wrong.
@@ -46,8 +59,9 @@ def write_repro(
         name: What the script is about, for its name: ``repro_<name>.py``.
         subject: The wrong result.
         kind: The kind of its finding.
-        source: The user's line that the bug was found in.
+        about: Further lines for the script's docstring: the user's line, what was tried.
         timeout: Seconds for each run.
+        judge: Judges one trial.
 
     Returns:
         The script, and whether it showed the bug.
@@ -57,33 +71,50 @@ def write_repro(
         OSError: The folder cannot be written to.
     """
     program = Program.of(trial, subject)
-    found = next(
-        (item for item in judge_trial(trial, timeout) or () if (item.kind, item.subject) == (kind, subject)), None
+    warm_up(trial)
+    finding = _finding(program.trial, subject, kind, judge, timeout)
+    settings = settings_that_matter(
+        program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
     )
+    compiled = write_compile(program, settings)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
     values = path.with_suffix(".safetensors")
-    save_values(program, values)
-    output = ""
+    shown = finding or Finding(kind, subject, "did not show when it was tried once more")
+    output, first = "", ""
     for plain in (True, False):
-        _write(path, script_text(program, kind, found, source, plain=plain, values=values))
-        code, output = _run(path, timeout)
-        if code == 1:
+        script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
+        if script.text == first:
+            break
+        _write(path, values, script)
+        confirmed, output = _run(path, timeout)
+        if confirmed:
             return Repro(path, True, output)
+        first = script.text
     return Repro(path, False, output)
 
 
-def _write(path: Path, text: str) -> None:
+def _finding(trial: Trial, subject: str, kind: Kind, judge: Judge, timeout: float) -> Finding | None:
+    found = judge(trial, timeout) or ()
+    return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
+
+
+def _write(path: Path, values: Path, script: Script) -> None:
+    if script.saved:
+        half = values.with_name(f".{values.name}.{os.getpid()}")
+        save_file(script.saved, str(half))
+        half.replace(values)
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text, encoding="utf-8")
+    half.write_text(script.text, encoding="utf-8")
     half.replace(path)
 
 
-def _run(path: Path, timeout: float) -> tuple[int | None, str]:
+def _run(path: Path, timeout: float) -> tuple[bool, str]:
+    """Run the script on fresh graph caches: what another compiler compiled must not be taken for this one's."""
     environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     try:
         done = subprocess.run(
-            [sys.executable, str(path)],
+            [sys.executable, str(path.resolve())],
             capture_output=True,
             text=True,
             errors="replace",
@@ -93,5 +124,6 @@ def _run(path: Path, timeout: float) -> tuple[int | None, str]:
             env=environment,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return None, f"{type(error).__name__}: {error}"
-    return done.returncode, (done.stdout + done.stderr).strip()
+        return False, f"{type(error).__name__}: {error}"
+    confirmed = done.returncode == 1 and BUG_THERE in done.stdout
+    return confirmed, (done.stdout + ("" if confirmed else done.stderr)).strip()

@@ -4,114 +4,244 @@ from __future__ import annotations
 
 import math
 import platform
-from pathlib import Path
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from safetensors.torch import save_file
 
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce.forms import form_of
-from checked_backend.reduce.program import Program
-from checked_backend.reduce.translate import program_lines
+from checked_backend.reduce.compile_code import CompileCode, is_random
+from checked_backend.reduce.inputs_code import write_inputs
+from checked_backend.reduce.program import Program, outputs
+from checked_backend.reduce.translate import write_program
 
-__all__ = ["script_text"]
+__all__ = ["BUG_GONE", "BUG_THERE", "Script", "write_script"]
 
-_SCRIPT = '''\
-"""{title}
+BUG_THERE = "the bug is there"
+BUG_GONE = "the bug is gone"
 
-{facts}
-Exits 1 while the bug is there, 0 when it is gone.
+_VERDICT = f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")\nraise SystemExit(int(wrong))\n'
+
+_RUN_BOTH = """\
+expected = program(*make_inputs()){index}
+actual = compiled(*make_inputs()){index}
 """
 
-import torch
-
-
-def make_inputs():
-{inputs}
-
-
-def program({parameters}):
-{body}
-
-
-with torch.no_grad():
-    expected = program(*make_inputs())[{index}]
-    actual = torch.compile(program, {compile})(*make_inputs())[{index}]
+_VALUES = (
+    _RUN_BOTH
+    + """\
 print("eager:   ", expected)
 print("compiled:", actual)
-difference = (actual.double() - expected.double()).abs().max().item()
+difference = (actual.to(torch.{wide}) - expected.to(torch.{wide})).abs().max().item()
 print("greatest difference:", difference)
-raise SystemExit(not difference <= {tolerance:g})  # rounding explains less than that
-'''
+wrong = not torch.allclose(actual, expected, rtol=0, atol={tolerance!r}, equal_nan=True)  # {why}
+"""
+)
+
+_STRUCTURE = (
+    _RUN_BOTH
+    + """\
+expected, actual = [(value.dtype, tuple(value.shape), value.stride()) for value in (expected, actual)]
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = actual != expected
+"""
+)
+
+_RELATIONS = """\
 
 
-def script_text(
-    program: Program, kind: Kind, finding: Finding | None, source: str | None, *, plain: bool, values: Path
-) -> str:
-    """The text of a script that shows a finding.
+def relations(run):
+    inputs = make_inputs()
+    results = run(*inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    values = [*inputs, *results]
+    pairs = [(i, j) for j in range(len(inputs), len(values)) for i in range(j)]
+    shared = [(i, j) for i, j in pairs if memory(values[i]) == memory(values[j])]
+    return shared, [(i, j) for i, j in pairs if values[i] is values[j]]
+
+
+def memory(tensor):
+    return tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else object()
+
+
+expected, actual = relations(program), relations(compiled)
+print("inputs and results, counted together, that share memory, and that are the same object")
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = actual != expected
+"""
+
+_MUTATION = """\
+expected, actual = make_inputs(), make_inputs()
+program(*expected)
+compiled(*actual)
+print("inputs afterwards, eager:   ", expected)
+print("inputs afterwards, compiled:", actual)
+pairs = [(one, other) for one, other in zip(expected, actual) if isinstance(one, torch.Tensor)]
+difference = max((other.to(torch.{wide}) - one.to(torch.{wide})).abs().max().item() for one, other in pairs)
+print("greatest difference:", difference)
+wrong = not all(torch.allclose(other, one, rtol=0, atol={tolerance!r}, equal_nan=True) for one, other in pairs)
+"""
+
+_EXCEPTION = """\
+results = []
+for name, run in ("eager", program), ("compiled", compiled):
+    try:
+        results.append(run(*make_inputs()))
+    except Exception as error:
+        results.append(error)
+    print(f"{{name}}:", repr(results[-1])[:2000])
+wrong = isinstance(results[0], Exception) != isinstance(results[1], Exception)
+"""
+
+_DEATH = """\
+print("eager:", program(*make_inputs()))
+child = os.fork()  # what dies is this child
+if child == 0:
+    signal.alarm({seconds})  # what hangs dies too
+    compiled(*make_inputs())
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+print("compiled: exit status", status)
+wrong = status != 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and what it needs.
+
+    Attributes:
+        text: The script.
+        saved: Tensors that it reads from a safetensors file next to it.
+    """
+
+    text: str
+    saved: dict[str, torch.Tensor]
+
+
+def write_script(
+    program: Program,
+    finding: Finding,
+    compile_code: CompileCode,
+    *,
+    plain: bool,
+    values_file: str,
+    about: Sequence[str] = (),
+) -> Script:
+    """Write a script that shows a finding.
 
     Args:
         program: The program.
-        kind: The kind of finding.
-        finding: It, with its numbers, if it is known.
-        source: The user's line.
+        finding: What is wrong with it.
+        compile_code: How it is compiled.
         plain: Prefer calls of ``torch`` to operators.
-        values: The file of values that are too many to be written.
+        values_file: Name of the file for values that are too many to be written.
+        about: Lines for the docstring: the user's line, what was tried.
 
     Raises:
         Untranslatable: The program cannot be written.
     """
-    names = list(program.placeholders())
-    inputs = []
-    for name, value in program.placeholders().items():
-        text = form_of(value).text if isinstance(value, torch.Tensor) else repr(value)
-        if text is None:
-            text = f"saved[{name!r}]"
-        inputs.append(f"    {name} = {text}")
-    options = program.trial.options
-    compiled = [f"backend={options.compiler!r}"]
-    if options.compiler_options:
-        compiled.append(f"options={options.compiler_options!r}")
-    if program.trial.dynamic:
-        compiled.append("dynamic=True")
-    facts = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    return _SCRIPT.format(
-        title=f"{kind}: {finding.message if finding else 'compiled differs from eager'}",
-        facts=facts + (f"\nFound at {source}" if source else ""),
-        inputs="\n".join([*_loading(inputs, values), *inputs, f"    return {', '.join(names)},"]),
-        parameters=", ".join(names),
-        body="\n".join(f"    {line}" for line in program_lines(program, plain=plain)),
-        index=program.tracked or 0,
-        compile=", ".join(compiled),
-        tolerance=_tolerance(finding),
+    written = write_program(program, plain=plain)
+    inputs = write_inputs(dict(zip(written.parameters, program.trial.inputs, strict=True)))
+    tail = _tail(program, finding)
+    body = "\n".join(written.lines)
+    uses_death = "os.fork()" in tail
+    imports = [
+        *(["import os", "import signal", ""] if uses_death else []),
+        "import torch",
+        *(["import torch.nn.functional as F"] if "F." in body else []),
+        *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
+        *(f"import {module}" for module in written.imports),
+        *compile_code.lines,
+    ]
+    making = [
+        *(["torch.manual_seed(0)"] if is_random(program) else []),
+        *([f'saved = load_file(__file__.rpartition("/")[0] + "/{values_file}")'] if inputs.saved else []),
+        *inputs.lines,
+        f"return [{', '.join(inputs.values)}]",
+    ]
+    text = "\n".join(
+        [
+            f'"""{_title(finding)}',
+            "",
+            *(_safe(line) for line in (*_facts(), *about)),
+            "Exits 1 while the bug is there, 0 when it is gone.",
+            '"""',
+            *imports,
+            "",
+            "",
+            "def make_inputs():",
+            *(f"    {line}" for line in making),
+            "",
+            "",
+            f"def program({', '.join(written.parameters)}):",
+            *(f"    {line}" for line in written.lines),
+            "",
+            "",
+            *([_cannot(compile_code.problem)] if compile_code.problem else []),
+            "torch.set_grad_enabled(False)",
+            f"compiled = torch.compile(program, {compile_code.arguments})",
+            tail + _VERDICT,
+        ]
+    )
+    return Script(text, inputs.saved)
+
+
+def _cannot(problem: str) -> str:
+    return textwrap.dedent(
+        f"""\
+        backend = None  # {_safe(problem)}: name it here
+        if backend is None:
+            print("the backend is not named in this script")
+            raise SystemExit(2)
+        """
     )
 
 
-def save_values(program: Program, path: Path) -> None:
-    """Save the inputs that have too many values to be written in a script."""
-    large = {
-        name: value.contiguous()
-        for name, value in program.placeholders().items()
-        if isinstance(value, torch.Tensor) and form_of(value).text is None
-    }
-    if large:
-        save_file(large, str(path))
+def _facts() -> tuple[str, ...]:
+    machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return (f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",)
 
 
-def _loading(inputs: list[str], values: Path) -> list[str]:
-    if not any("saved[" in line for line in inputs):
-        return []
-    return [
-        "    from safetensors.torch import load_file  # pip install safetensors",
-        "",
-        f'    saved = load_file(__file__.rpartition("repro_")[0] + {values.name!r})',
-    ]
+def _title(finding: Finding) -> str:
+    return _safe(
+        f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"[:200]
+    )
 
 
-def _tolerance(finding: Finding | None) -> float:
-    """Between what rounding explains and what the bug does."""
-    if finding is None or finding.metrics is None:
-        return 0.0
-    bug = finding.metrics.max_abs_diff
-    noise = finding.noise.max if finding.noise else 0.0
-    return 10.0 ** math.floor(math.log10(math.sqrt(noise * bug))) if noise and bug else 0.0
+def _safe(text: str) -> str:
+    """Text that can stand in a docstring or a comment."""
+    return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
+
+
+def _tail(program: Program, finding: Finding) -> str:
+    returned = outputs(program.trial.graph.graph)
+    tracked = program.tracked
+    index = "" if len(returned) == 1 else f"[{tracked or 0}]"
+    tolerance, why = _tolerance(finding)
+    tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
+    wide = "complex128" if any(tensor.is_complex() for tensor in tensors) else "float64"
+    numbers = {"index": index, "tolerance": tolerance, "why": why, "wide": wide}
+    if finding.kind is Kind.ALIAS:
+        return _RELATIONS
+    if finding.kind is Kind.MUTATION:
+        return _MUTATION.format(**numbers)
+    if finding.kind is Kind.STRUCTURE and tracked is not None:
+        return _STRUCTURE.format(**numbers)
+    if finding.kind is Kind.CRASH and finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
+        return _DEATH.format(seconds=60)
+    if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
+        return _EXCEPTION.format()
+    return _VALUES.format(**numbers)
+
+
+def _tolerance(finding: Finding) -> tuple[float, str]:
+    """A number between what rounding explains and what the bug does, and why it is that."""
+    bug = finding.metrics.max_abs_diff if finding.metrics is not None else 0.0
+    noise = finding.noise.max if finding.noise is not None else 0.0
+    if not (0 < noise < bug and math.isfinite(bug)):
+        return 0.0, "no rounding explains a difference"
+    return 10.0 ** math.floor(math.log10(math.sqrt(noise * bug))), f"rounding explains {noise:.1e}"

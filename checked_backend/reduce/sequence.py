@@ -9,7 +9,7 @@ from typing import Literal
 
 from checked_backend.record import Kind
 from checked_backend.reduce import passes
-from checked_backend.reduce.judge import Judge, judge_trial
+from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.problem import OutOfTime, Problem, Progress
 from checked_backend.reduce.program import Program
 from checked_backend.reduce.size import Size
@@ -17,13 +17,25 @@ from checked_backend.regions.trial import Trial
 
 __all__ = ["Reduction", "reduce"]
 
-_PASSES: tuple[tuple[str, Callable[[Problem], None]], ...] = (
+_Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
+
+_STRUCTURE: _Steps = (
     ("dropping outputs", passes.drop_outputs),
     ("keeping what is near the output", passes.near_output),
     ("ending earlier", passes.earlier_output),
     ("replacing calls by recorded values", passes.recorded_calls),
+    ("smaller sizes", passes.shrink_sizes),
     ("leaving calls out", passes.bypass_calls),
+    ("leaving optional tensors out", passes.drop_optional_tensors),
     ("merging inputs", passes.merge_inputs),
+    ("fixed sizes", passes.make_static),
+    ("fewer dimensions", passes.drop_dimensions),
+)
+
+_DETAILS: _Steps = (
+    ("common dtypes", passes.common_dtypes),
+    ("simpler values", passes.simplify_values),
+    ("rounder arguments", passes.round_arguments),
 )
 
 
@@ -80,6 +92,7 @@ def reduce(
     program = Program.of(trial, subject)
     problem = Problem(program, kind, deadline, progress=progress, journal=journal, judge=judge)
     shown = False
+    warm_up(trial)
     stopped: Literal["done", "deadline", "interrupted"] = "done"
     try:
         shown = problem.shows(program)
@@ -94,10 +107,15 @@ def reduce(
 
 
 def _to_fixpoint(problem: Problem) -> None:
-    while True:
-        before = problem.size
-        for name, run in _PASSES:
-            problem.step = name
-            run(problem)
-        if problem.size == before:
-            return
+    before = None
+    while problem.size.structure != before:
+        before = problem.size.structure
+        _run(_STRUCTURE, problem)
+        if problem.size.structure == before:  # details are cheap to simplify once the program is small
+            _run(_DETAILS, problem)
+
+
+def _run(steps: _Steps, problem: Problem) -> None:
+    for name, run in steps:
+        problem.step = name
+        run(problem)

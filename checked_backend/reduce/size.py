@@ -27,6 +27,7 @@ class Size:
         dynamic: 1 with symbolic sizes.
         inputs: Inputs.
         elements: Elements of all inputs.
+        dimensions: Dimensions of all inputs.
         nodes: Nodes of the graph, those that only take one of several results included.
         dtypes: How unusual the dtypes are.
         layouts: Inputs that are not contiguous.
@@ -39,11 +40,17 @@ class Size:
     dynamic: int
     inputs: int
     elements: int
+    dimensions: int
     nodes: int
     dtypes: int
     layouts: int
     values: int
     arguments: int
+
+    @property
+    def structure(self) -> tuple[int, ...]:
+        """The fields that say how large the program is, without those that say how plain."""
+        return (self.calls, self.outputs, self.dynamic, self.inputs, self.elements)
 
     def __str__(self) -> str:
         return f"{self.calls} calls on {self.inputs} inputs of {self.elements} elements"
@@ -60,6 +67,7 @@ def measure_size(program: Program) -> Size:
         dynamic=int(program.trial.dynamic),
         inputs=len(program.trial.inputs),
         elements=sum(tensor.numel() for tensor in tensors),
+        dimensions=sum(tensor.dim() for tensor in tensors),
         nodes=len(graph.nodes),
         dtypes=sum(_unusual(tensor.dtype) for tensor in tensors) + sum(map(_argument_dtypes, calls)),
         layouts=sum(not tensor.is_contiguous() or tensor.storage_offset() != 0 for tensor in tensors),

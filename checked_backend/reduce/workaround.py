@@ -1,113 +1,133 @@
-"""Settings that make a finding vanish: a table, tried one by one."""
+"""Settings that make a finding vanish, tried on a small program."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from checked_backend._torch import inductor_settings
-from checked_backend.record import Kind
-from checked_backend.reduce.judge import Judge, judge_trial
+from checked_backend.reduce.judge import Judge, judge_trial, warm_up
+from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, applicable, operator_fallbacks
 from checked_backend.regions.trial import Trial
+from checked_backend.worker import cannot_fork
 
-__all__ = ["SETTINGS", "Setting", "Workaround", "find_workaround", "still_helps"]
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Something that a person can set.
-
-    Attributes:
-        name: What it turns off, for people.
-        patches: Inductor's config patches.
-    """
-
-    name: str
-    patches: Mapping[str, Any] = field(default_factory=dict)
-
-    def code(self) -> str:
-        """What to paste."""
-        return f"torch.compile(model, options={dict(self.patches)!r})"
-
-
-SETTINGS: Sequence[Setting] = (
-    Setting("emulate eager's casts", {"emulate_precision_casts": True}),
-    Setting("no pattern matcher", {"pattern_matcher": False}),
-    Setting("no epilogue fusion", {"epilogue_fusion": False}),
-    Setting("no constant folding", {"joint_graph_constant_folding": False}),
-    Setting("no floating-point contraction", {"cpp.enable_floating_point_contract_flag": "off"}),
-    Setting("no unsafe math", {"cpp.enable_unsafe_math_opt_flag": False}),
-    Setting("no vectorization", {"cpp.simdlen": 1}),
-    Setting("no layout optimization", {"layout_optimization": False}),
-)
+__all__ = ["Workaround", "find_workaround", "helps", "keep_out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """A setting that made a finding vanish.
+    """Something to set, or to write, so that a finding vanishes.
 
     Attributes:
-        setting: The setting.
+        name: What it does, for people.
         code: What to paste.
+        setting: The setting, to be tried elsewhere; None for `keep_out`, which is no setting.
     """
 
-    setting: Setting
+    name: str
     code: str
+    setting: Setting | None = None
 
 
 def find_workaround(
     trial: Trial,
     *,
-    subject: str,
-    kind: Kind,
     deadline: float,
+    confirm: Trial | None = None,
     settings: Sequence[Setting] = SETTINGS,
+    costly: Sequence[Setting] = COSTLY,
     judge: Judge = judge_trial,
 ) -> Workaround | None:
-    """Try settings on a small program that goes wrong.
+    """Find a setting under which a program that goes wrong is right.
+
+    First cheap ones, then eager's kernel for one operator, then those that slow the whole model down.
 
     Args:
-        trial: The program.
-        subject: Its wrong result.
-        kind: The kind of the finding.
+        trial: A small program that goes wrong.
         deadline: A `time.monotonic` moment.
-        settings: What to try, in this order.
-        judge: Judges one trial, for tests.
+        confirm: The region that the program was cut from: what helps must help there too.
+        settings: Cheap settings, in order of preference.
+        costly: The others.
+        judge: Judges one trial.
 
     Returns:
-        The first setting that makes the finding vanish; None if none does, or the compiler is not Inductor.
+        The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
     """
     if trial.options.compiler != "inductor":
         return None
-    known = inductor_settings()
-    for setting in settings:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return None
-        if setting.patches.keys() <= known.keys() and still_helps(
-            setting, trial, subject=subject, kind=kind, timeout=left, judge=judge
-        ):
-            return Workaround(setting, setting.code())
-    return None
+    warm_up(trial)
+    search = _Search(trial, confirm, deadline, judge)
+    found = search.one_of(applicable(settings, trial))
+    if found is None and cannot_fork() is None:  # it changes Inductor for the whole process
+        found = search.first_of(list(operator_fallbacks(trial)))
+    if found is None:
+        found = search.first_of(applicable(costly, trial))
+    return None if found is None else Workaround(found.name, found.code, found)
 
 
-def still_helps(
-    setting: Setting, trial: Trial, *, subject: str, kind: Kind, timeout: float, judge: Judge = judge_trial
-) -> bool:
-    """Whether a trial is right under a setting: nothing that fails is found.
+def helps(setting: Setting, trial: Trial, *, timeout: float, judge: Judge = judge_trial) -> bool:
+    """Whether a trial is right under a setting: nothing is found that fails.
 
     Args:
         setting: The setting.
         trial: A trial that goes wrong without it.
-        subject: Its wrong result.
-        kind: The kind of its finding.
         timeout: Seconds.
         judge: Judges one trial.
     """
-    options = trial.options.model_copy(
-        update={"compiler_options": {**trial.options.compiler_options, **setting.patches}}
-    )
-    findings = judge(replace(trial, options=options), timeout)
+    findings = judge(setting.on(trial), timeout)
     return findings is not None and not any(found.kind.fails for found in findings)
+
+
+def keep_out(source: str | None, spelling: str) -> Workaround:
+    """The last resort, which always helps: the call is left to eager, at the price of a graph break.
+
+    Args:
+        source: The user's line.
+        spelling: The function called there, such as ``torch.relu``.
+    """
+    where = f"  # and call it at {source}" if source else ""
+    name = spelling.rpartition(".")[2]
+    return Workaround(
+        f"{spelling} outside of the compiler", f"eager_{name} = torch.compiler.disable({spelling}){where}"
+    )
+
+
+class _Search:
+    """Tries settings until the deadline."""
+
+    def __init__(self, trial: Trial, confirm: Trial | None, deadline: float, judge: Judge) -> None:
+        self._trial = trial
+        self._confirm = confirm
+        self._deadline = deadline
+        self._judge = judge
+
+    def first_of(self, settings: Sequence[Setting]) -> Setting | None:
+        """The first that helps, on both programs."""
+        return next((setting for setting in settings if self._helps_both(setting)), None)
+
+    def one_of(self, settings: Sequence[Setting]) -> Setting | None:
+        """One that helps, found by halving: if all of them together do not help, none does alone."""
+        if not settings or not self._helps(_all(settings)):
+            return None
+        left = list(settings)
+        while len(left) > 1:
+            half = left[: len(left) // 2]
+            left = half if self._helps(_all(half)) else left[len(left) // 2 :]
+        return left[0] if self._helps_both(left[0]) else self.first_of(settings)
+
+    def _helps(self, setting: Setting) -> bool:
+        seconds = self._deadline - time.monotonic()
+        return seconds > 0 and helps(setting, self._trial, timeout=seconds, judge=self._judge)
+
+    def _helps_both(self, setting: Setting) -> bool:
+        if not self._helps(setting):
+            return False
+        seconds = self._deadline - time.monotonic()
+        return self._confirm is None or (
+            seconds > 0 and helps(setting, self._confirm, timeout=seconds, judge=self._judge)
+        )
+
+
+def _all(settings: Sequence[Setting]) -> Setting:
+    patches = {key: value for setting in settings for key, value in setting.patches.items()}
+    return Setting(" and ".join(setting.name for setting in settings), patches)

@@ -1,5 +1,6 @@
 """Passes: each proposes smaller programs; only `Problem.consider` accepts one."""
 
+from checked_backend.reduce.passes.calls import common_dtypes, drop_optional_tensors, round_arguments
 from checked_backend.reduce.passes.graph import (
     bypass_calls,
     drop_outputs,
@@ -8,5 +9,21 @@ from checked_backend.reduce.passes.graph import (
     near_output,
     recorded_calls,
 )
+from checked_backend.reduce.passes.shapes import drop_dimensions, make_static, shrink_sizes
+from checked_backend.reduce.passes.values import simplify_values
 
-__all__ = ["bypass_calls", "drop_outputs", "earlier_output", "merge_inputs", "near_output", "recorded_calls"]
+__all__ = [
+    "bypass_calls",
+    "common_dtypes",
+    "drop_dimensions",
+    "drop_optional_tensors",
+    "drop_outputs",
+    "earlier_output",
+    "make_static",
+    "merge_inputs",
+    "near_output",
+    "recorded_calls",
+    "round_arguments",
+    "shrink_sizes",
+    "simplify_values",
+]

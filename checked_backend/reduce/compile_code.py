@@ -1,0 +1,152 @@
+"""The compile call of a repro: backend, options, and those settings of the running process that matter."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, changed_settings, default_settings
+from checked_backend.reduce.program import Program
+from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.trial import Trial
+
+__all__ = ["CompileCode", "settings_that_matter", "write_compile"]
+
+_IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
+"""Words in names of settings that change how compilation goes, not what comes out."""
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCode:
+    """How a script compiles.
+
+    Attributes:
+        arguments: Of ``torch.compile``, after the function.
+        lines: What must come before.
+        problem: Why the script cannot compile in a fresh process; empty if it can.
+    """
+
+    arguments: str
+    lines: tuple[str, ...] = field(default=())
+    problem: str = ""
+
+
+def write_compile(program: Program, settings: Settings) -> CompileCode:
+    """Write the compile call.
+
+    Args:
+        program: The program.
+        settings: Settings of the process that are to be the same, by module of torch.
+    """
+    options = program.trial.options
+    given = dict(options.compiler_options)
+    lines: list[str] = []
+    problem = ""
+    if isinstance(options.compiler, str):
+        backend = repr(options.compiler)
+    else:
+        backend, lines, problem = _imported(options.compiler)
+    for module, changed in settings.items():
+        if module == "torch._inductor.config" and options.compiler == "inductor":
+            given = {**changed, **given}
+        else:
+            lines += [f"import {module}", *(f"{module}.{name} = {value!r}" for name, value in changed.items())]
+    if options.compiler == "inductor" and is_random(program):
+        given.setdefault("fallback_random", True)
+    arguments = [f"backend={backend}"]
+    if given:
+        arguments.append(f"options={given!r}")
+    if program.trial.dynamic:
+        arguments.append("dynamic=True")
+    return CompileCode(", ".join(arguments), tuple(lines), problem)
+
+
+def is_random(program: Program) -> bool:
+    """Whether a program draws random numbers."""
+    return any(
+        isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+        for node in program.trial.graph.graph.nodes
+    )
+
+
+def settings_that_matter(trial: Trial, shows: Callable[[Trial], bool]) -> Settings:
+    """Settings of this process that are not torch's defaults, and without which the bug does not show.
+
+    Args:
+        trial: A trial that shows the bug here.
+        shows: Whether a trial shows it.
+    """
+    left: dict[str, dict[str, Any]] = {
+        module: {name: value for name, value in found.items() if _matters(name, value)}
+        for module, found in changed_settings().items()
+    }
+    names = [(module, name) for module, found in left.items() for name in found]
+    if not names or shows(_with_defaults(trial, left)):
+        return {}
+    for module, name in names:
+        value = left[module].pop(name)
+        dropped: dict[str, list[str]] = {}
+        for home, other in names:
+            if other not in left[home]:
+                dropped.setdefault(home, []).append(other)
+        if not shows(_with_defaults(trial, dropped)):
+            left[module][name] = value
+    return {module: found for module, found in left.items() if found}
+
+
+def _matters(name: str, value: Any) -> bool:
+    if any(word in name for word in _IRRELEVANT):
+        return False
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (SyntaxError, ValueError):  # an object, which no script can write
+        return False
+
+
+def _with_defaults(trial: Trial, names: Mapping[str, Iterable[str]]) -> Trial:
+    """The trial with a compiler that sets these settings to their defaults first."""
+    chosen = {module: tuple(found) for module, found in names.items()}
+    inner = resolve_compiler(trial.options)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with default_settings(chosen):
+            return inner(gm, example_inputs)
+
+    return replace(trial, options=trial.options.model_copy(update={"compiler": compiler, "compiler_options": {}}))
+
+
+def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:
+    module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(module)
+    for step in name.split(".") if name else ():
+        found = getattr(found, step, None)
+    described = f"{module}.{name}" if name else repr(function)
+    if found is not function or module == "__main__" or not name:
+        return "backend", [], f"the backend is {described}, which cannot be imported by its name"
+    lines = [f"from {module} import {name.partition('.')[0]}"]
+    root = _root(module)
+    if root is not None:
+        lines = ["import sys", f"sys.path.insert(0, {str(root)!r})", *lines]
+    return name, lines, ""
+
+
+def _root(module: str) -> Path | None:
+    """The folder that a module is imported from, unless every Python finds it."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    root = path.parents[module.count(".") + (path.name == "__init__.py")]
+    places = sysconfig.get_paths()
+    known = {Path(places[key]).resolve() for key in ("stdlib", "purelib", "platlib")}
+    return None if root in known else root
