@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checked_backend._torch import without_compile_caches
+from checked_backend._torch import inductor_mode_options, without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
 from checked_backend.localize import Cut, Location, locate, operator_name
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, reduce, write_repro
+from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, keep_out, reduce, write_repro
 from checked_backend.reduce.judge import judge_trial
 from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.failure import Failure
@@ -128,7 +128,7 @@ def _investigated(
     try:
         repro = _repro(reduced, failure, found, tell, evidence)
         found.repro = None if repro is None else str(repro.path)
-        workaround = _workaround(reduced, failure, findings, tell)
+        workaround = _workaround(reduced, failure, findings, found, tell)
         found.workaround = None if workaround is None else workaround.code
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
@@ -199,24 +199,21 @@ def _repro(
 
 
 def _workaround(
-    reduced: _Reduced, failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]
+    reduced: _Reduced, failure: Failure, findings: Sequence[Finding], found: _Found, tell: Callable[[str], None]
 ) -> Workaround | None:
     tell("trying settings")
-    workaround = find_workaround(
-        reduced.trial,
-        subject=reduced.subject,
-        kind=reduced.kind,
-        deadline=time.monotonic() + WORKAROUND_LIMIT,
-    )
-    if workaround is None:
-        return None
-    tell(f"trying {workaround.setting.name} on the whole region")
-    patched = failure.options.model_copy(
-        update={"compiler_options": {**failure.options.compiler_options, **workaround.setting.patches}}
-    )
-    wrong = {finding.subject for finding in findings if finding.kind.fails}
-    again = rehearse(failure, resolve_compiler(patched, failure.mode))
-    return None if any(finding.kind.fails and finding.subject in wrong for finding in again) else workaround
+    workaround = find_workaround(reduced.trial, deadline=time.monotonic() + WORKAROUND_LIMIT)
+    if workaround is not None and workaround.setting is not None:
+        tell(f"trying {workaround.name} on the whole region")
+        options = failure.options
+        if failure.mode:
+            modal = {**inductor_mode_options(failure.mode), **options.compiler_options}
+            options = options.model_copy(update={"compiler_options": modal})
+        again = rehearse(failure, resolve_compiler(workaround.setting.on(options)))
+        wrong = {finding.subject for finding in findings if finding.kind.fails}
+        if not any(finding.kind.fails and finding.subject in wrong for finding in again):
+            return workaround
+    return None if found.op is None else keep_out(found.op, found.source)
 
 
 def _enriched(finding: Finding, found: _Found) -> Finding:

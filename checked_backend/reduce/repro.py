@@ -44,6 +44,7 @@ def write_repro(
     name: str,
     subject: str,
     kind: Kind,
+    source: str | None = None,
     about: Sequence[str] = (),
     timeout: float = 120,
     judge: Judge = judge_trial,
@@ -59,7 +60,8 @@ def write_repro(
         name: What the script is about, for its name: ``repro_<name>.py``.
         subject: The wrong result.
         kind: The kind of its finding.
-        about: Further lines for the script's docstring: the user's line, what was tried.
+        source: The user's line that the bug was found in.
+        about: Further lines for the script's docstring.
         timeout: Seconds for each run.
         judge: Judges one trial.
 
@@ -81,6 +83,7 @@ def write_repro(
     path = folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
     values = path.with_suffix(".safetensors")
     shown = finding or Finding(kind, subject, "did not show when it was tried once more")
+    about = [*([f"Found at {source}"] if source else []), *about]
     output, first = "", ""
     for plain in (True, False):
         script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload, fall_back, inductor_settings, is_composite, lookup_backend
+from checked_backend.options import CheckOptions
 from checked_backend.regions.candidate import Compiler
 from checked_backend.regions.trial import Trial
 
@@ -44,15 +45,14 @@ class Setting:
             "lowering.make_fallback(op, warn=False)"
         )
 
-    def on(self, trial: Trial) -> Trial:
-        """The trial under this setting."""
-        options = trial.options
+    def on(self, options: CheckOptions) -> CheckOptions:
+        """The options under this setting. An operator's fallback changes the process that compiles, for good."""
         if self.fallback is None:
             changed: dict[str, Any] = {"compiler_options": {**options.compiler_options, **self.patches}}
         else:
             patches = {"fallback_random": True, **options.compiler_options}
             changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
-        return replace(trial, options=options.model_copy(update=changed))
+        return options.model_copy(update=changed)
 
 
 def _falling_back(op: OpOverload, patches: Mapping[str, Any]) -> Compiler:

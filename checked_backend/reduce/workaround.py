@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, applicable, operator_fallbacks
@@ -74,21 +76,23 @@ def helps(setting: Setting, trial: Trial, *, timeout: float, judge: Judge = judg
         timeout: Seconds.
         judge: Judges one trial.
     """
-    findings = judge(setting.on(trial), timeout)
+    findings = judge(replace(trial, options=setting.on(trial.options)), timeout)
     return findings is not None and not any(found.kind.fails for found in findings)
 
 
-def keep_out(source: str | None, spelling: str) -> Workaround:
+def keep_out(op: str, source: str | None) -> Workaround:
     """The last resort, which always helps: the call is left to eager, at the price of a graph break.
 
     Args:
+        op: The operator, such as ``aten.relu.default``.
         source: The user's line.
-        spelling: The function called there, such as ``torch.relu``.
     """
-    where = f"  # and call it at {source}" if source else ""
-    name = spelling.rpartition(".")[2]
+    base = op.split(".")[1].rstrip("_") if op.count(".") else op
+    homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
+    known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
+    where = f"\n# and call eager_{base} at {source}" if source else f"\n# and call eager_{base} instead"
     return Workaround(
-        f"{spelling} outside of the compiler", f"eager_{name} = torch.compiler.disable({spelling}){where}"
+        f"{base} outside of the compiler", f"eager_{base} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}"
     )
 
 
