@@ -1,0 +1,156 @@
+"""How long it takes from a failed check to the operator, and to a script that shows it; PyTorch's minifier beside it.
+
+Run it as a program: ``python tests/benchmarks/bench_localize.py [--layers 4] [--minifier SECONDS]``. A BERT whose relu
+Inductor compiles wrongly (its own ``inject_relu_bug_TESTING_ONLY``) is checked once; the seconds are counted from the
+moment the check has failed. The minifier gets the graph that the probe was given, and the same limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from functorch.compile import minifier
+from torch import fx
+from transformers import BertConfig, BertForSequenceClassification
+
+from checked_backend import _torch, investigate
+from checked_backend.localize import Cut, Location, locate, probe
+from checked_backend.localize.stages import Capture, stages_of
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.reduce.judge import judge_trial
+from checked_backend.regions import backend, candidate
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.rehearsal import rehearse
+from checked_backend.worker import run_in_worker
+
+RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+
+
+@dataclass
+class Clock:
+    """Seconds since it was made, at which things happened."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+    def mark(self, what: str) -> None:
+        self.marks.append((what, time.perf_counter() - self.begun))
+        print(f"  {self.marks[-1][1]:7.1f} s  {what}", flush=True)
+
+
+def first_failure(layers: int, folder: Path) -> tuple[Failure, Sequence[Finding]]:
+    """Check a forward pass of the model, and give back its failed call."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, hidden_act="relu"))
+    kept: list[tuple[Failure, Sequence[Finding]]] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        kept.append((failure, findings))
+        return findings
+
+    def checked(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler_options=RELU_BUG, on_divergence="record", report_dir=folder)
+        return build_region(gm, inputs, options, None, silent=True, investigator=investigator)
+
+    torch.compile(model, backend=checked)(torch.randint(0, 1000, (2, 64)), labels=torch.tensor([0, 1]))
+    return kept[0]
+
+
+def count_compiles(compiled: list[str]) -> Callable[..., Any]:
+    """Note every compile of a graph by the candidate."""
+    real = candidate.compile_candidate
+
+    def counting(compiler: Any, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        compiled.append(f"{len(gm.graph.nodes)} nodes")
+        return real(compiler, gm, example_inputs)
+
+    return counting
+
+
+def run_minifier(failure: Failure, limit: float) -> None:
+    """PyTorch's minifier on the forward graph, asked by a bare tolerance, as its own accuracy check is."""
+    capture = Capture()
+    *_, partitioned, _ = stages_of(failure.options, failure.mode)
+    assert partitioned.compiler is not None
+    rehearse(failure, partitioned.compiler(capture))
+    recorded = next(one for one in capture.recorded if one.kind in ("forward", "inference"))
+    assert recorded.inputs is not None
+    compiler = candidate.resolve_compiler(failure.options)
+    tried = 0
+    begun = time.perf_counter()
+
+    def fails(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        nonlocal tried
+        tried += 1
+        with torch.no_grad():
+            expected = gm(*inputs)
+            actual = compiler(candidate.copy_graph(gm), list(inputs))(*inputs)
+        return any(
+            not torch.allclose(one, other, rtol=1e-3, atol=1e-3, equal_nan=True)
+            for one, other in zip(expected, actual, strict=True)
+            if isinstance(one, torch.Tensor)
+        )
+
+    def state(gm: fx.GraphModule, _inputs: Sequence[Any]) -> None:
+        calls = sum(node.op.startswith("call_") for node in gm.graph.nodes)
+        print(f"  {time.perf_counter() - begun:7.1f} s  {calls} call nodes, {tried} compiles", flush=True)
+
+    def work() -> str:
+        with _torch.without_compile_caches():
+            minifier(recorded.graph, list(recorded.inputs or ()), fails, state)
+        return f"done after {time.perf_counter() - begun:.1f} s"
+
+    print(run_in_worker(work, timeout=limit))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--minifier", type=float, default=0.0, help="seconds for PyTorch's minifier")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    failure, findings = first_failure(chosen.layers, folder)
+    print(
+        f"BERT, {chosen.layers} layers, {sum(n.op.startswith('call_') for n in failure.graph.graph.nodes)} call nodes"
+    )
+    clock = Clock()
+
+    def alone() -> str:
+        compiled: list[str] = []
+        for module in (probe, backend):
+            module.compile_candidate = count_compiles(compiled)  # type: ignore[attr-defined]
+        with _torch.without_compile_caches():
+            location = locate(
+                failure, findings, lambda trial: [f for f in judge_trial(trial, 60) or () if f.kind.fails], clock.mark
+            )
+        return f"{_named(location)}; graphs compiled in the process itself: {', '.join(compiled)}"
+
+    print("the operator:", run_in_worker(alone, timeout=600))
+    clock.mark("operator named and cut out")
+    clock = Clock()
+    [first, *_] = investigate.Investigation(clock.mark)(failure, findings)
+    clock.mark("all done")
+    print(f"op {first.op}, {first.evidence.get('reduced')}, repro {first.repro}, workaround {first.workaround}")
+    print("repro confirmed:", "repro" not in first.evidence)
+    if chosen.minifier:
+        print("PyTorch's minifier:")
+        run_minifier(failure, chosen.minifier)
+
+
+def _named(location: Location) -> str:
+    cut: Cut | None = location.cut
+    calls = 0 if cut is None else sum(node.op.startswith("call_") for node in cut.trial.graph.graph.nodes)
+    return f"{location.node} in the {location.graph} graph, stage {location.stage}; cut to {calls} call nodes"
+
+
+if __name__ == "__main__":
+    main()
