@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import faults
 import pytest
 import torch
 from dump_tools import dumps, python
@@ -143,3 +144,35 @@ def test_a_custom_op_replays_in_a_fresh_process_that_imports_it(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         done = python("repro.py", folder=path, module_path=tmp_path)
         assert done.returncode == 0, done.stderr
+
+
+def test_localize_names_the_operator_and_the_users_line(tmp_path: Path, run: Run) -> None:
+    net = Net()
+    options = {"dump": str(tmp_path / "dump"), "dump_values": True}
+    torch.compile(net, backend="graph_dumper", options=options)(torch.randn(5, 3)).sum().backward()
+    torch._dynamo.register_backend(faults.wrong_operator("aten.tanh.default", how="aot"), name="wrong_tanh")
+    [path] = [path for name, path in dumps(tmp_path / "dump").items() if "_forward_" in name]
+    words = ("localize", path, "--compiler", "wrong_tanh", "--out", tmp_path / "out", "--json")
+    code, out, _ = run(*words)
+    assert code == 1
+    [first, *_] = json.loads(out)["findings"]
+    assert (first["op"], first["stage"]) == ("aten.tanh.default", "compiled")
+    assert "in forward: return torch.tanh(self.linear(x)) * 2" in first["source"]
+    assert (tmp_path / "out" / "reduction.jsonl").exists()
+
+
+def test_localize_has_nothing_to_do_with_a_right_compiler(tmp_path: Path, run: Run) -> None:
+    torch.compile(Net(), backend="graph_dumper", options={"dump": str(tmp_path / "dump")})(torch.randn(5, 3))
+    [path] = [path for name, path in dumps(tmp_path / "dump").items() if "_forward_" in name]
+    code, out, _ = run("localize", path, "--compiler", "aot_eager", "--out", tmp_path / "out")
+    assert code == 0
+    assert out.startswith("PASS")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)) * 2
