@@ -22,6 +22,7 @@ from checked_backend.localize import Cut, Location, locate, operator_name
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, keep_out, reduce, write_repro
 from checked_backend.reduce.judge import judge_trial
+from checked_backend.regions.ambient import RngState
 from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.rehearsal import rehearse
@@ -112,8 +113,12 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
 
 
 def _work(failure: Failure, findings: Sequence[Finding], how: Investigation) -> str:
-    with without_compile_caches():
-        return json.dumps(asdict(_investigated(failure, findings, how.tell, how.journal)))
+    before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
+    try:
+        with without_compile_caches():
+            return json.dumps(asdict(_investigated(failure, findings, how.tell, how.journal)))
+    finally:
+        before.restore()
 
 
 def _investigated(

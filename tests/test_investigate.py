@@ -62,7 +62,9 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
     assert first.source.startswith("test_investigate.py:")
     assert str(first.evidence["reduced"]).startswith("to 1 calls on 1 inputs")
-    assert first.workaround is None  # the compiler has no settings
+    assert first.workaround is not None  # the last resort: the compiler has no settings
+    assert "torch.compiler.disable(torch.relu)" in first.workaround
+    assert "test_investigate.py:" in first.workaround
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
     assert all("localized" in finding.evidence for finding in later)
@@ -90,6 +92,24 @@ def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [finding] = report.findings
     assert finding.node is None
     assert not report.coverage.notes
+
+
+def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("checked_backend.investigate", "checked_backend.reduce.judge"):
+        monkeypatch.setattr(f"{place}.cannot_fork", lambda: "no")
+    wrong = faults.wrong_operator("aten.relu.default", how="aot")
+    states = []
+    for localize in (True, False):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        report = report_of(tmp_path, inference, compiler=wrong, localize=localize)
+        states.append(torch.get_rng_state())
+        assert [finding.op for finding in report.findings] == ["aten.relu.default" if localize else None]
+        assert [region.checked_calls for region in report.coverage.regions] == [1]
+    assert torch.equal(*states)
+    assert torch.is_grad_enabled()
 
 
 def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
