@@ -42,6 +42,8 @@ def form_of(tensor: torch.Tensor) -> Form:
     if not values.dtype.is_complex:
         first = flat[0].item()
         if _same(flat, torch.full_like(flat, first)):
+            if not shape:
+                return _literal(values)
             if first == 0:
                 return Form(1, f"torch.zeros({sizes}{dtype})")
             if first == 1:
@@ -74,10 +76,10 @@ def seeded(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _literal(values: torch.Tensor) -> Form:
     numbers = _nested(values.tolist(), values.dtype)
-    named = values.dtype is not torch.float32 or values.dim() == 0
-    text = f"torch.tensor({numbers}{f', dtype={values.dtype}' if named and values.dtype is not torch.int64 else ''})"
+    natural = values.dtype in (torch.float32, torch.int64, torch.bool)  # what torch.tensor makes of such numbers
+    text = f"torch.tensor({numbers}{'' if natural else f', dtype={values.dtype}'})"
     distinct = len(set(map(str, values.reshape(-1).tolist())))
-    return Form(30 + len(numbers) + distinct, text)
+    return Form((2 if not values.dim() else 30) + len(numbers) + distinct, text)
 
 
 def _nested(value: object, dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checked_backend.record import Kind
+from checked_backend.record import Finding, Kind
 from checked_backend.reduce.journal import Journal
 from checked_backend.reduce.judge import Judge, judge_trial, screen_trials
 from checked_backend.reduce.program import Program
@@ -26,6 +26,12 @@ TIMEOUT_FACTOR = 8.0
 
 class OutOfTime(Exception):
     """The deadline has passed."""
+
+
+def _sign(finding: Finding) -> tuple[str, str]:
+    """What must stay besides kind and subject: the finer kind, and the exception where it is about one."""
+    raised = finding.kind in (Kind.CRASH, Kind.EXCEPTION)
+    return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Problem:
         self._judge = judge
         self._screen = screen
         self._size = measure_size(program)
+        self._signs: set[tuple[str, str]] = set()
         self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
         self._timeout = 10 * MIN_TIMEOUT_S
 
@@ -114,7 +121,10 @@ class Problem:
         found = self._judge(program.trial, min(self._timeout, left)) or ()
         if self.seconds_left <= 0:
             raise OutOfTime
-        wrong = any((item.kind, item.subject) == (self._kind, program.subject) for item in found)
+        signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
+        if not self._signs:
+            self._signs = signs
+        wrong = bool(signs & self._signs)
         if self.tried == 1:
             self._timeout = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
         self._journal.note(fingerprint(program), wrong)

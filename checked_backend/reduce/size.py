@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class Size:
         outputs: Values returned.
         dynamic: 1 with symbolic sizes.
         inputs: Inputs.
-        elements: Elements of all inputs.
+        elements: Elements of all inputs, and of what the graph makes out of nothing.
         dimensions: Dimensions of all inputs.
         nodes: Nodes of the graph, those that only take one of several results included.
         dtypes: How unusual the dtypes are.
@@ -66,7 +67,7 @@ def measure_size(program: Program) -> Size:
         outputs=len(outputs(graph)),
         dynamic=int(program.trial.dynamic),
         inputs=len(program.trial.inputs),
-        elements=sum(tensor.numel() for tensor in tensors),
+        elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),
         dimensions=sum(tensor.dim() for tensor in tensors),
         nodes=len(graph.nodes),
         dtypes=sum(_unusual(tensor.dtype) for tensor in tensors) + sum(map(_argument_dtypes, calls)),
@@ -99,6 +100,14 @@ def _leaves(node: fx.Node) -> list[Any]:
     found: list[Any] = []
     fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
     return [leaf for leaf in found if not isinstance(leaf, fx.Node)]
+
+
+def _made(node: fx.Node) -> int:
+    """Elements that a call makes out of nothing, as ``full`` and ``arange`` do."""
+    if node.all_input_nodes or not node.args:
+        return 0
+    sizes = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
+    return math.prod(size for size in sizes if type(size) is int)
 
 
 def _argument_dtypes(node: fx.Node) -> int:

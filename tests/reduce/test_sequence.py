@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import faults
 import torch
-from torch import Tensor, fx, nn
+from reduce_tools import targets, trial_of
+from torch import Tensor
 
-from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import Progress, Reduction, reduce
 from checked_backend.reduce.judge import judge_trial
 from checked_backend.regions.trial import Trial
 
 aten = torch.ops.aten
-
-
-def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any) -> Trial:
-    graph = fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
-    return Trial(graph, inputs, CheckOptions(compiler=compiler))
-
-
-def targets(reduction: Reduction) -> list[str]:
-    nodes = reduction.trial.graph.graph.nodes
-    return [str(node.target) for node in nodes if node.op.startswith("call_")]
 
 
 def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

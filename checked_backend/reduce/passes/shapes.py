@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,13 +16,16 @@ from torch import fx
 
 from checked_backend._torch import FakeTensorMode, OpOverload
 from checked_backend.reduce.problem import Problem
-from checked_backend.reduce.program import Draft, Program, is_getitem
+from checked_backend.reduce.program import Draft, Program, call_nodes, is_getitem
 
 __all__ = ["drop_dimensions", "make_static", "resized", "shrink_sizes"]
 
 _STEPS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 _AT_ONCE = (2, 17, 33, 65)
 """Sizes tried for all dimensions together: tiny; just beyond the width of the vectors that compilers use."""
+
+_PAIRS, _LARGEST_OF_PAIR, _FITTING = 6, 12, 4
+"""Bounds on what is tried of sizes that depend on each other."""
 
 _NOT_SIZES = frozenset(
     {"stride", "padding", "dilation", "output_padding", "groups", "step", "start", "index", "dim", "storage_offset"}
@@ -47,6 +52,27 @@ def shrink_sizes(problem: Problem) -> None:
         for size in sizes:
             smaller = sorted({step for step in (*_STEPS, size // 2, size - 1) if 0 < step < size})
             any(_accept(problem, {size: step}) for step in smaller)
+        _shrink_pairs(problem)
+
+
+def _shrink_pairs(problem: Problem) -> None:
+    """Make two sizes smaller that depend on each other, as the input and the output of a pooling do."""
+    sizes = [size for size in _sizes(problem.best) if not _fits_alone(problem.best, size)]
+    pairs = [(one, other) for at, one in enumerate(sizes) for other in sizes[at + 1 :]][:_PAIRS]
+    for one, other in pairs:
+        steps = [
+            {one: first, other: second}
+            for first in range(1, min(one, _LARGEST_OF_PAIR))
+            for second in range(1, min(other, _LARGEST_OF_PAIR))
+        ]
+        steps.sort(key=lambda changes: math.prod(changes.values()))
+        fitting = (candidate for changes in steps if (candidate := resized(problem.best, changes)) is not None)
+        if problem.first_of(list(islice(fitting, _FITTING))):
+            return
+
+
+def _fits_alone(program: Program, size: int) -> bool:
+    return any(resized(program, {size: step}) is not None for step in (1, 2, 3, size // 2, size - 1) if step < size)
 
 
 def drop_dimensions(problem: Problem) -> None:
@@ -68,9 +94,14 @@ def _accept(problem: Problem, changes: Mapping[int, int]) -> bool:
 
 
 def _sizes(program: Program) -> list[int]:
-    """The different sizes of the inputs, the greatest first."""
+    """The different sizes of the inputs and of what the graph makes out of nothing, the greatest first."""
     tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
-    return sorted({size for tensor in tensors for size in tensor.shape if size > 1}, reverse=True)
+    found = {size for tensor in tensors for size in tensor.shape}
+    for node in call_nodes(program.trial.graph.graph):
+        if not node.all_input_nodes and isinstance(node.target, OpOverload) and node.args:
+            first = node.args[0]
+            found.update(size for size in (first if isinstance(first, (list, tuple)) else [first]) if type(size) is int)
+    return sorted((size for size in found if size > 1), reverse=True)
 
 
 def resized(program: Program, changes: Mapping[int, int]) -> Program | None:
@@ -171,9 +202,9 @@ class _Follow(fx.Interpreter):
     def _arguments(self, node: fx.Node, target: OpOverload) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = list(node.args)
         kwargs: dict[str, Any] = dict(node.kwargs)
-        arange = target._schema.name == "aten::arange"
+        sizes = _size_arguments(target)
         for position, declared in enumerate(target._schema.arguments):
-            if declared.name in _NOT_SIZES or not ("SymInt" in str(declared.real_type) or arange):
+            if declared.name not in sizes:
                 continue
             if position < len(args):
                 args[position] = self._renamed(args[position])
@@ -197,6 +228,13 @@ class _Follow(fx.Interpreter):
         if isinstance(value, int) and not isinstance(value, bool):
             return self._changes.get(value, value)
         return value
+
+
+def _size_arguments(target: OpOverload) -> set[str]:
+    """Names of the arguments that are sizes: those that may be symbolic, apart from strides, steps and places."""
+    if target._schema.name == "aten::arange":
+        return {"end"}
+    return set(re.findall(r"\bSymInt\S* (\w+)", str(target._schema))) - _NOT_SIZES
 
 
 def _viewed(
