@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checked_backend.numerics.digits import lost_digits
 from checked_backend.numerics.noise import Envelope, difference, root_mean_square, unit_roundoff
 
 __all__ = [
@@ -64,11 +65,13 @@ class Outside:
         nonfinite: How many of them are NaN or infinite on one side only.
         worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones);
             with a float64 reference, elements as close to it as eager's count as 0.
+        digits: How many of them are beyond their own noise only, and have lost their digits.
     """
 
     count: int
     nonfinite: int
     worst: float
+    digits: int = 0
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -86,6 +89,7 @@ def outside_noise(
 
     An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the tensor's root mean
     square envelope, whichever is greater), or one rounding of the result; or if eager is as far from float64 there.
+    One that has lost its digits must be within its own envelope: the typical error is that of larger elements.
     Integers have no typical error: one that no control run changed is right or wrong.
 
     Args:
@@ -101,27 +105,39 @@ def outside_noise(
     exact = not (reference.dtype.is_floating_point or reference.dtype.is_complex)
     floor = 0.0 if exact else envelope.rms
     magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
-    allowed = ENVELOPE_FACTOR * envelope.values.clamp_min(floor)
-    allowed += 2 * EXACT_ROUNDOFFS * unit_roundoff(reference.dtype) * magnitude
+    rounding = 2 * EXACT_ROUNDOFFS * unit_roundoff(reference.dtype) * magnitude
+    allowed = ENVELOPE_FACTOR * envelope.values.clamp_min(floor) + rounding
+    own = ENVELOPE_FACTOR * envelope.values + rounding
     jumps = None
     if strong is not None:
         proportion = OUT_OF_PROPORTION * STRONG_MAGNITUDE / CORRELATED_MAGNITUDE
         jumps = strong.values > proportion * envelope.values
         allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
+        own = torch.where(jumps, torch.maximum(own, STRONG_FACTOR * strong.values), own)
     inside = distance <= allowed
+    digits = None
     if high_precision is not None:
         eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
         inside |= compiled <= EAGER_FACTOR * eager
+        digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
     if not distance.numel():
         return Outside(0, 0, 0.0)
     outside = ~inside
+    if digits is not None:
+        digits &= (distance > own) & inside
+        outside |= digits
     if jumps is not None and _as_rare_as_jumps(outside, jumps, distance, strong):
         outside = torch.zeros_like(outside)
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
     if high_precision is not None or jumps is not None:
         ratios = torch.where(outside, ratios, 0.0)
     nonfinite = int((outside & distance.isinf()).sum().item())
-    return Outside(int(outside.sum().item()), nonfinite, float(ratios.nan_to_num(nan=torch.inf).max().item()))
+    return Outside(
+        int(outside.sum().item()),
+        nonfinite,
+        float(ratios.nan_to_num(nan=torch.inf).max().item()),
+        0 if digits is None else int((digits & outside).sum().item()),
+    )
 
 
 def _as_rare_as_jumps(

@@ -46,6 +46,12 @@ def charge(case: Case) -> Charge:
     if case.logic_differs:
         hidden = "" if case.outside else f"; the noise of {_name(case)} hides how wrong"
         return _plain(Kind.LOGIC, f"wrong also when compiled in float64, so this is no rounding error{hidden}")
+    if case.outside.digits and case.outside.digits == case.outside.count:
+        return _plain(
+            Kind.PRECISION,
+            f"{case.outside.digits} of its smaller elements have lost their digits, and neither eager's nor this "
+            "program's rounding does that to any",
+        )
     if case.logic_differs is False:
         return _plain(
             Kind.PRECISION,

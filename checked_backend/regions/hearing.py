@@ -147,8 +147,6 @@ class Hearing:
                 self._rulings.skips.append(skip)
             return None
 
-    # layer 1
-
     def _perturb(self, seeds: Sequence[int], magnitude: float) -> None:
         for seed in seeds:
             values = self._control("Monte Carlo arithmetic", partial(self._controls.monte_carlo, seed, magnitude))
@@ -258,7 +256,8 @@ class Hearing:
 
     def _good_as_eager(self) -> None:
         for case in self._open():
-            if not case.logic_differs and self._nearness(case):
+            # what has lost its digits is too small for these distances
+            if not case.logic_differs and not case.outside.digits and self._nearness(case):
                 self._close_as_noise(case)
 
     @staticmethod
@@ -283,6 +282,7 @@ class Hearing:
             for case in self._open():
                 if not case.outside and not case.logic_differs:
                     self._close_as_noise(case)
+        self._good_as_eager()
 
     # layer 5
 

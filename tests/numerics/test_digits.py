@@ -1,0 +1,131 @@
+"""Elements that have lost their digits, beside larger ones that hide them in every norm."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import checked_backend as cb
+from checked_backend.numerics.digits import lost_digits
+from checked_backend.numerics.judge import outside_noise
+from checked_backend.numerics.noise import Envelope
+
+
+def values(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers around 1 and around 1e-10."""
+    large = torch.linspace(0.5, 2, 60, dtype=torch.float64)
+    return torch.cat([large, large[:20] * 1e-10]).to(dtype)
+
+
+def test_small_elements_without_a_right_digit_are_found() -> None:
+    right = values()
+    wrong = torch.where(right < 1e-6, right * 1.5, right)
+    lost = lost_digits(reference=right, candidate=wrong, high_precision=right.double())
+    assert lost is not None
+    assert lost.nonzero().flatten().tolist() == list(range(60, 80))
+
+
+def test_eager_that_has_lost_them_too_asks_for_none() -> None:
+    right = values()
+    eager = torch.where(right < 1e-6, right * 1.1, right)
+    wrong = torch.where(right < 1e-6, right * 1.5, right)
+    lost = lost_digits(reference=eager, candidate=wrong, high_precision=right.double())
+    assert lost is not None
+    assert not lost.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_of_half_precision_loses_none(dtype: torch.dtype) -> None:
+    exact = values(torch.float64).clamp_min(1e-3)
+    rounded = exact.to(dtype)
+    lost = lost_digits(reference=rounded, candidate=torch.nextafter(rounded, rounded * 2), high_precision=exact)
+    assert lost is not None
+    assert not lost.any()
+
+
+def test_zero_nan_infinity_and_denormal_numbers_have_no_digits_to_lose() -> None:
+    exact = torch.tensor([0.0, float("nan"), float("inf"), 1e-40, 1.0], dtype=torch.float64)
+    candidate = torch.tensor([1e-3, 1.0, 1.0, 0.0, 1.0])
+    lost = lost_digits(reference=exact.float(), candidate=candidate, high_precision=exact)
+    assert lost is not None
+    assert not lost.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_other_dtypes_are_not_judged(dtype: torch.dtype) -> None:
+    one = torch.ones(3, dtype=dtype)
+    assert lost_digits(reference=one, candidate=one, high_precision=one) is None
+
+
+@pytest.mark.parametrize(("noise", "found"), [(1e-17, 20), (1e-9, 0)])
+def test_only_an_element_beyond_its_own_noise_is_outside(noise: float, found: int) -> None:
+    right = values()
+    wrong = torch.where(right < 1e-6, right * 1.5, right)
+    envelope = Envelope(torch.where(right < 1e-6, noise, 1e-7))
+    outside = outside_noise(reference=right, candidate=wrong, envelope=envelope, high_precision=right.double())
+    assert (outside.count, outside.digits) == (found, found)
+
+
+def test_elements_beyond_the_noise_of_all_are_not_called_lost_digits() -> None:
+    right = values()
+    outside = outside_noise(
+        reference=right, candidate=right * 1.1, envelope=Envelope(right * 6e-8), high_precision=right.double()
+    )
+    assert outside.count >= 60
+    assert outside.digits == outside.count - 60
+
+
+def instead(target: Any, wrong: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler that puts another function in the place of an operator."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in gm.graph.find_nodes(op="call_function", target=target):
+            node.target = wrong
+        gm.recompile()
+        return gm.forward
+
+    return compiler
+
+
+WRONG = {
+    "expm1": (torch.expm1, lambda x: torch.exp(x) - 1),
+    "log1p": (torch.log1p, lambda x: torch.log(1 + x)),
+    "tanh": (torch.tanh, lambda x: torch.where(x < 1e-7, 0.0, torch.tanh(x))),
+    "sign": (operator.neg, lambda x: torch.where(x < 1e-6, x, -x)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_check_finds_them(name: str) -> None:
+    target, wrong = WRONG[name]
+    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=instead(target, wrong))
+    assert report.verdict is cb.Verdict.FAIL
+    assert "have lost their digits" in report.findings[0].message
+    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=instead(target, target))
+    assert report.verdict is cb.Verdict.PASS
+
+
+CANCELLING = {
+    "deviation from the mean": lambda x: x - x.mean(),
+    "difference of squares": lambda x: x * x - x.flip(0) * x,
+    "tail of gelu": lambda x: F.gelu(x * 4),
+    "difference from a softmax": lambda x: F.softmax(x, 0) - 2e-4,
+}
+
+
+def in_float64(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that rounds nothing but the results."""
+    return lambda *args: [result.to(args[0].dtype) for result in gm.forward(*(arg.double() for arg in args))]
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_digits_that_eager_lost_may_be_there(name: str) -> None:
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    report = cb.check(CANCELLING[name], (x,), compiler=in_float64)
+    assert report.verdict is cb.Verdict.PASS
