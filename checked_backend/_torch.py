@@ -90,6 +90,7 @@ __all__ = [
     "dump_code",
     "dynamo_control_flow",
     "dynamo_disable",
+    "dynamo_many_recompilations",
     "dynamo_reset",
     "evaluate_expression",
     "fake_kernel",
@@ -149,6 +150,13 @@ def dynamo_control_flow() -> tuple[type[BaseException], ...]:
 def dynamo_reset() -> None:
     """Forget everything that was compiled."""
     torch._dynamo.reset()
+
+
+@contextmanager
+def dynamo_many_recompilations() -> Iterator[None]:
+    """Compile a function anew as often as its inputs ask for it; by default Dynamo gives up after a few times."""
+    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10000):
+        yield
 
 
 def catch_backward_error(node: Any, handler: Callable[[Exception], None]) -> None:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from checked_backend._torch import dynamo_reset, inner_exception
-from checked_backend.checking.controls import ProgramControls
+from checked_backend.checking.baked import with_baked_values
+from checked_backend.checking.copies import eager_function
+from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
-from checked_backend.checking.program import Outcome, Program
+from checked_backend.checking.layouts import other_layouts
+from checked_backend.checking.levels import with_levels
+from checked_backend.checking.merge import Shown, merged, showing_calls, told
+from checked_backend.checking.program import Call, Program
+from checked_backend.checking.sizes import Shapes, other_sizes
+from checked_backend.checking.training import MakeOptimizer
+from checked_backend.checking.trial import Trial, run_trial
 from checked_backend.errors import OptionError
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.record import Finding, Kind, Skip
-from checked_backend.regions.adjudicate import Pair, adjudicate
+from checked_backend.record import Finding, Skip
 from checked_backend.regions.ambient import RngState
-from checked_backend.regions.backend import build_region
-from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.ledger import Ledger
-from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
 
 __all__ = ["check"]
-
-Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 ISOLATED_TIMEOUT = 1800.0
 """Seconds after which an isolated check counts as hung."""
@@ -41,203 +42,163 @@ def check(
     compiler: str | Callable[..., Any] = "inductor",
     gradients: bool | str = "auto",
     dynamic: bool | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
+    iterations: int = 1,
+    optimizer: MakeOptimizer | None = None,
+    vary_data: bool = False,
+    vary_layout: bool = False,
+    localize: bool = False,
     isolate: bool = False,
+    timeout: float = ISOLATED_TIMEOUT,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compare a program in eager with the same program compiled.
 
-    Both run on copies: neither the module, its parameters and buffers, nor the arguments are changed. Each output
-    gets its own random cotangent for the backward pass. Every compiled region is checked too, float64 twin included,
-    so that a finding says in which region the error arose.
+    Both run on copies: the module, its parameters and buffers, the arguments, and what a function has captured stay as
+    they are. Compared are results in any containers, arguments, parameters, buffers and captured tensors afterwards,
+    gradients (each output gets its own random one), exceptions, and the random state. Every compiled region is checked
+    as well, with its float64 twin, so that a finding says in which region the error arose.
 
     Args:
-        fn_or_module: What to check.
+        fn_or_module: What to check. Of what ``torch.compile`` returned, the original is checked.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        compiler: The candidate: a Dynamo backend's name or a callable.
-        gradients: ``True``, ``False``, or ``"auto"``: if grad mode is on and something requires grad.
-        dynamic: As for ``torch.compile``.
-        compiler_options: Handed to the candidate.
+        compiler: The candidate: a Dynamo backend's name or a callable ``(gm, example_inputs) -> callable``.
+        gradients: ``True``, ``False`` (then it runs under ``no_grad``), or ``"auto"``: if grad mode is on. Where no
+            output requires grad, both sides must refuse to differentiate.
+        dynamic: As for ``torch.compile``. With ``True`` the compiled program is also run with other sizes of its
+            dynamic dimensions (the neighbours, 0, 1, 2, a prime, where a guard changes), and with aliased inputs.
+        iterations: How often to run it, each time from the state that the last one left, with fresh gradients.
+        optimizer: A ``torch.optim`` class, or any function from parameters to an optimizer, which takes a step in each
+            iteration. Its loss is the scalar output, or the mean squared distance of an output from random targets.
+        vary_data: Run the compiled program on fresh data too, to find values baked into it.
+        vary_layout: Run it with each tensor argument transposed, channels last, expanded, with gaps, at an offset.
+        localize: Find the operator after a failure.
         isolate: Run everything in a process of its own, whose death is a finding of kind ``crash``.
+        timeout: Seconds after which the isolated process counts as hung.
+        compiler_options: Handed to the candidate.
 
     Returns:
         The report. An exception of the program itself is compared, not raised.
 
     Raises:
         OptionError: An argument that `check` does not take.
-        CheckedBackendError: ``isolate=True`` where no process can be forked.
+        CheckedBackendError: Something cannot be copied; or ``isolate=True`` where no process can be forked.
     """
     if gradients not in (True, False, "auto"):
         raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
+    if not isinstance(iterations, int) or iterations < 1:
+        raise OptionError(f"check: iterations got {iterations!r}; valid: 1, 2, 3, ...")
+    if not callable(fn_or_module):
+        raise OptionError(f"check: fn_or_module got {type(fn_or_module).__qualname__}, which cannot be called.")
+    given_args: object = args
+    if not isinstance(given_args, Sequence):
+        raise OptionError(f"check: args got {type(args).__qualname__}; it is a tuple: check(fn, (x,)).")
+    differentiated = torch.is_grad_enabled() if gradients == "auto" else bool(gradients)
+    if optimizer is not None and not differentiated:
+        raise OptionError("check: optimizer needs gradients, which are off.")
     given: dict[str, Any] = {"compiler": compiler, "compiler_options": dict(compiler_options or {})}
     options = parse_options(CheckOptions, "check", {**given, "on_divergence": "record", "localize": False})
+    resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
-        fn_or_module,
+        eager_function(fn_or_module),
         args,
         dict(kwargs or {}),
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
-        gradients=torch.is_grad_enabled() if gradients == "auto" else bool(gradients),
+        gradients=differentiated,
     )
-    compiled = partial(torch.compile, backend=partial(_region_backend, options=options), dynamic=dynamic)
+    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout)
     if isolate:
-        return run_isolated(partial(_run, program, compiled), program.run, timeout=ISOLATED_TIMEOUT)
-    return _run(program, compiled)
+        return run_isolated(plan.report, plan.alone, compiler=compiler, timeout=timeout)
+    return plan.report()
 
 
-def _run(program: Program, compiled: Transform) -> Report:
-    reference = program.run()
-    with _fresh_dynamo(), collect() as session:
-        candidate = program.run(compiled)
-    own = Ledger()
-    findings = _compare(program, compiled, reference, candidate, own)
-    return _merged(session, own, findings)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a check is to do."""
+
+    program: Program
+    options: CheckOptions
+    dynamic: bool | None
+    iterations: int
+    optimizer: MakeOptimizer | None
+    vary_data: bool
+    vary_layout: bool
+
+    def report(self) -> Report:
+        """Carry it out."""
+        return _joined([self._examined(trial) for trial in self._trials()])
+
+    def alone(self, backend: str | None) -> object:
+        """Run the program once without a check: in eager, or compiled with a Dynamo backend."""
+        transform = None if backend is None else partial(torch.compile, backend=backend, dynamic=self.dynamic)
+        return self.program.run(transform)
+
+    def _trials(self) -> Iterator[Trial]:
+        varies = self.vary_data or self.vary_layout or self.dynamic is True
+        if self.iterations > 1 or self.optimizer is not None:
+            call = self.program.calls[0]
+            training = replace(self.program, optimizer=self.optimizer, calls=[call] * self.iterations)
+            yield run_trial(training, self.options, dynamic=self.dynamic)
+        if varies:
+            varied = replace(self.program, continued=False)
+            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants)
+        elif self.iterations == 1 and self.optimizer is None:
+            yield run_trial(self.program, self.options, dynamic=self.dynamic)
+
+    def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[Call]:
+        if self.vary_data:
+            yield from fresh_data(program, ledger)
+        if self.dynamic is True:
+            yield from other_sizes(program, shapes, ledger)
+        if self.vary_layout:
+            yield from other_layouts(program, ledger)
+
+    def _examined(self, trial: Trial) -> Report:
+        findings = self._explained(merged(trial), trial)
+        regions = trial.regions.coverage
+        if not regions.regions:
+            agreed = any(outcome.error is not None for outcome in trial.references) or bool(findings)
+            trial.own.skip(Skip("the compiled program", "Dynamo compiled no region of it", matters=not agreed))
+        first = trial.references[0]
+        if self.program.gradients and not (first.error or first.backward_error or first.gradients):
+            trial.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
+        trial.own.add_findings(findings)
+        return _joined([replace(trial.regions, findings=()), trial.own.report("check")])
+
+    def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
+        """What follows a failure: is a value baked in, at which level it arises, and (`localize`) at which operator."""
+
+        def alone(call: Call) -> Sequence[Finding]:
+            return self._again(replace(trial.program, calls=[call], continued=True), self.options)
+
+        def with_compiler(name: str) -> Sequence[Finding]:
+            options = self.options.model_copy(update={"compiler": name, "compiler_options": {}})
+            return self._again(replace(trial.program, calls=showing_calls(shown, trial)), options)
+
+        shown = with_baked_values(shown, trial, alone)
+        return with_levels([told(entry, trial) for entry in shown], self.options.compiler, with_compiler)
+
+    def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
+        return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
 
 
-def _region_backend(gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions) -> Callable[..., Any]:
-    return build_region(gm, example_inputs, options, None, thorough=True)
-
-
-@contextmanager
-def _fresh_dynamo() -> Iterator[None]:
-    """Compile anew: what an earlier call compiled for this code must not be run instead."""
-    dynamo_reset()
-    try:
-        yield
-    finally:
-        dynamo_reset()
-
-
-def _compare(
-    program: Program,
-    compiled: Transform,
-    reference: Outcome,
-    candidate: Outcome,
-    ledger: Ledger,
-) -> list[Finding]:
-    if reference.error is not None or candidate.error is not None:
-        ledger.count({"exceptions": 1})
-        return list(_compare_errors(reference.error, candidate.error))
-    mine, theirs = reference.subjects(), candidate.subjects()
-    findings = [
-        Finding(
-            kind=Kind.STRUCTURE,
-            detail="structure.outputs",
-            subject=name,
-            message="only one of eager and the compiled program has it",
-            expected="present" if name in mine else "absent",
-            actual="present" if name in theirs else "absent",
-        )
-        for name in sorted(mine.keys() ^ theirs.keys())
-    ]
-    parts = [Part(name, mine[name], theirs[name]) for name in mine if name in theirs]
-    parts = [_settled(part) for part in parts]
-    structure = [finding for finding in compare_parts(parts) if not _free(finding)]
-    findings += structure
-    findings += compare_aliasing(reference.outputs, _memory(reference), candidate.outputs, _memory(candidate))
-    incomparable = frozenset(f.subject for f in structure if f.detail not in _COMPARABLE)
-    pairs = [
-        Pair(part.subject, name, one, other, Kind.MUTATION if part.subject.startswith(_MUTABLE) else None)
-        for part, name, one, other in value_pairs(parts, incomparable)
-    ]
-    rulings = adjudicate(pairs, lambda: ProgramControls(program, compiled), {})
-    ledger.count({"tensors": rulings.compared, "program runs": 1})
-    ledger.power({name: scale.detection_power for name, scale in rulings.scales.items()})
-    for skip in rulings.skips:
-        if "made for each region instead" not in skip.reason:
-            ledger.skip(skip)
-    findings += rulings.findings
-    if reference.rng is not None and candidate.rng is not None and not reference.rng.same_as(candidate.rng):
-        findings.append(
-            Finding(
-                kind=Kind.RNG,
-                detail="rng.state",
-                subject="rng state",
-                message="the compiled program leaves torch's random state other than eager does",
-                expected="the state eager leaves",
-                actual="another state",
-            )
-        )
-    return findings
-
-
-_COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
-_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
-_MUTABLE = ("mutated[", "param[", "buffer[")
-
-
-def _free(finding: Finding) -> bool:
-    """Strides of gradients are the compiler's to choose."""
-    return finding.subject.startswith("grad[") and finding.detail in ("structure.stride", "structure.requires_grad")
-
-
-def _settled(part: Part) -> Part:
-    """Eager leaves None where AOT autograd leaves zeros: both say that there is no influence."""
-    one, other = part.reference, part.candidate
-    if part.subject.startswith("grad["):
-        if one is None and isinstance(other, torch.Tensor) and not bool(other.count_nonzero()):
-            return Part(part.subject, other, other)
-        if other is None and isinstance(one, torch.Tensor) and not bool(one.count_nonzero()):
-            return Part(part.subject, one, one)
-    return part
-
-
-def _compare_errors(reference: Exception | None, candidate: Exception | None) -> Iterator[Finding]:
-    if reference is not None and candidate is not None:
-        causes = (candidate, candidate.__cause__, inner_exception(candidate))
-        if any(isinstance(cause, type(reference)) for cause in causes):
-            return
-    told = [
-        None if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
-        for error in (reference, candidate)
-    ]
-    yield Finding(
-        kind=Kind.CRASH if reference is None else Kind.EXCEPTION,
-        detail="crash.running" if reference is None else "exception.type" if candidate else "exception.missing",
-        subject="exception",
-        message=(
-            "only the compiled program raises"
-            if reference is None
-            else "eager raises and the compiled program returns"
-            if candidate is None
-            else "eager and the compiled program raise different exceptions"
-        ),
-        expected=told[0] or "no exception",
-        actual=told[1] or "no exception",
-    )
-
-
-def _memory(outcome: Outcome) -> dict[str, Any]:
-    named = {f"input {name}": value for name, value in outcome.inputs.items()}
-    named |= {f"parameter {name}": value for name, value in outcome.parameters.items()}
-    return named | {f"buffer {name}": value for name, value in outcome.buffers.items()}
-
-
-def _merged(session: Session, own: Ledger, findings: list[Finding]) -> Report:
-    """One report of the regions' findings and the whole program's."""
-    regions = session.report
-    known = {finding.kind for finding in regions.findings}
-    # A region's finding says where; the whole program's adds only what no region shows. Wrong values in a region make
-    # wrong values in the program, of whatever kind.
-    values_known = bool(known & _VALUES)
-    extra = [
-        finding for finding in findings if finding.kind not in known and not (values_known and finding.kind in _VALUES)
-    ]
-    if not regions.coverage.regions:
-        own.skip(Skip("the compiled program", "Dynamo compiled no region of it", matters=not extra))
-    own.add_findings(extra)
-    mine = own.report("check")
-    return _join(regions, mine)
-
-
-def _join(first: Report, second: Report) -> Report:
-    counts = dict(first.coverage.checked)
-    for name, number in second.coverage.checked.items():
-        counts[name] = counts.get(name, 0) + number
+def _joined(reports: Sequence[Report]) -> Report:
+    counts: dict[str, int] = {}
+    power: dict[str, float] = {}
+    for report in reports:
+        for name, number in report.coverage.checked.items():
+            counts[name] = counts.get(name, 0) + number
+        for name, smallest in report.coverage.detection_power.items():
+            power[name] = max(smallest, power.get(name, 0.0))
+    coverages = [report.coverage for report in reports]
     coverage = replace(
-        first.coverage,
+        coverages[0],
+        regions=tuple(region for coverage in coverages for region in coverage.regions),
         checked=counts,
-        skipped=(*first.coverage.skipped, *second.coverage.skipped),
-        notes=(*first.coverage.notes, *second.coverage.notes),
-        detection_power={**first.coverage.detection_power, **second.coverage.detection_power},
+        skipped=tuple(dict.fromkeys(skip for coverage in coverages for skip in coverage.skipped)),
+        ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
+        notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
+        detection_power=power,
     )
-    return replace(second, findings=(*first.findings, *second.findings), coverage=coverage)
+    findings = tuple(finding for report in reports for finding in report.findings)
+    return replace(reports[-1], findings=findings, coverage=coverage)

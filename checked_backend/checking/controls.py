@@ -1,19 +1,21 @@
-"""Control runs of a whole program."""
+"""Control runs of a whole program: all its calls, with their backward passes and optimizer steps, again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from checked_backend.checking.program import Outcome, Program
+from checked_backend.checking.compare import in_step
+from checked_backend.checking.program import Modes, Outcome, Program
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.controls import Values
 
-__all__ = ["ProgramControls"]
+__all__ = ["ControlError", "ProgramControls"]
 
 
 class ControlError(CheckedBackendError):
@@ -24,20 +26,28 @@ class ControlError(CheckedBackendError):
 class ProgramControls:
     """Control runs of a program in eager.
 
+    The modes are on while the program runs and is differentiated. An optimizer's own arithmetic is the same on both
+    sides of a check, so it is left as it is: what gradients' noise becomes in it is what the control runs show.
+
     Attributes:
         program: The program.
-        compiled: Runs the compiled program under modes.
     """
 
     program: Program
-    compiled: Callable[[Callable[..., Any]], Callable[..., Any]]
-    _tape: RandomTape | None = field(default=None, init=False)
+    _tapes: list[RandomTape] = field(default_factory=list, init=False)
+    _recorded: bool = field(default=False, init=False)
 
     def repeat(self) -> Values:
-        """Eager again, with junk in uninitialised memory; records the random tape."""
-        tape = RandomTape()
-        values = _values(self.program.run(modes=(lambda: RecordRandom(tape), lambda: PoisonMode(1))))
-        self._tape = tape
+        """Eager again, with junk in uninitialised memory; records random tapes, one for each evaluation."""
+        tapes: list[RandomTape] = []
+        poison = PoisonMode(1)
+
+        def modes(_number: int) -> Sequence[AbstractContextManager[Any]]:
+            tapes.append(RandomTape())
+            return RecordRandom(tapes[-1]), poison
+
+        values = self._values(self.program.run_all(modes=modes))
+        self._tapes, self._recorded = tapes, True
         return values
 
     def repeat_candidate(self) -> Values:
@@ -50,21 +60,14 @@ class ProgramControls:
 
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """Eager with every operator's result perturbed."""
-        tape = self._recorded()
-        return _values(
-            self.program.run(
-                modes=(lambda: ReplayRandom(tape), lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1))
-            )
-        )
+        noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
+        return self._values(self.program.run_all(modes=self._replaying(noise)))
 
     def high_precision(self, seed: int | None) -> Values:
         """Eager in float64."""
-        tape = self._recorded()
-        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
-        if seed is not None:
-            modes.append(lambda: MonteCarloMode(seed, correlated=True))
-        modes.append(HighPrecisionMode)
-        return _values(self.program.run(modes=modes, wide=True))
+        modes: list[AbstractContextManager[Any]] = [] if seed is None else [MonteCarloMode(seed, correlated=True)]
+        modes.append(HighPrecisionMode())
+        return self._values(self.program.run_all(modes=self._replaying(*modes), wide=True))
 
     def twin(self) -> Values:
         """Not made of a whole program: each region makes its own."""
@@ -74,15 +77,21 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         return None
 
-    def _recorded(self) -> RandomTape:
-        if self._tape is None:
+    def _replaying(self, *modes: AbstractContextManager[Any]) -> Modes:
+        if not self._recorded:
             self.repeat()
-        if self._tape is None:
-            raise ControlError("the program's random numbers were not recorded")
-        return self._tape
 
+        def under(number: int) -> Sequence[AbstractContextManager[Any]]:
+            # A perturbed run may ask for its loss more often than the recorded one: then it draws for itself.
+            return (ReplayRandom(self._tapes[number]), *modes) if number < len(self._tapes) else modes
 
-def _values(outcome: Outcome) -> Values:
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.tensors()
+        return under
+
+    def _values(self, outcomes: Sequence[Outcome]) -> Values:
+        values: Values = {}
+        for index, outcome in enumerate(outcomes):
+            if outcome.error is None:
+                values |= {in_step(index, name): tensor for name, tensor in outcome.tensors().items()}
+        if not values and outcomes and outcomes[0].error is not None:
+            raise outcomes[0].error
+        return values

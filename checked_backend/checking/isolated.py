@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
+from checked_backend.checking.levels import with_levels
+from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
@@ -11,16 +14,25 @@ from checked_backend.worker import Death, run_in_worker
 
 __all__ = ["run_isolated"]
 
+_DONE, _MISUSED, _IMPOSSIBLE = "done:", "misused:", "impossible:"
 
-def run_isolated(make_report: Callable[[], Report], run_eager: Callable[[], object], *, timeout: float) -> Report:
+
+def run_isolated(
+    make_report: Callable[[], Report],
+    run_alone: Callable[[str | None], object],
+    *,
+    compiler: object,
+    timeout: float,
+) -> Report:
     """Make a report in a forked worker process.
 
-    The program need not be picklable: the worker inherits it. If it dies, a second worker runs the program in
-    eager alone, to know which side kills it.
+    The program need not be picklable: the worker inherits it. If it dies, others run the program alone, in eager and
+    with compilers that only trace it, to know which side and which level kills it.
 
     Args:
         make_report: Runs the check.
-        run_eager: Runs the program in eager.
+        run_alone: Runs the program in eager (None), or compiled with the Dynamo backend of this name.
+        compiler: The candidate.
         timeout: Seconds after which a worker counts as hung.
 
     Returns:
@@ -28,28 +40,67 @@ def run_isolated(make_report: Callable[[], Report], run_eager: Callable[[], obje
         too).
 
     Raises:
+        OptionError: The timeout is no positive number; or what the check raised in the worker.
         CheckedBackendError: Processes cannot be forked here (no ``fork``, or CUDA is already in use), or the check
             itself raised in the worker.
     """
-    made = run_in_worker(lambda: make_report().to_json(), timeout=timeout)
+    if not timeout > 0:
+        raise OptionError(f"check: timeout got {timeout!r}; valid: a number of seconds greater than 0.")
+    made = run_in_worker(lambda: _told(make_report), timeout=timeout)
     if not isinstance(made, Death):
-        return Report.from_json(made)
-    eager = run_in_worker(lambda: str(run_eager() is None), timeout=timeout)
-    return _crash_report(made, eager if isinstance(eager, Death) else None)
+        return _read(made)
+
+    def death(backend: str | None) -> Death | None:
+        ended = run_in_worker(lambda: str(run_alone(backend) is None), timeout=timeout)
+        return ended if isinstance(ended, Death) else None
+
+    finding = _finding(made, death(None))
+    (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
+    return Report((finding,), Coverage(checked={"program runs": 1}), title="check", environment=environment())
 
 
-def _crash_report(death: Death, eager_death: Death | None) -> Report:
-    eager_dies = eager_death is not None
-    finding = Finding(
-        kind=Kind.UNSUPPORTED if eager_dies else Kind.CRASH,
-        detail="unsupported" if eager_dies else death.detail,
+def _told(make_report: Callable[[], Report]) -> str:
+    try:
+        text = _DONE + make_report().to_json()
+    except OptionError as error:
+        return f"{_MISUSED}{error}"
+    except CheckedBackendError as error:
+        return f"{_IMPOSSIBLE}{error}"
+    _exercise_heap()
+    return text
+
+
+def _read(text: str) -> Report:
+    if text.startswith(_MISUSED):
+        raise OptionError(text.removeprefix(_MISUSED))
+    if text.startswith(_IMPOSSIBLE):
+        raise CheckedBackendError(text.removeprefix(_IMPOSSIBLE))
+    return Report.from_json(text.removeprefix(_DONE))
+
+
+def _exercise_heap() -> None:
+    """Free and allocate memory of many sizes: if its records were overwritten, the allocator dies now and not later."""
+    gc.collect()
+    for _ in range(2):
+        held = [bytearray(2**power) for power in range(4, 22) for _ in range(8)]
+        del held
+
+
+def _finding(death: Death, eager_death: Death | None) -> Finding:
+    if eager_death is not None:
+        return Finding(
+            kind=Kind.UNSUPPORTED,
+            detail="unsupported",
+            subject="candidate",
+            message="the process died, and so does one that runs the program in eager alone",
+            expected=eager_death.words,
+            actual=death.words,
+        )
+    return Finding(
+        kind=Kind.CRASH,
+        detail=death.detail,
         subject="candidate",
-        message=(
-            "the process died, and so does one that runs the program in eager alone"
-            if eager_dies
-            else "the process that compiled and ran the program died; one that runs it in eager alone does not"
-        ),
-        expected=eager_death.words if eager_death else "no death",
+        message="the process that compiled and ran the program died; one that runs it in eager alone does not",
+        expected="no death",
         actual=death.words,
     )
-    return Report((finding,), Coverage(checked={"program runs": 1}), title="check", environment=environment())

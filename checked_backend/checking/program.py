@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from checked_backend.checking.tree import argument_leaves, output_leaves
-from checked_backend.interpret.promote import promote
-from checked_backend.regions.ambient import RngState
-from checked_backend.regions.execution import flat_tensors
+from checked_backend._torch import inner_exception
+from checked_backend.checking.backward import Objective, roots_of, run_backward
+from checked_backend.checking.copies import Copier
+from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.state import State
+from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state
+from checked_backend.checking.tree import argument_leaves, output_leaves, settled
+from checked_backend.errors import CandidateError, CheckedBackendError
+from checked_backend.regions.ambient import RngState, autocast_unharmed
 
-__all__ = ["Outcome", "Program"]
+__all__ = ["Call", "Modes", "Outcome", "Program", "Run"]
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+Modes = Callable[[int], Sequence[AbstractContextManager[Any]]]
+"""Gets the number of the evaluation, counted over all calls; gives what to run it under."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What one run of a program returned and left behind.
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a program.
 
     Attributes:
-        outputs: Leaves of the result, by subject.
-        inputs: Leaves of the arguments after the run, by name.
-        parameters: The module's parameters after the run, by name.
-        buffers: The module's buffers after the run, by name.
-        gradients: Gradients of inputs and parameters, by subject.
-        rng: The random state that the run left.
-        error: The exception it raised instead of returning.
+        args: Positional arguments; each run gets copies that share memory where these do.
+        kwargs: Keyword arguments.
+        label: What is special about it, for people; "" for the user's own call.
     """
 
-    outputs: dict[str, Any] = field(default_factory=dict)
-    inputs: dict[str, Any] = field(default_factory=dict)
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    rng: RngState | None = None
-    error: Exception | None = None
-
-    def subjects(self) -> dict[str, Any]:
-        """Everything to compare, by subject."""
-        named = dict(self.outputs)
-        named |= {f"mutated[{name}]": value for name, value in self.inputs.items() if isinstance(value, torch.Tensor)}
-        named |= {f"param[{name}]": value for name, value in self.parameters.items()}
-        named |= {f"buffer[{name}]": value for name, value in self.buffers.items()}
-        return named | self.gradients
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The plain tensors among `subjects`."""
-        return {
-            part: tensor.detach()
-            for name, value in self.subjects().items()
-            for part, tensor in flat_tensors(name, value).items()
-        }
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -62,11 +49,15 @@ class Program:
     """A function or module with its arguments.
 
     Attributes:
-        function: Never run itself, where it is a module: each run gets a copy.
-        args: Positional arguments; each run gets copies that share memory where these do.
+        function: Never run itself where it holds state: each run gets a copy.
+        args: Positional arguments of the user's own call.
         kwargs: Keyword arguments.
         rng: The random state that each run starts from.
-        gradients: Whether to run the backward pass, with one fixed random cotangent for each output.
+        gradients: Whether to run the backward pass, with one fixed random gradient for each output.
+        optimizer: Takes a step after each call.
+        continued: Whether a call goes on from the state that the one before left, as in training; otherwise each
+            begins with the parameters, buffers and random state that the first one began with.
+        calls: The calls of a whole run.
     """
 
     function: Callable[..., Any]
@@ -74,15 +65,22 @@ class Program:
     kwargs: Mapping[str, Any]
     rng: RngState
     gradients: bool
+    optimizer: MakeOptimizer | None = None
+    continued: bool = True
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            self.calls = [Call(self.args, self.kwargs)]
 
     def run(
         self,
-        transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        transform: Transform | None = None,
         *,
         wide: bool = False,
         modes: Sequence[Callable[[], Any]] = (),
     ) -> Outcome:
-        """Run a fresh copy.
+        """Run the first call on a fresh copy.
 
         Args:
             transform: Applied to the copy of the function, for example ``torch.compile``.
@@ -92,70 +90,209 @@ class Program:
         Returns:
             The outcome; an exception of the program is in it, not raised.
         """
-        function, args, kwargs = self._copies(wide)
-        called = function if transform is None else transform(function)
-        inputs = argument_leaves(function, args, kwargs)
-        before = RngState.capture(tuple(self.rng.cuda))
+        made = [mode() for mode in modes]
+        return Run(self, transform, wide=wide, modes=lambda _: made).step(self.calls[0])
+
+    def run_all(
+        self, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
+    ) -> list[Outcome]:
+        """Run all calls on one fresh copy, up to the first that raises if they are `continued`."""
+        running = Run(self, transform, wide=wide, modes=modes)
+        outcomes: list[Outcome] = []
+        for call in self.calls:
+            outcomes.append(running.step(call))
+            if self.continued and (outcomes[-1].error or outcomes[-1].backward_error):
+                break
+        return outcomes
+
+
+class Run:
+    """One copy of a program, called again and again.
+
+    Args:
+        program: The program.
+        transform: Applied to the copy of the function, for example ``torch.compile``.
+        wide: Run in float64.
+        modes: What each evaluation runs under.
+
+    Attributes:
+        evaluations: How often the function ran so far.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        transform: Transform | None = None,
+        *,
+        wide: bool = False,
+        modes: Modes = lambda _: (),
+    ) -> None:
+        self._program = program
+        self._modes = modes
+        self._copier = Copier(wide)
+        self._function = self._copier.function(program.function)
+        self._called = self._function if transform is None else transform(self._function)
+        self._arguments: dict[Call, tuple[list[Any], dict[str, Any]]] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._trained: dict[str, torch.Tensor] = {}
+        self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rng = program.rng
+        self._host = _HostRandom()
+        self._steps = 0
+        self.evaluations = 0
+
+    def leaves(self, call: Call) -> list[tuple[str, Any]]:
+        """The leaves of this run's copies of a call's arguments, by name."""
+        return argument_leaves(self._program.function, *self._copies(call))
+
+    def step(self, call: Call, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Outcome:
+        """Run one call, its backward pass and the optimizer's step.
+
+        Args:
+            call: The call; the same one again goes on with the same copies of its arguments.
+            around: Entered around what the program does.
+
+        Returns:
+            The outcome; an exception of the program is in it, not raised.
+
+        Raises:
+            CheckedBackendError: What raised is the check itself.
+        """
+        args, kwargs = self._copies(call)
+        state = State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
+        self._prepare(state)
         outcome = Outcome()
+        before, host = RngState.capture(tuple(self._rng.cuda)), _HostRandom()
         try:
-            self.rng.restore()
-            with torch.set_grad_enabled(self.gradients), ExitStack() as stack:
-                for mode in modes:
-                    stack.enter_context(mode())
-                returned = called(*args, **kwargs)
-                outcome.outputs = dict(output_leaves(returned))
-                if self.gradients:
-                    self._backward(function, inputs, outcome)
-            outcome.rng = RngState.capture(tuple(self.rng.cuda))
+            self._rng.restore()
+            self._host.restore()
+            with self._entered(), around():
+                self._train(args, kwargs, state, outcome)
+            outcome.rng = RngState.capture(tuple(self._rng.cuda))
+            if self._program.continued:
+                self._rng, self._host = outcome.rng, _HostRandom()
         except Exception as error:  # the program's own: compared with the other run's
+            _raise_if_ours(error)
             outcome.error = error
         finally:
             before.restore()
-        outcome.inputs = dict(inputs)
-        if isinstance(function, torch.nn.Module):
-            outcome.parameters = dict(function.named_parameters())
-            outcome.buffers = dict(function.named_buffers())
+            host.restore()
+        self._steps += 1
+        self._look(call, outcome)
         return outcome
 
-    def _copies(self, wide: bool) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-        memo: dict[int, Any] = {}
-        function = copy.deepcopy(self.function, memo) if isinstance(self.function, torch.nn.Module) else self.function
-        held = [leaf for _, leaf in argument_leaves(self.function, self.args, self.kwargs)]
-        tensors = [leaf for leaf in held if isinstance(leaf, torch.Tensor)]
-        for tensor, duplicate in zip(tensors, _duplicates(tensors, memo, wide), strict=True):
-            memo[id(tensor)] = duplicate
-        if wide and isinstance(function, torch.nn.Module):
-            function = function.double()
-        args, kwargs = copy.deepcopy((list(self.args), dict(self.kwargs)), memo)
-        return function, args, kwargs
+    # before a call
 
-    def _backward(self, function: Callable[..., Any], inputs: Sequence[tuple[str, Any]], outcome: Outcome) -> None:
-        roots = [value for value in outcome.outputs.values() if isinstance(value, torch.Tensor) and value.requires_grad]
-        wanted = {
-            f"grad[{name}]": leaf for name, leaf in inputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        }
-        if isinstance(function, torch.nn.Module):
-            wanted |= {f"grad[{name}]": leaf for name, leaf in function.named_parameters() if leaf.requires_grad}
-        wanted = {name: leaf for name, leaf in wanted.items() if leaf.is_leaf}
-        if not roots or not wanted:
+    def _copies(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
+        known = self._arguments.get(call)
+        if known is None:
+            known = self._copier.arguments(self._program.function, call.args, call.kwargs)
+            self._arguments[call] = known
+        return known
+
+    def _prepare(self, state: State) -> None:
+        """Put the state back to where the first call found it, forget gradients, make the optimizer."""
+        if not self._program.continued:
+            if not self._steps:
+                self._initial = [(tensor, tensor.detach().clone()) for tensor in state.restorable()]
+            with torch.no_grad():
+                for tensor, value in self._initial if self._steps else ():
+                    if tensor.shape == value.shape:
+                        tensor.copy_(value)
+        for leaf in state.differentiable.values():
+            leaf.grad = None
+        if self._program.optimizer is not None and self._optimizer is None:
+            self._trained = state.trained()
+            self._optimizer = make_optimizer(self._program.optimizer, self._trained)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
+        with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients):
+            yield
+
+    # the call
+
+    def _train(self, args: list[Any], kwargs: dict[str, Any], state: State, outcome: Outcome) -> None:
+        if self._optimizer is None:
+            self._evaluate(args, kwargs, state, outcome)
             return
-        cotangents = [_cotangent(root, index) for index, root in enumerate(roots)]
-        torch.autograd.backward(roots, cotangents, inputs=list(wanted.values()))
-        outcome.gradients = {name: leaf.grad for name, leaf in wanted.items()}
+        optimizer = self._optimizer
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = self._evaluate(args, kwargs, state, outcome)
+            if outcome.backward_error is not None:
+                raise _StepImpossible
+            return loss
+
+        try:
+            optimizer.step(closure)
+        except _StepImpossible:
+            return
+        outcome.subjects |= dict(optimizer_state(optimizer, self._trained))
+
+    def _evaluate(self, args: list[Any], kwargs: dict[str, Any], state: State, outcome: Outcome) -> Any:
+        """Call the function and run its backward pass. The first evaluation of a step is the one that is compared."""
+        first = not outcome.evaluations
+        outcome.evaluations += 1
+        number, self.evaluations = self.evaluations, self.evaluations + 1
+        loss: Any = 0.0
+        with ExitStack() as stack:
+            for mode in self._modes(number):
+                stack.enter_context(mode)
+            returned = settled(self._called(*args, **kwargs))
+            outputs = dict(output_leaves(returned))
+            if first:
+                outcome.outputs = outputs
+            roots = roots_of(outputs) if self._program.gradients else []
+            # a lazy module has its parameters only now
+            wanted = state.with_parameters_of(self._function).differentiable if roots else {}
+            if wanted:
+                objective = Objective(self._steps, bounded=self._optimizer is not None)
+                try:
+                    loss = run_backward(roots, list(wanted.values()), objective)
+                except Exception as error:  # the program's own: compared with the other run's
+                    _raise_if_ours(error)
+                    outcome.backward_error = error
+                    return loss
+            if first:
+                outcome.gradients = {f"grad[{name}]": leaf.grad for name, leaf in wanted.items()}
+                if self._optimizer is not None:  # which may change them
+                    outcome.gradients = {
+                        name: None if gradient is None else gradient.clone()
+                        for name, gradient in outcome.gradients.items()
+                    }
+        return loss
+
+    # after the call
+
+    def _look(self, call: Call, outcome: Outcome) -> None:
+        inputs = self.leaves(call)
+        state = State.of(self._function, self._copier.captured, inputs, self._copier.leaves)
+        outcome.memory = state.memory()
+        outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
+        outcome.note_values(copies=len(self._program.calls) > 1)
 
 
-def _duplicates(tensors: Sequence[torch.Tensor], memo: dict[int, Any], wide: bool) -> list[torch.Tensor]:
-    """Copies that share memory as the originals do; leaves that require grad where the originals do."""
-    copies = [copy.deepcopy(tensor.detach(), memo) if tensor.is_leaf else tensor.detach().clone() for tensor in tensors]
-    if wide:
-        copies = promote(copies)
-    return [duplicate.requires_grad_(tensor.requires_grad) for tensor, duplicate in zip(tensors, copies, strict=True)]
+class _StepImpossible(Exception):
+    """Leaves an optimizer whose closure has no gradients to give."""
 
 
-def _cotangent(root: torch.Tensor, index: int) -> torch.Tensor:
-    """A random gradient for one output: the same in every run, exact in every floating dtype."""
-    generator = torch.Generator().manual_seed(index + 1)
-    shape = (*root.shape, 2) if root.is_complex() else tuple(root.shape)
-    eighths = torch.randint(-16, 17, shape, generator=generator).to(torch.float64) / 8
-    exact = torch.view_as_complex(eighths) if root.is_complex() else eighths
-    return exact.to(dtype=root.dtype, device=root.device)
+def _raise_if_ours(error: Exception) -> None:
+    """Raise an exception of the check itself: it says nothing about the program."""
+    for cause in (error, inner_exception(error)):
+        if isinstance(cause, CheckedBackendError) and not isinstance(cause, CandidateError):
+            raise cause
+
+
+class _HostRandom:
+    """The states of Python's and NumPy's global random generators."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)

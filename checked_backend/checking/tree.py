@@ -1,43 +1,104 @@
-"""Names for the tensors in a function's arguments and results, whatever containers they are in."""
+"""Names for the values in a function's arguments and results, whatever containers they are in."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
-__all__ = ["argument_leaves", "leaves", "output_leaves"]
+__all__ = ["argument_leaves", "comparable", "has_attributes", "leaves", "output_leaves", "settled"]
+
+_ATOMS = (torch.Tensor, torch.nn.Module, torch.Generator, str, bytes, type, ModuleType)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
 
-def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of nested tuples, lists, mappings and dataclasses, each with its path.
+def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]:
+    """The leaves of nested containers, each with its path.
 
-    Hugging Face outputs are mappings. What is no container is a leaf, tensors among them.
+    Containers are tuples, lists, mappings (Hugging Face outputs are some), dataclasses and objects that have nothing
+    but attributes. Sets are leaves. An object inside of itself is not entered again.
+
+    Args:
+        value: Anything.
+        path: What its name begins with.
+        objects: How many objects with attributes may be inside of each other; others are leaves.
+
+    Yields:
+        Name and leaf; tensors, modules, functions and strings are leaves.
     """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from leaves(inner, f"{path}[{key}]")
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name in value._fields:
-            yield from leaves(getattr(value, name), f"{path}.{name}")
-    elif isinstance(value, (tuple, list)):
-        for index, inner in enumerate(value):
-            yield from leaves(inner, f"{path}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for member in dataclasses.fields(value):
-            yield from leaves(getattr(value, member.name), f"{path}.{member.name}")
-    else:
+    yield from _leaves(value, path, (), objects)
+
+
+def _leaves(value: Any, path: str, inside: tuple[int, ...], objects: int) -> Iterator[tuple[str, Any]]:
+    steps = None if id(value) in inside else _items(value)
+    if steps is None and objects and id(value) not in inside and has_attributes(value):
+        steps, objects = [(f".{name}", inner) for name, inner in vars(value).items()], objects - 1
+    if steps is None:
         yield path, value
+        return
+    for step, inner in steps:
+        yield from _leaves(inner, path + step, (*inside, id(value)), objects)
+
+
+def _items(value: Any) -> list[tuple[str, Any]] | None:
+    """What a container holds, by the step that leads there; None for what is no container."""
+    if isinstance(value, _ATOMS + _FUNCTIONS):
+        return None
+    if isinstance(value, Mapping):
+        return [(f"[{key}]", inner) for key, inner in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", getattr(value, name)) for name in value._fields]
+    if isinstance(value, (tuple, list)):
+        return [(f"[{index}]", inner) for index, inner in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        return [(f".{member.name}", getattr(value, member.name, None)) for member in dataclasses.fields(value)]
+    return None
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether a value is an object of a Python class that keeps something in attributes."""
+    if isinstance(value, (*_ATOMS, *_FUNCTIONS, Enum)) or type(value).__module__ == "builtins":
+        return False
+    return bool(getattr(value, "__dict__", None))
+
+
+def _has_equality(kind: type) -> bool:
+    equality: Any = kind.__eq__
+    return equality is not object.__eq__
+
+
+def comparable(value: Any) -> Any:
+    """What to compare a leaf that is no tensor by: itself where it can be compared, else its type.
+
+    Functions and objects without an equality of their own differ from each of their copies.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    kind = type(value)
+    if isinstance(value, (torch.nn.Module, torch.Generator, *_FUNCTIONS)) or not _has_equality(kind):
+        return value if value is None or isinstance(value, type) else kind.__qualname__
+    try:
+        return value if isinstance(value == value, bool) else kind.__qualname__
+    except Exception:  # an equality that fails is none
+        return kind.__qualname__
+
+
+def settled(returned: Any) -> Any:
+    """A result that can be looked at: what a generator yields, as a list."""
+    return list(returned) if isinstance(returned, GeneratorType) else returned
 
 
 def output_leaves(returned: Any) -> list[tuple[str, Any]]:
     """The leaves of a result: ``output[0]`` for a single value, else ``output[<place>]``."""
-    if isinstance(returned, torch.Tensor) or next(iter(leaves(returned, "")), ("", None))[0] == "":
+    found = list(leaves(returned, "output"))
+    if [name for name, _ in found] == ["output"]:
         return [("output[0]", returned)]
-    return list(leaves(returned, "output"))
+    return found
 
 
 def argument_leaves(
@@ -46,7 +107,11 @@ def argument_leaves(
     """The leaves of a call's arguments under the names that the function's signature gives them."""
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        bound = inspect.signature(target).bind(*args, **kwargs).arguments
+        signature = inspect.signature(target)
+        bound = dict(signature.bind(*args, **kwargs).arguments)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound |= bound.pop(name, {})
     except (TypeError, ValueError):  # no signature, or a call that the function will reject itself
         bound = {**{f"args[{index}]": value for index, value in enumerate(args)}, **kwargs}
     return [leaf for name, value in bound.items() for leaf in leaves(value, name)]

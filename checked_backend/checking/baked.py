@@ -1,0 +1,50 @@
+"""Tell a value that is baked into the compiled program from one that is computed wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from checked_backend.checking.merge import VALUES, Shown
+from checked_backend.checking.program import Call
+from checked_backend.checking.trial import Trial
+from checked_backend.record import Finding, Kind
+
+__all__ = ["with_baked_values"]
+
+MOST_CALLS = 3
+"""Calls that are compiled once more, each alone."""
+
+
+def with_baked_values(shown: Sequence[Shown], trial: Trial, alone: Callable[[Call], Sequence[Finding]]) -> list[Shown]:
+    """Compile again, alone, for the calls that a program compiled for another call gets wrong.
+
+    Args:
+        shown: What a trial with variants of the user's own call found.
+        trial: The trial.
+        alone: Runs a trial of one call; gives its findings.
+
+    Returns:
+        The findings; where a call is right when the program is compiled for it, its finding says so.
+    """
+    suspects = [
+        entry for entry in shown if entry.calls[0] > 0 and entry.finding.kind in VALUES and not trial.program.continued
+    ]
+    wrong: dict[int, set[str]] = {}
+    for index in list(dict.fromkeys(entry.calls[0] for entry in suspects))[:MOST_CALLS]:
+        found = alone(replace(trial.program.calls[index], label=""))
+        wrong[index] = {finding.subject for finding in found if finding.kind.fails}
+    return [
+        _baked(entry)
+        if entry in suspects and entry.finding.subject not in wrong.get(entry.calls[0], {entry.finding.subject})
+        else entry
+        for entry in shown
+    ]
+
+
+def _baked(entry: Shown) -> Shown:
+    message = (
+        "it is right when the program is compiled for this call: something of the call that it was compiled for is "
+        "baked into the compiled program"
+    )
+    return replace(entry, finding=replace(entry.finding, kind=Kind.LOGIC, detail="logic.baked", message=message))

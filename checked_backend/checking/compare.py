@@ -1,0 +1,195 @@
+"""Compare what eager and the compiled program returned and left behind, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from checked_backend._torch import inner_exception
+from checked_backend.checking.outcome import Outcome, as_tensor
+from checked_backend.checking.tree import comparable
+from checked_backend.record import Finding, Kind, Skip
+from checked_backend.regions.adjudicate import Pair, adjudicate
+from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.controls import Controls
+from checked_backend.regions.judgement import COMPARABLE, FREE_IN_GRADIENTS, settle_none
+from checked_backend.regions.ledger import Ledger
+from checked_backend.regions.problems import rng_state_differs
+
+__all__ = ["compare_runs", "in_step"]
+
+_CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
+
+
+def in_step(index: int, name: str) -> str:
+    """The name of one call's tensor among those of all calls."""
+    return f"{index}:{name}"
+
+
+def compare_runs(
+    references: Sequence[Outcome],
+    candidates: Sequence[Outcome],
+    controls: Callable[[], Controls],
+    ledger: Ledger,
+    *,
+    trained: bool = False,
+) -> list[tuple[int, Finding]]:
+    """Compare two runs.
+
+    Args:
+        references: What each call left in eager.
+        candidates: The same of the compiled program.
+        controls: Makes control runs, whose values are named by `in_step`.
+        ledger: Where counts and skips go.
+        trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
+
+    Returns:
+        The findings, each with the number of its call.
+    """
+    found: list[tuple[int, Finding]] = []
+    pairs: list[Pair] = []
+    for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False)):
+        ledger.count({"program runs": 1})
+        if reference.error is not None or candidate.error is not None:
+            ledger.count({"exceptions": 1})
+            found += [(index, f) for f in _compare_errors(reference.error, candidate.error, ledger)]
+            continue
+        if reference.backward_error is not None or candidate.backward_error is not None:
+            ledger.count({"exceptions": 1})
+            errors = (reference.backward_error, candidate.backward_error)
+            found += [(index, f) for f in _compare_errors(*errors, ledger, during="backward")]
+            if reference.backward_error is not None:
+                ledger.skip(Skip("gradients", f"eager has none: {_told(reference.backward_error)}"))
+        structure, mine = _compare_structure(reference, candidate, trained=trained)
+        found += [(index, finding) for finding in structure]
+        pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
+        found += [(index, finding) for finding in _compare_random_state(reference, candidate)]
+    rulings = adjudicate(pairs, controls, {})
+    ledger.count({"tensors": rulings.compared})
+    ledger.power({name.partition(":")[2]: scale.detection_power for name, scale in rulings.scales.items()})
+    for skip in rulings.skips:
+        if "made for each region instead" not in skip.reason:
+            ledger.skip(replace(skip, subject=_plain(skip.subject)))
+    for finding in rulings.findings:
+        number, _, subject = finding.subject.partition(":")
+        found.append((int(number), replace(finding, subject=subject)))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _plain(subject: str) -> str:
+    index, colon, rest = subject.partition(":")
+    return rest if colon and index.isdigit() else subject
+
+
+def _compare_structure(reference: Outcome, candidate: Outcome, *, trained: bool) -> tuple[list[Finding], list[Pair]]:
+    mine, theirs = reference.subjects, candidate.subjects
+    if reference.backward_error is not None or candidate.backward_error is not None:
+        mine = {name: value for name, value in mine.items() if not name.startswith("grad[")}
+        theirs = {name: value for name, value in theirs.items() if not name.startswith("grad[")}
+    findings = [
+        Finding(
+            kind=Kind.STRUCTURE,
+            detail="structure.outputs",
+            subject=name,
+            message="only one of eager and the compiled program has it",
+            expected="present" if name in mine else "absent",
+            actual="present" if name in theirs else "absent",
+        )
+        for name in sorted(mine.keys() ^ theirs.keys())
+    ]
+    parts = [_settled(Part(name, comparable(mine[name]), comparable(theirs[name]))) for name in mine if name in theirs]
+    judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
+    structure = [f for f in compare_parts(judged) if not _free(f)]
+    findings += structure
+    findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
+    incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
+    pairs = []
+    for part, name, one, other in value_pairs(judged, incomparable):
+        changed = part.subject.startswith(_CHANGED) and not (trained and part.subject.startswith("param["))
+        # the values as they were when the call was over
+        one, other = reference.values.get(name, one), candidate.values.get(name, other)
+        pairs.append(Pair(part.subject, name, one, other, Kind.MUTATION if changed else None))
+    return findings, pairs
+
+
+def _number(part: Part, side: int) -> object:
+    """A number as a tensor, if both sides have one of the same type: its rounding is judged."""
+    value = (part.reference, part.candidate)[side]
+    return as_tensor(value) if type(part.reference) is type(part.candidate) else value
+
+
+def _free(finding: Finding) -> bool:
+    """What a compiler may choose in a gradient."""
+    return finding.subject.startswith("grad[") and finding.detail in FREE_IN_GRADIENTS
+
+
+def _settled(part: Part) -> Part:
+    """Eager leaves None where AOT autograd leaves zeros: both say that there is no influence."""
+    if not part.subject.startswith("grad["):
+        return part
+    reference, candidate = settle_none(part.reference, part.candidate)
+    return replace(part, reference=reference, candidate=candidate)
+
+
+def _compare_random_state(reference: Outcome, candidate: Outcome) -> Iterator[Finding]:
+    if reference.evaluations != candidate.evaluations:
+        return  # an optimizer that asks for its loss until it is content has drawn more often
+    if reference.rng is not None and candidate.rng is not None and not reference.rng.same_as(candidate.rng):
+        yield rng_state_differs()
+
+
+# exceptions
+
+
+def _compare_errors(
+    reference: Exception | None, candidate: Exception | None, ledger: Ledger, *, during: str = "running"
+) -> Iterator[Finding]:
+    if reference is not None and candidate is not None:
+        if _is_the_same(reference, candidate):
+            return
+        if _first_line(reference) and _first_line(reference) in str(candidate):
+            ledger.note(
+                f"both raise the same message, eager as {type(reference).__name__}, the compiled program as "
+                f"{type(candidate).__name__}: Dynamo raises its own types"
+            )
+            return
+    only_compiled = reference is None
+    where = "" if during == "running" else " in the backward pass"
+    yield Finding(
+        kind=Kind.CRASH if only_compiled else Kind.EXCEPTION,
+        detail=_crash_detail(candidate, during)
+        if only_compiled
+        else "exception.type"
+        if candidate is not None
+        else "exception.missing",
+        subject="exception",
+        message=(
+            f"only the compiled program raises{where}"
+            if only_compiled
+            else f"eager raises{where} and the compiled program does not"
+            if candidate is None
+            else f"eager and the compiled program raise different exceptions{where}"
+        ),
+        expected=_told(reference),
+        actual=_told(candidate),
+    )
+
+
+def _is_the_same(reference: Exception, candidate: Exception) -> bool:
+    causes = (candidate, candidate.__cause__, inner_exception(candidate))
+    return any(isinstance(cause, type(reference)) for cause in causes)
+
+
+def _crash_detail(error: Exception | None, during: str) -> str:
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return "crash.memory" if out_of_memory else f"crash.{during}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _told(error: Exception | None) -> str:
+    return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"

@@ -1,0 +1,281 @@
+"""Copies of a program: of its arguments, its module, and of what a function has captured.
+
+Each run of a check gets its own, so that no run sees what another one changed, and nothing of the user's is changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
+from checked_backend.errors import CheckedBackendError
+from checked_backend.interpret.promote import promote
+
+__all__ = ["Copier", "eager_function"]
+
+
+def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.compile`` was given, where the function is what it returned; else the function itself."""
+    inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
+    return function if inner is None else eager_function(inner)
+
+
+class _Handover(torch.autograd.Function):
+    """A tensor with an autograd history: the leaf's values in given memory."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        # made of the storage, because a view that a custom function returns may not be changed in place
+        made = torch.empty(0, dtype=memory.dtype, device=memory.device)
+        return made.set_(memory.untyped_storage(), memory.storage_offset(), memory.size(), memory.stride())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+@dataclass(slots=True)
+class Copier:
+    """Makes copies that belong together: what shares memory, or is one object, does so among the copies.
+
+    Attributes:
+        wide: Make floating-point tensors float64.
+        captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
+        leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
+    """
+
+    wide: bool = False
+    captured: dict[str, Any] = field(default_factory=dict)
+    leaves: dict[int, torch.Tensor] = field(default_factory=dict)
+    _memo: dict[int, Any] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+    _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Copy a function or module with what it holds.
+
+        A Python function is made anew around copies of its closure, defaults and the globals that it names, where one
+        of these holds tensors, modules, generators or plain containers; so are functions that it calls by such names.
+
+        Raises:
+            CheckedBackendError: Something that it holds cannot be copied.
+        """
+        if isinstance(function, functools.partial):
+            args, kwargs = self.value((function.args, function.keywords), "the arguments of functools.partial")
+            self.captured |= dict(leaves(args, "partial.args")) | dict(leaves(kwargs, "partial"))
+            return functools.partial(self.function(function.func), *args, **kwargs)
+        if isinstance(function, MethodType):
+            owner = self._held(function.__self__, "self")
+            return MethodType(function.__func__, owner)
+        if isinstance(function, FunctionType):
+            return self._function(function) if _holds_state(function, set()) else function
+        if isinstance(function, torch.nn.Module):
+            module: Callable[..., Any] = self.value(function, "the module")
+            return module
+        called: Callable[..., Any] = self._held(function, "self")
+        return called
+
+    def arguments(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Copy a call's arguments.
+
+        Raises:
+            CheckedBackendError: One of them cannot be copied; the message names it.
+        """
+        named = argument_leaves(function, args, kwargs)
+        self._tensors([leaf for _, leaf in named if isinstance(leaf, torch.Tensor)])
+        try:
+            copied_args, copied_kwargs = self._deep((list(args), dict(kwargs)))
+        except Exception:
+            for name, leaf in named:
+                if not isinstance(leaf, torch.Tensor):
+                    Copier().value(leaf, f"argument {name!r}")
+            raise
+        return copied_args, copied_kwargs
+
+    def value(self, value: Any, what: str) -> Any:
+        """Copy anything; ``what`` names it in an error.
+
+        Raises:
+            CheckedBackendError: It cannot be copied.
+        """
+        self._tensors([leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor)])
+        try:
+            return self._deep(value)
+        except Exception as error:
+            raise CheckedBackendError(
+                f"check runs the program on copies, and {what} ({type(value).__qualname__}) cannot be copied: "
+                f"{type(error).__name__}: {error}. Give its class a __deepcopy__, or make it inside of the function."
+            ) from error
+
+    def _deep(self, value: Any) -> Any:
+        self._kept.append(value)  # the memo knows objects by their identity
+        for _, leaf in leaves(value, ""):
+            if isinstance(leaf, torch.Generator) and id(leaf) not in self._memo:
+                self._remember(leaf, leaf.clone_state())
+        for module in _modules(value):
+            self._detached_attributes(module)
+        copied = copy.deepcopy(value, self._memo)
+        for module in _modules(copied):
+            if self.wide:
+                module.double()
+            for parameter in module.parameters():
+                parameter.grad = None
+        return copied
+
+    def _detached_attributes(self, module: torch.nn.Module) -> None:
+        """Tensors that a module keeps with their autograd history, which deepcopy refuses."""
+        for child in module.modules():
+            for _, leaf in leaves({**vars(child), "_modules": None}, ""):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_leaf and id(leaf) not in self._memo:
+                    self._remember(leaf, leaf.detach().clone())
+
+    def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy tensors that are not copied yet, those that share memory into shared memory."""
+        new = list({id(tensor): tensor for tensor in tensors if id(tensor) not in self._memo}.values())
+        if not new:
+            return
+        # a deep copy of a nested tensor has another ragged size, and autograd then refuses it
+        copies = [t.detach().clone() if t.is_nested else copy.deepcopy(t.detach(), self._memo) for t in new]
+        if self.wide:
+            copies = promote(copies)
+        for tensor, duplicate in zip(new, copies, strict=True):
+            if isinstance(tensor, torch.nn.Parameter):
+                duplicate = torch.nn.Parameter(duplicate, requires_grad=tensor.requires_grad)
+            elif tensor.requires_grad and not tensor.is_leaf and type(tensor) is torch.Tensor:
+                leaf = duplicate.detach().requires_grad_(True)
+                with torch.enable_grad():
+                    duplicate = _Handover.apply(leaf, duplicate)  # type: ignore[no-untyped-call]
+                self.leaves[id(duplicate)] = leaf
+            else:
+                duplicate.requires_grad_(tensor.requires_grad)
+            if type(tensor) is torch.Tensor:
+                vars(duplicate).update(vars(tensor))  # what torch._dynamo.mark_dynamic wrote on it
+            self._remember(tensor, duplicate)
+
+    def _remember(self, original: Any, duplicate: Any) -> None:
+        self._memo[id(original)] = duplicate
+        self._kept.append(original)
+
+    # functions
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        known = self._memo.get(id(function))
+        if known is not None:
+            made: FunctionType = known
+            return made
+        # Dynamo finds an inlined function's globals by its module's name, unless they are the outermost function's.
+        # So there is one copy of those, for all functions of that module, and none of any other module's.
+        if self._globals is None:
+            self._globals = function.__globals__, dict(function.__globals__)
+        ours = self._globals[0] is function.__globals__
+        namespace = self._globals[1] if ours else function.__globals__
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        made = FunctionType(function.__code__, namespace, function.__name__, None, cells or None)
+        self._remember(function, made)
+        made.__dict__.update(function.__dict__)
+        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+        made.__defaults__ = self._held(function.__defaults__, "defaults", quiet=True)
+        made.__kwdefaults__ = self._held(function.__kwdefaults__, "defaults", quiet=True)
+        for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
+            if (content := _content(original)) is not _EMPTY:
+                cell.cell_contents = self._held(content, name)
+        for name, value in _globals_of(function)[0].items() if ours else ():
+            namespace[name] = self._held(value, name)
+        return made
+
+    def _held(self, value: Any, name: str, *, quiet: bool = False) -> Any:
+        """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
+        if isinstance(value, FunctionType):
+            return self._function(value) if _holds_state(value, set()) else value
+        if value is None or not _is_state(value, set()):
+            return value
+        try:
+            copied = self._object(value) if has_attributes(value) else self.value(value, f"{name!r}, which is used,")
+        except CheckedBackendError:
+            if _has_tensors(value):
+                raise
+            return value
+        if not quiet and _has_tensors(value):
+            self.captured[name] = copied
+        return copied
+
+    def _object(self, value: Any) -> Any:
+        """A copy of an object that shares with it what is no state: a test case also holds its runner's streams."""
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        copied = object.__new__(type(value))
+        self._remember(value, copied)
+        for name, inner in vars(value).items():
+            vars(copied)[name] = self._held(inner, name, quiet=True)
+        return copied
+
+
+_EMPTY = object()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not assigned yet
+        return _EMPTY
+
+
+def _modules(value: Any) -> list[torch.nn.Module]:
+    return [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.nn.Module)]
+
+
+def _has_tensors(value: Any) -> bool:
+    kinds = (torch.Tensor, torch.nn.Module, torch.Generator)
+    return any(isinstance(leaf, kinds) for _, leaf in leaves(value, ""))
+
+
+def _is_state(value: Any, seen: set[int]) -> bool:
+    """Whether a run may read or change a value that another run must not share."""
+    if isinstance(value, FunctionType):
+        return _holds_state(value, seen)
+    return isinstance(value, (list, dict, set, bytearray)) or _has_tensors(value)
+
+
+def _holds_state(function: FunctionType, seen: set[int]) -> bool:
+    if id(function) in seen:
+        return False
+    seen.add(id(function))
+    held = [content for cell in function.__closure__ or () if (content := _content(cell)) is not _EMPTY]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    named, stored = _globals_of(function)
+    held += named.values()
+    return stored or any(_is_state(value, seen) for value in held)
+
+
+def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
+    """The globals that a function reads, and whether it assigns to any. Functions of other modules are left out.
+
+    What torch's own functions hold is not the program's.
+    """
+    namespace = function.__globals__
+    if str(namespace.get("__name__")).partition(".")[0] == "torch":
+        return {}, False
+    read, stored = {}, False
+    for instruction in _instructions(function.__code__):
+        stored |= instruction.opname == "STORE_GLOBAL"
+        value = namespace.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
+        if value is not None and (not isinstance(value, FunctionType) or value.__globals__ is namespace):
+            read[instruction.argval] = value
+    return read, stored
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)

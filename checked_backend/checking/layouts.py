@@ -1,0 +1,57 @@
+"""The same inputs in other places of memory: transposed, channels last, expanded, with gaps, at an offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from checked_backend.checking.program import Call, Program
+from checked_backend.checking.substitute import substituted
+from checked_backend.checking.tree import argument_leaves
+from checked_backend.record import Skip
+from checked_backend.regions.ledger import Ledger
+
+__all__ = ["other_layouts"]
+
+MOST_CALLS = 40
+"""Calls with other layouts in one check."""
+
+_OFFSET = 3
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def other_layouts(program: Program, ledger: Ledger) -> Iterator[Call]:
+    """Calls with one tensor argument each in another layout. All but the expanded ones have the same values."""
+    call = program.calls[0]
+    made: list[Call] = []
+    for name, leaf in argument_leaves(program.function, call.args, call.kwargs):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor or not leaf.numel() or leaf.is_nested:
+            ledger.skip(Skip(f"layouts of {name}", "not a plain tensor with elements"))
+            continue
+        for how, variant in _variants(leaf.detach()):
+            if (variant.stride(), variant.storage_offset()) == (leaf.stride(), leaf.storage_offset()):
+                continue
+            new = substituted(program, {name: variant.requires_grad_(leaf.requires_grad)}, f"with {name} {how}")
+            if new is not None:
+                made.append(new)
+    if len(made) > MOST_CALLS:
+        ledger.skip(Skip("other layouts", f"only {MOST_CALLS} of {len(made)} were tried"))
+    yield from made[:MOST_CALLS]
+
+
+def _variants(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "contiguous", tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.dim() > 1:
+        yield "transposed", tensor.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
+    if tensor.dim() in _CHANNELS_LAST:
+        yield "channels last", tensor.clone(memory_format=_CHANNELS_LAST[tensor.dim()])
+    if tensor.dim() and tensor.shape[0] > 1:
+        yield "expanded", tensor[:1].clone().expand(tensor.shape)
+    if tensor.dim():
+        gaps = tensor.new_zeros((*tensor.shape, 2))[..., 0]
+        yield "with gaps", gaps.copy_(tensor)
+    memory = tensor.new_zeros(tensor.numel() + _OFFSET)
+    yield "at an offset", memory[_OFFSET:].view(tensor.shape).copy_(tensor)

@@ -1,0 +1,60 @@
+"""At which level a program begins to fail: Dynamo's graph, AOT autograd, or the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from checked_backend.record import Finding
+
+__all__ = ["Failing", "with_levels"]
+
+Failing = Callable[[str], Sequence[Finding]]
+"""Runs the same calls with another compiler; gives its findings."""
+
+_LADDER = (
+    ("eager", "eager", "Dynamo: its graph, run in eager, is wrong already, whatever compiles it"),
+    ("aot_eager", "aot", "AOT autograd: its graphs, run in eager, are wrong already, whatever compiles them"),
+)
+_LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
+
+
+def with_levels(findings: Sequence[Finding], compiler: object, failing: Failing) -> list[Finding]:
+    """Tell for each finding at which level it arises first.
+
+    Args:
+        findings: Those of a check.
+        compiler: The candidate.
+        failing: Runs a trial with another compiler.
+
+    Returns:
+        The findings; those that fail have a stage, and the level in words among their evidence.
+    """
+    if not any(finding.kind.fails for finding in findings):
+        return list(findings)
+    levels: dict[int, tuple[str, str]] = {}
+    for name, stage, words in _LADDER:
+        open_ones = [place for place, f in enumerate(findings) if f.kind.fails and place not in levels]
+        if not open_ones:
+            break
+        if compiler == name:
+            levels |= dict.fromkeys(open_ones, (stage, words))
+            break
+        lower = failing(name)
+        levels |= {place: (stage, words) for place in open_ones if _shown_in(findings[place], lower)}
+    told = []
+    for place, finding in enumerate(findings):
+        if finding.kind.fails:
+            stage, words = levels.get(place, _LAST)
+            finding = replace(finding, stage=stage, evidence={**finding.evidence, "level": words})
+        told.append(finding)
+    return told
+
+
+def _shown_in(finding: Finding, lower: Sequence[Finding]) -> bool:
+    """Whether a lower level shows the same: there it may be a region's finding or the program's."""
+    return any(
+        other.kind.fails
+        and (other.detail == finding.detail or (other.kind, other.subject) == (finding.kind, finding.subject))
+        for other in lower
+    )

@@ -1,0 +1,94 @@
+"""One list of findings out of what the compiled regions showed and what the whole program showed, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from checked_backend.checking.program import Call
+from checked_backend.checking.trial import Trial
+from checked_backend.record import Finding, Kind
+
+__all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]
+
+VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
+"""Kinds of findings about wrong values."""
+
+_USERS_OWN = "the arguments as given"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A finding, and the numbers of the calls that show it, in order."""
+
+    finding: Finding
+    calls: tuple[int, ...]
+
+
+def merged(trial: Trial) -> list[Shown]:
+    """Say each thing once, where it shows first.
+
+    A region's finding says where; the whole program's adds what no region shows. In training what goes wrong in one
+    step makes all later ones wrong, so of the program's findings only those of the first wrong step count; a region is
+    compared on the candidate's own inputs, so each of its findings stands for itself.
+    """
+    own = trial.found
+    if trial.program.continued:
+        failing = [index for index, finding in (*own, *trial.in_regions) if finding.kind.fails]
+        first = min(failing, default=len(trial.program.calls))
+        own = [(index, finding) for index, finding in own if index <= first]
+    extra = []
+    for index, finding in own:
+        beside = [other for at, other in trial.in_regions if at == index]
+        mine = [other for at, other in own if at == index]
+        if not _is_told(finding, beside) and not _follows(finding, [*beside, *mine]):
+            extra.append((index, finding))
+    return [*_once(trial.in_regions), *_once(extra)]
+
+
+def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
+    """Wrong values in a region make wrong values in the program, of whatever kind."""
+    known = {other.kind for other in regions}
+    return finding.kind in known or (finding.kind in VALUES and bool(known & VALUES))
+
+
+def _follows(finding: Finding, beside: Sequence[Finding]) -> bool:
+    """Whether a parameter, or an optimizer's state, is wrong because its gradient is."""
+    what, _, name = finding.subject.removesuffix("]").partition("[")
+    if what not in ("param", "optimizer"):
+        return False
+    gradients = [other.subject[len("grad[") : -1] for other in beside if other.subject.startswith("grad[")]
+    return any(name == gradient or name.startswith(f"{gradient}.") for gradient in gradients)
+
+
+def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
+    grouped: dict[tuple[str, str], tuple[Finding, dict[int, None]]] = {}
+    for index, finding in found:
+        key = (finding.subject, finding.detail or str(finding.kind))
+        grouped.setdefault(key, (finding, {}))[1].setdefault(index)
+    return [Shown(finding, tuple(indices)) for finding, indices in grouped.values()]
+
+
+def showing_calls(shown: Sequence[Shown], trial: Trial) -> list[Call]:
+    """The fewest of a trial's calls that show each failing finding once."""
+    first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
+    if trial.program.continued:
+        return trial.program.calls[: max(first, default=0) + 1]
+    return [trial.program.calls[index] for index in sorted({0, *first})]
+
+
+def told(shown: Shown, trial: Trial) -> Finding:
+    """A finding that says in words which calls show it."""
+    finding, calls = shown.finding, trial.program.calls
+    if len(calls) == 1:
+        return finding
+    if trial.program.continued:
+        step = f"{shown.calls[0] + 1} of {len(calls)}"
+        return replace(
+            finding, message=f"{finding.message}; first in step {step}", evidence={**finding.evidence, "step": step}
+        )
+    labels = [calls[index].label or _USERS_OWN for index in shown.calls]
+    if labels == [_USERS_OWN]:
+        return finding
+    message = finding.message if labels[0] == _USERS_OWN else f"{finding.message}; {labels[0]}"
+    return replace(finding, message=message, evidence={**finding.evidence, "calls that show it": "; ".join(labels)})

@@ -1,0 +1,70 @@
+"""What one call of a program returned and left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from checked_backend.regions.ambient import RngState
+from checked_backend.regions.execution import flat_tensors
+
+__all__ = ["Outcome", "as_tensor"]
+
+_LARGEST = 2**63
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one call of a program returned and left behind.
+
+    Attributes:
+        subjects: Everything to compare, by subject: the very objects.
+        values: The plain tensors among them (numbers too), as they were when the call was over; by name.
+        outputs: Leaves of the result, by subject.
+        memory: The tensors that outputs may share memory with, by name.
+        gradients: Gradients of inputs and parameters, by subject; None for one that got none.
+        evaluations: How often the function ran: an optimizer may ask for its loss several times.
+        rng: The random state that the call left.
+        error: The exception that the function raised instead of returning.
+        backward_error: The exception that the backward pass raised.
+    """
+
+    subjects: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    evaluations: int = 0
+    rng: RngState | None = None
+    error: Exception | None = None
+    backward_error: Exception | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The values, by name."""
+        return self.values
+
+    def note_values(self, *, copies: bool) -> None:
+        """Take the values of all subjects: copies, if later calls may change the tensors."""
+        for subject, value in self.subjects.items():
+            for name, tensor in flat_tensors(subject, as_tensor(value)).items():
+                plain = tensor.detach()
+                self.values[name] = plain.clone() if copies else plain
+
+
+def as_tensor(value: Any) -> Any:
+    """A number or an array as a tensor, so that rounding is judged and not held against it; else the value itself."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return torch.from_numpy(np.array(value))  # a copy, writable
+        except TypeError:  # strings, objects
+            return value
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    if isinstance(value, int):
+        return torch.tensor(value) if -_LARGEST <= value < _LARGEST else value
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.complex128) if isinstance(value, complex) else value

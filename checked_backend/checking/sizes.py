@@ -1,0 +1,239 @@
+"""Other sizes for a program's inputs: which dimensions the compiled program takes as dynamic, and what to try there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from checked_backend._torch import evaluate_expression, shape_facts
+from checked_backend.checking.program import Call, Program
+from checked_backend.checking.substitute import substituted
+from checked_backend.checking.tree import argument_leaves
+from checked_backend.numerics.randomize import randomize_tensors
+from checked_backend.record import Skip
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.ledger import Ledger
+
+__all__ = ["Shapes", "other_sizes"]
+
+MOST_CALLS = 32
+"""Calls with other sizes in one check."""
+
+_PRIMES = (7, 13, 19, 31, 61, 127, 251, 509)
+_LARGEST = 4096
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+Dimension: TypeAlias = Any
+"""A size: a plain integer, or a sympy expression."""
+
+
+@dataclass(slots=True)
+class _Region:
+    """What Dynamo gave the sizes of one compiled region's inputs."""
+
+    names: tuple[str, ...]
+    sizes: list[tuple[Dimension, ...] | sympy.Expr | None]
+    example: Any = None
+    arguments: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Shapes:
+    """The dynamic sizes of a program's inputs, gathered while it is compiled and first run.
+
+    Attributes:
+        compilations: How many regions were compiled so far.
+        sizes: For each input by name, its dimensions as expressions; for an integer input, the expression of its value.
+        hints: The value of each symbol in the user's own call.
+        bounds: Sizes at which something changes for the compiler, by symbol.
+    """
+
+    compilations: int = 0
+    sizes: dict[str, tuple[Dimension, ...] | sympy.Expr] = field(default_factory=dict)
+    hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    bounds: dict[sympy.Symbol, tuple[int, ...]] = field(default_factory=dict)
+    _regions: list[_Region] = field(default_factory=list)
+
+    def note(self, gm: fx.GraphModule) -> None:
+        """Read a region's graph when it is about to be compiled."""
+        self.compilations += 1
+        region = _Region(GraphInfo.of(gm).inputs, [])
+        for node in gm.graph.find_nodes(op="placeholder"):
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.SymInt):
+                region.sizes.append(value.node.expr)
+                region.example = value
+            elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+                shape: Sequence[Any] = value.shape
+                region.sizes.append(tuple(_expression(size) for size in shape))
+                symbolic = [size for size in shape if isinstance(size, torch.SymInt)]
+                region.example = symbolic[0] if symbolic else region.example
+            else:
+                region.sizes.append(None)
+        self._regions.append(region)
+
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the region noted last, so that its first call shows which inputs of the program its inputs are."""
+        region = self._regions[-1]
+
+        def run(*args: Any) -> Any:
+            if region.arguments is None:
+                region.arguments = [id(arg) for arg in args]
+            return function(*args)
+
+        return run
+
+    def locate(self, leaves: Sequence[tuple[str, Any]]) -> None:
+        """Find out which dimension of which input is dynamic, once the first call is over.
+
+        Args:
+            leaves: The inputs that the compiled program was called with, by name.
+        """
+        tensors = {id(leaf): (name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        integers = {name: leaf for name, leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)}
+        for number, region in enumerate(self._regions):
+            renamed: dict[sympy.Symbol, Dimension] = {}
+            for name, sizes, identity in zip(region.names, region.sizes, region.arguments or (), strict=False):
+                if isinstance(sizes, tuple) and identity in tensors:
+                    self._tensor(number, *tensors[identity], sizes, renamed)
+                elif isinstance(sizes, sympy.Symbol) and name in integers:
+                    symbol = self._symbol(number, sizes, renamed)
+                    self.sizes.setdefault(name, symbol)
+                    self.hints.setdefault(symbol, integers[name])
+            if region.example is not None:
+                self._bounds(number, region.example, renamed)
+
+    def _symbol(self, number: int, symbol: sympy.Symbol, renamed: dict[sympy.Symbol, Dimension]) -> Any:
+        """A symbol of one region among those of all: each region has its own."""
+        own = symbol if not number else sympy.Symbol(f"{symbol}_{number}", integer=True, nonnegative=True)
+        return renamed.setdefault(symbol, own)
+
+    def _tensor(
+        self,
+        number: int,
+        name: str,
+        leaf: torch.Tensor,
+        sizes: tuple[Dimension, ...],
+        renamed: dict[sympy.Symbol, Dimension],
+    ) -> None:
+        known = self.sizes.get(name)
+        for dim, size in enumerate(sizes):
+            if isinstance(size, sympy.Symbol) and size not in renamed:
+                renamed[size] = known[dim] if isinstance(known, tuple) else self._symbol(number, size, renamed)
+            if isinstance(size, sympy.Symbol) and isinstance(renamed[size], sympy.Symbol):
+                self.hints.setdefault(renamed[size], leaf.shape[dim])
+        if known is None:
+            self.sizes[name] = tuple(size.subs(renamed) if isinstance(size, sympy.Expr) else size for size in sizes)
+
+    def _bounds(self, number: int, example: Any, renamed: Mapping[sympy.Symbol, Dimension]) -> None:
+        for symbol, ours in renamed.items():
+            if not isinstance(ours, sympy.Symbol) or ours not in self.hints:
+                continue
+            ranges, relations = shape_facts(example, {str(symbol)})
+            found = {end for ends in ranges.values() for end in ends if end is not None}
+            found |= {int(text) for relation in relations for text in _NUMBER.findall(relation)}
+            near = {size + step for size in found for step in (-1, 0, 1)}
+            self.bounds[ours] = tuple(sorted(size for size in near if 0 <= size <= _LARGEST))
+
+
+def _expression(size: Any) -> Dimension:
+    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+
+def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Call]:
+    """Calls with other sizes of the dynamic dimensions, and with inputs that share memory.
+
+    For each symbol: the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes;
+    then all symbols together. Inputs that have a symbol in common vary together. Their data are fresh; integers stay in
+    the range they have, and below a size that shrinks under it.
+    """
+    call = program.calls[0]
+    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+    chosen = list(_choices(shapes))
+    if not chosen:
+        ledger.skip(Skip("other sizes", "the compiled program takes no size of an argument as dynamic"))
+    if len(chosen) > MOST_CALLS:
+        ledger.skip(Skip("other sizes", f"only {MOST_CALLS} of {len(chosen)} combinations were tried"))
+    for number, values in enumerate(chosen[:MOST_CALLS]):
+        changed = {
+            name: new for name, old in leaves.items() if (new := _resized(name, old, shapes, values)) is not None
+        }
+        tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
+        fresh = iter(randomize_tensors(tensors, number))
+        changed = {name: next(fresh) if isinstance(new, torch.Tensor) else new for name, new in changed.items()}
+        label = ", ".join(f"{name} {_told(value)}" for name, value in changed.items())
+        made = substituted(program, changed, f"with {label}")
+        if made is not None:
+            yield made
+    yield from _aliased(program, leaves)
+
+
+def _choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
+    for symbol, hint in shapes.hints.items():
+        prime = next((prime for prime in _PRIMES if prime > hint + 1), _PRIMES[-1])
+        wanted = (hint + 1, hint - 1, prime, 2, 1, 0, *shapes.bounds.get(symbol, ()))
+        for size in dict.fromkeys(size for size in wanted if size >= 0 and size != hint):
+            yield {**shapes.hints, symbol: size}
+    if len(shapes.hints) > 1:
+        for step in (1, -1):
+            yield {symbol: max(hint + step, 0) for symbol, hint in shapes.hints.items()}
+        yield dict.fromkeys(shapes.hints, 0)
+
+
+def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
+    """An input for other sizes; None if they leave it as it is."""
+    sizes = shapes.sizes.get(name)
+    if sizes is None:
+        return None
+    if not isinstance(sizes, tuple):
+        new = values.get(sizes, old)
+        return None if new == old else new
+    try:
+        shape = [size if isinstance(size, int) else evaluate_expression(size, values) for size in sizes]
+    except KeyError:  # a symbol of which no input tells the value
+        return None
+    if tuple(shape) == tuple(old.shape):
+        return None
+    order = sorted(range(old.dim()), key=lambda dim: (-old.stride(dim), dim))
+    new = old.detach().permute(order)
+    for dim, size in enumerate(shape[place] for place in order):
+        if new.shape[dim] == 0 and size:
+            new = new.new_zeros(*new.shape[:dim], size, *new.shape[dim + 1 :])
+        else:
+            new = new.index_select(dim, torch.arange(size, device=new.device) % max(new.shape[dim], 1))
+    new = new.contiguous().permute([order.index(dim) for dim in range(old.dim())])
+    smallest = min(values.values())
+    if not (new.is_floating_point() or new.is_complex() or new.dtype == torch.bool) and new.numel():
+        greatest = int(old.max())
+        if smallest <= greatest < max(shapes.hints.values()):  # an index into what has shrunk
+            new = new % max(smallest, 1)
+    return new.requires_grad_(old.requires_grad)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "x".join(map(str, value.shape)) or "scalar"
+    return f"= {value}"
+
+
+def _aliased(program: Program, leaves: Mapping[str, Any]) -> Iterator[Call]:
+    """The same memory for two inputs that look alike: as one tensor, and as two."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
+            continue
+        key = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+        other = seen.setdefault(key, name)
+        if other == name or leaves[other] is leaf:
+            continue
+        view = leaves[other].detach().requires_grad_(leaf.requires_grad)
+        for new, how in ((leaves[other], "the same tensor as"), (view, "on the memory of")):
+            made = substituted(program, {name: new}, f"with {name} {how} {other}")
+            if made is not None:
+                yield made

@@ -1,0 +1,115 @@
+"""What a program reads and may change besides returning values: arguments, parameters, buffers, captured tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from checked_backend.checking.tree import leaves
+
+__all__ = ["State"]
+
+_OWN = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(slots=True)
+class State:
+    """The tensors of one run, by name.
+
+    Attributes:
+        inputs: Leaves of the arguments and of what the function captured; not only tensors.
+        parameters: Parameters of modules.
+        buffers: Buffers of modules.
+        attributes: Other tensors that modules hold as plain attributes.
+        differentiable: Leaves whose gradients are wanted.
+    """
+
+    inputs: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    differentiable: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        captured: Mapping[str, Any],
+        arguments: Iterable[tuple[str, Any]],
+        histories: Mapping[int, torch.Tensor],
+    ) -> State:
+        """Look at a run's copies.
+
+        Args:
+            function: The function or module.
+            captured: What functions hold, by name.
+            arguments: Leaves of the arguments.
+            histories: For a tensor with an autograd history, by identity: the leaf that stands for it.
+        """
+        state = cls()
+        if isinstance(function, torch.nn.Module):
+            state._add_module(function, "")
+        held = [leaf for name, value in captured.items() for leaf in leaves(value, name)]
+        for name, leaf in (*arguments, *held):
+            if isinstance(leaf, torch.nn.Module):
+                state._add_module(leaf, f"{name}.")
+            else:
+                state.inputs[name] = leaf
+        for name, leaf in state.inputs.items():
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                source = histories.get(id(leaf), leaf)
+                if source.is_leaf:
+                    state.differentiable.setdefault(name, source)
+        state._add_trainable()
+        return state
+
+    def _add_module(self, module: torch.nn.Module, prefix: str) -> None:
+        self.parameters |= {prefix + name: tensor for name, tensor in module.named_parameters()}
+        self.buffers |= {prefix + name: tensor for name, tensor in module.named_buffers()}
+        for path, child in module.named_modules():
+            own = {name: value for name, value in vars(child).items() if name not in _OWN}
+            for name, leaf in leaves(own, "", objects=0):
+                if isinstance(leaf, torch.Tensor):
+                    step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
+                    self.attributes[f"{prefix}{path}.{step}" if path else f"{prefix}{step}"] = leaf
+
+    def _add_trainable(self) -> None:
+        known = {id(tensor) for tensor in self.differentiable.values()}
+        for name, tensor in self.parameters.items():
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
+                self.differentiable[name] = tensor
+
+    def with_parameters_of(self, function: Callable[..., Any]) -> State:
+        """Take in the parameters that a module has by now; a lazy one has them only after its first call."""
+        if isinstance(function, torch.nn.Module):
+            self.parameters |= dict(function.named_parameters())
+            self._add_trainable()
+        return self
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """What an optimizer is over: the parameters that require grad; if there are none, the inputs that do."""
+        chosen = {name: tensor for name, tensor in self.differentiable.items() if name in self.parameters}
+        return chosen or dict(self.differentiable)
+
+    def restorable(self) -> Iterator[torch.Tensor]:
+        """What a call that begins anew must find as the first one found it; arguments have their own copies."""
+        for tensor in (*self.parameters.values(), *self.buffers.values(), *self.attributes.values()):
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                yield tensor
+
+    def subjects(self) -> dict[str, Any]:
+        """The tensors that a call may have changed, by subject."""
+        named = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, torch.Tensor)}
+        named |= {f"attribute[{name}]": tensor for name, tensor in self.attributes.items()}
+        named |= {f"param[{name}]": tensor for name, tensor in self.parameters.items()}
+        return named | {f"buffer[{name}]": tensor for name, tensor in self.buffers.items()}
+
+    def memory(self) -> dict[str, Any]:
+        """The tensors that outputs may share memory with, by name."""
+        named = {f"input {name}": leaf for name, leaf in self.inputs.items()}
+        named |= {f"attribute {name}": tensor for name, tensor in self.attributes.items()}
+        named |= {f"parameter {name}": tensor for name, tensor in self.parameters.items()}
+        return named | {f"buffer {name}": tensor for name, tensor in self.buffers.items()}

@@ -1,0 +1,153 @@
+"""One trial of a program: eager and one compiler, call by call, on independent copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from checked_backend._torch import dynamo_many_recompilations, dynamo_reset
+from checked_backend.checking.compare import compare_runs
+from checked_backend.checking.controls import ProgramControls
+from checked_backend.checking.program import Call, Outcome, Program, Run
+from checked_backend.checking.sizes import Shapes
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, Skip
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.ledger import Ledger
+from checked_backend.regions.session import collect
+from checked_backend.report import Report
+
+__all__ = ["Trial", "Variants", "run_trial"]
+
+Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
+"""Makes further calls, once the program's own have run: sizes vary by what the compiler was told of them."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """What came of a trial.
+
+    Attributes:
+        program: What was run: its calls are those that eager accepted.
+        regions: What the checks of the compiled regions found and covered.
+        references: What each call left in eager.
+        own: What the whole program's comparison covered.
+        found: The whole program's findings, each with the number of its call.
+        in_regions: The regions' findings, each with the number of the first call that showed it, by call.
+    """
+
+    program: Program
+    regions: Report
+    references: list[Outcome]
+    own: Ledger = field(default_factory=Ledger)
+    found: list[tuple[int, Finding]] = field(default_factory=list)
+    in_regions: list[tuple[int, Finding]] = field(default_factory=list)
+
+    def label(self, index: int) -> str:
+        """What is special about a call; "" for the user's own."""
+        return self.program.calls[index].label
+
+
+def run_trial(
+    program: Program, options: CheckOptions, *, dynamic: bool | None, variants: Variants | None = None
+) -> Trial:
+    """Run a program in eager and compiled, and compare every call.
+
+    Args:
+        program: What to run.
+        options: Of the check; they name the compiler.
+        dynamic: As for ``torch.compile``.
+        variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
+    """
+    ledger, shapes = Ledger(), Shapes()
+    backend = partial(_region_backend, options=options, shapes=shapes)
+    with _fresh_dynamo(), collect() as session:
+        pair = _Pair(Run(program), Run(program, partial(torch.compile, backend=backend, dynamic=dynamic)))
+        for call in program.calls:
+            if not pair.step(call) and program.continued:
+                break
+        if variants is not None and pair.going_on:
+            shapes.locate(pair.candidate.leaves(program.calls[0]))
+            for call in variants(program, shapes, ledger):
+                _vary(pair, call, shapes, ledger)
+    if pair.anew:
+        ledger.note(f"compiled anew {'; '.join(pair.anew)}")
+    made = replace(program, calls=pair.calls)
+    found = compare_runs(
+        pair.references, pair.candidates, lambda: ProgramControls(made), ledger, trained=program.optimizer is not None
+    )
+    return Trial(made, session.report, pair.references, ledger, found, pair.in_regions)
+
+
+class _Pair:
+    """Eager's run and the compiled one, in step."""
+
+    def __init__(self, reference: Run, candidate: Run) -> None:
+        self.reference = reference
+        self.candidate = candidate
+        self.calls: list[Call] = []
+        self.references: list[Outcome] = []
+        self.candidates: list[Outcome] = []
+        self.in_regions: list[tuple[int, Finding]] = []
+        self.anew: list[str] = []
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the last call ran on both sides."""
+        return self.references[-1].error is None and self.candidates[-1].error is None
+
+    def step(self, call: Call) -> bool:
+        """Run a call on both sides. Returns whether neither raised."""
+        self.compiled(call, self.reference.step(call))
+        last = (self.references[-1], self.candidates[-1])
+        return all(outcome.error is None and outcome.backward_error is None for outcome in last)
+
+    def compiled(self, call: Call, reference: Outcome) -> int:
+        """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
+        with collect() as session:
+            candidate = self.candidate.step(call)
+        index = len(self.calls)
+        self.calls.append(call)
+        self.references.append(reference)
+        self.candidates.append(candidate)
+        self.in_regions += [(index, finding) for finding in session.report.findings]
+        return sum(region.checked_calls for region in session.report.coverage.regions)
+
+
+def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:
+    """Run a variant, if eager accepts it."""
+    reference = pair.reference.step(call)
+    refusal = reference.error or (None if pair.references[0].backward_error else reference.backward_error)
+    if refusal is not None:
+        why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]
+        ledger.skip(Skip(call.label, f"eager refuses it: {why}"))
+        return
+    before = shapes.compilations
+    checked = pair.compiled(call, reference)
+    if shapes.compilations > before:
+        pair.anew.append(call.label)
+    elif not checked and shapes.compilations and pair.candidates[-1].error is None:
+        ledger.skip(Skip(call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=True))
+
+
+def _region_backend(
+    gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions, shapes: Shapes
+) -> Callable[..., Any]:
+    shapes.note(gm)
+    return shapes.watched(build_region(gm, example_inputs, options, None, thorough=True))
+
+
+@contextmanager
+def _fresh_dynamo() -> Iterator[None]:
+    """Compile anew: what an earlier call compiled for this code must not be run instead."""
+    dynamo_reset()
+    try:
+        with dynamo_many_recompilations():
+            yield
+    finally:
+        dynamo_reset()

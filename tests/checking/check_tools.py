@@ -1,0 +1,80 @@
+"""What the tests of `check` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import checked_backend as cb
+from checked_backend.interpret.perturb import MonteCarloMode
+
+
+class Net(nn.Module):
+    """Batch norm and dropout between two linear layers."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x))
+
+
+def batch(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*(shape or (6, 8)), requires_grad=grad)
+
+
+def found(report: cb.Report) -> set[tuple[str, str]]:
+    """The findings that fail, as (finer kind, subject)."""
+    return {(finding.detail, finding.subject) for finding in report.findings if finding.kind.fails}
+
+
+def agreed(report: cb.Report, **counts: int) -> cb.Report:
+    """The report, if it passed with no finding, nothing left out that matters, and at least these counts."""
+    if report.verdict is not cb.Verdict.PASS or report.findings:
+        raise AssertionError(str(report))
+    for name, number in counts.items():
+        assert report.coverage.checked.get(name.replace("_", " "), 0) >= number, (name, report.coverage.checked)
+    return report
+
+
+def only(report: cb.Report) -> cb.Finding:
+    """The one finding of a report that failed."""
+    if report.verdict is not cb.Verdict.FAIL or len(report.findings) != 1:
+        raise AssertionError(str(report))
+    return report.findings[0]
+
+
+def skips(report: cb.Report) -> str:
+    return "\n".join(f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped)
+
+
+def rounding_otherwise(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A right compiler whose every rounding goes another way than eager's."""
+    calls = iter(range(10**6))
+
+    def run(*args: Any) -> Any:
+        with MonteCarloMode(10_000 + next(calls), 1.0):
+            return gm.forward(*args)
+
+    return run
+
+
+def wrong_where(
+    condition: Callable[[Sequence[torch.Tensor]], bool],
+) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A compiler whose results are one too large where a condition on the tensors among its inputs holds."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            wrong = condition([arg for arg in args if isinstance(arg, torch.Tensor)])
+            outputs = gm.forward(*args)
+            return tuple(output + 1 for output in outputs) if wrong else outputs
+
+        return run
+
+    return compiler

@@ -1,0 +1,156 @@
+"""At which level a program fails, and what becomes of a compiler that kills the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from check_tools import agreed, batch, found, only
+from torch import fx, nn
+
+import checked_backend as cb
+
+
+def traced_otherwise(x: torch.Tensor) -> torch.Tensor:
+    """A program that Dynamo sees otherwise than eager does."""
+    return x * 2.5 if torch.compiler.is_compiling() else x * 2
+
+
+@torch.library.custom_op("checked_backend_tests::hidden_write", mutates_args=())
+def hidden_write(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x.clone()
+
+
+@hidden_write.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def order_matters(x: torch.Tensor) -> torch.Tensor:
+    """AOT autograd drops an operator whose result is not used, and whose write was not declared."""
+    y = x * 1
+    hidden_write(y)
+    return y * 2
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", faults.clean("aot")])
+def test_dynamos_level(compiler: Any) -> None:
+    finding = only(cb.check(traced_otherwise, (batch(4),), compiler=compiler))
+    assert finding.stage == "eager"
+    assert "Dynamo" in finding.evidence["level"]
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", faults.clean("aot")])
+def test_the_level_of_aot_autograd(compiler: Any) -> None:
+    agreed(cb.check(order_matters, (batch(4),), compiler="eager"))
+    finding = only(cb.check(order_matters, (batch(4),), compiler=compiler))
+    assert finding.stage == "aot"
+    assert "AOT autograd" in finding.evidence["level"]
+
+
+def test_the_compilers_level() -> None:
+    model = nn.Linear(4, 4)
+    finding = only(cb.check(model, (batch(2, 4),), compiler=faults.scaled_gradient("weight", "aot")))
+    assert finding.stage == "compiled"
+    assert "the compiler" in finding.evidence["level"]
+    assert "level: the compiler" in str(cb.check(model, (batch(2, 4),), compiler=faults.wrong_value()))
+
+
+def test_findings_of_several_levels_are_told_apart() -> None:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.compiler.is_compiling():
+            return x.t().contiguous().t() * 1, x.sin()
+        return x * 1, x.sin()
+
+    report = cb.check(both, (batch(3, 4),), compiler=faults.wrong_value(1))
+    assert {finding.detail: finding.stage for finding in report.findings} == {
+        "structure.stride": "eager",
+        "logic": "compiled",
+    }
+
+
+# a process of its own
+
+
+def _killing(how: Callable[[], Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            how()
+            return gm.forward(*args)
+
+        return run
+
+    return compiler
+
+
+@pytest.mark.parametrize(
+    ("how", "detail", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGILL), "crash.signal", "killed by SIGILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "crash.memory", "killed by SIGKILL (out of memory?)"),
+        (lambda: os._exit(3), "crash.exit", "exited with status 3"),
+        (lambda: time.sleep(60), "crash.hang", "still running after 5 s"),
+    ],
+)
+def test_the_death_of_the_process_is_a_finding(how: Callable[[], Any], detail: str, words: str) -> None:
+    report = cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(how), isolate=True, timeout=5)
+    finding = only(report)
+    assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.CRASH, detail, "candidate")
+    assert finding.actual == words
+    assert finding.stage == "compiled"
+
+
+def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
+    report = cb.check(lambda x: os._exit(4), (batch(4),), compiler="eager", isolate=True, timeout=60)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "so does one that runs the program in eager alone" in str(report)
+
+
+def test_an_isolated_report_is_the_report() -> None:
+    model = nn.Linear(4, 4)
+    wrong = faults.scaled_gradient("weight")
+    report = cb.check(model, (batch(2, 4),), compiler=wrong, isolate=True)
+    assert found(report) == {("logic", "grad[weight]")}
+    assert report.findings[0].stage == "compiled"
+    agreed(cb.check(model, (batch(2, 4),), compiler="eager", isolate=True), gradients=2)
+
+
+def test_exceptions_are_compared_in_isolation_too() -> None:
+    agreed(cb.check(lambda x: x.view(7), (batch(4),), compiler="eager", isolate=True), exceptions=1)
+
+    def only_compiled(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            raise ValueError("only here")
+        return x
+
+    finding = only(cb.check(only_compiled, (batch(4),), compiler="eager", isolate=True))
+    assert finding.detail == "crash.running"
+
+
+def test_running_out_of_memory_is_a_crash() -> None:
+    def greedy() -> None:
+        raise MemoryError("no memory left")
+
+    report = cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(greedy))
+    assert {finding.kind for finding in report.findings} == {cb.Kind.CRASH}
+
+
+def test_misuse_in_the_worker_is_the_callers() -> None:
+    with pytest.raises(cb.OptionError, match="no parameter and no tensor argument"):
+        cb.check(torch.sin, (batch(4),), compiler="eager", optimizer=torch.optim.SGD, isolate=True)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_a_real_program_that_corrupts_the_heap() -> None:
+    """pytorch 2.13: Inductor's code for this writes past the end of its buffer."""
+    one, two = torch.rand(37) > 0.5, torch.rand(37) > 0.5
+    report = cb.check(lambda a, b: torch.add(a, b, alpha=2), (one, two), isolate=True)
+    assert report.verdict is not cb.Verdict.PASS

@@ -1,0 +1,441 @@
+"""`check` on programs of every shape: what is compared, under which names, and that nothing of the user's changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import threading
+import unittest
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import faults
+import numpy as np
+import pytest
+import torch
+from check_tools import Net, agreed, batch, found, only, skips
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+import checked_backend as cb
+
+Pair = namedtuple("Pair", "left right")
+GLOBAL = torch.zeros(3)
+GLOBAL_LAYER = nn.Linear(3, 3)
+COUNTER = 0
+
+
+@dataclasses.dataclass
+class Record:
+    tensor: torch.Tensor
+    rest: Any = None
+
+
+class Holder:
+    """No container that torch knows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.layer = nn.Linear(3, 3)
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        self.tensor += 1
+        return self.layer(x) + self.tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.method(x)
+
+
+# results and arguments in containers
+
+
+def containers(x: torch.Tensor) -> Record:
+    return Record(x * 2, Pair(x + 1, [x.sin(), (x.cos(), None)]))
+
+
+def hugging_face(x: torch.Tensor) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=x * 2, hidden_states=(x.exp(), x + 1))
+
+
+def an_object(x: torch.Tensor) -> Holder:
+    holder = Holder.__new__(Holder)
+    holder.tensor = x * 2
+    return holder
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong_at", "subject"),
+    [
+        (containers, 2, "output.rest.right[0]"),
+        (hugging_face, 1, "output[hidden_states][0]"),
+        (an_object, 0, "output.tensor"),
+    ],
+)
+def test_results_in_containers_are_compared(function: Callable[..., Any], wrong_at: int, subject: str) -> None:
+    agreed(cb.check(function, (batch(3, grad=True),), compiler="aot_eager"), gradients=1)
+    # what goes wrong after the compiled region has returned is named by its place in the result
+    spoiled = cb.check(_spoiled_outside(function), (batch(3, grad=True),), compiler="eager")
+    assert subject in {name for _, name in found(spoiled)}
+
+
+def _spoiled_outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with everything that it returns wrong where it is compiled."""
+
+    def spoiled(x: torch.Tensor) -> Any:
+        return function(x + 1) if torch.compiler.is_compiling() else function(x)
+
+    return spoiled
+
+
+def test_arguments_that_are_changed_inside_of_containers() -> None:
+    def change(data: dict[str, Any], kept: list[torch.Tensor]) -> torch.Tensor:
+        data["a"][0].add_(1)
+        data["new"] = data["b"] * 2
+        kept.append(data["b"] + 1)
+        return data["a"][0].sum()
+
+    args = ({"a": [batch(3)], "b": batch(2)}, [])
+    agreed(cb.check(change, args, compiler="aot_eager"))
+    assert list(args[0]) == ["a", "b"]
+
+    def forgets(data: dict[str, Any]) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            data["new"] = data["b"] * 2
+            data["b"].add_(1)
+        return data["b"].sum() * 0
+
+    report = cb.check(forgets, ({"b": batch(2)},), compiler="eager")
+    assert ("structure.outputs", "mutated[data[new]]") in found(report)
+    assert ("mutation", "mutated[data[b]]") in found(report) or report.findings
+
+
+def test_numbers_are_judged_as_rounding_and_not_by_equality() -> None:
+    def numbers(x: torch.Tensor) -> tuple[Any, ...]:
+        return x.sum().item(), int(x.argmax()), "name", torch.float32, x.shape, x.numpy(), True, None
+
+    agreed(cb.check(numbers, (batch(8),), compiler="eager"), tensors=4)
+
+    def wrong(x: torch.Tensor) -> tuple[float, str]:
+        return x.sum().item() + (1.0 if torch.compiler.is_compiling() else 0.0), "a"
+
+    assert {name for _, name in found(cb.check(wrong, (batch(8),), compiler="eager"))} == {"output[0]"}
+
+
+def test_complex_outputs_get_complex_gradients() -> None:
+    z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
+    report = cb.check(lambda z: (z * z.conj(), z.abs(), torch.fft.fft(z)), (z,), compiler="aot_eager")
+    agreed(report, outputs=3, gradients=1)
+    wrong = faults.spoiled_gradient("z", lambda gradient: gradient.conj() * 1.0)
+    assert found(cb.check(lambda z: z * (1 + 2j), (z,), compiler=wrong)) == {("logic", "grad[z]")}
+
+
+# programs
+
+
+class ViewOfParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.weight[1:], self.weight.t(), x @ self.weight
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x))
+
+
+class LateBuffer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", x.sum())
+        self.cache = self.cache + 1
+        return x * self.cache
+
+
+class PlainAttributes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.several = torch.zeros(4), [torch.ones(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(1)
+        self.several[0].mul_(2)
+        return x + self.total + self.several[0]
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    layer.weight.register_hook(lambda gradient: gradient * 3)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make", [ViewOfParameter, Tied, LateBuffer, PlainAttributes, hooked, lambda: torch.compile(Tied())]
+)
+def test_modules(make: Callable[[], Any]) -> None:
+    agreed(cb.check(make(), (batch(2, 4),), compiler="aot_eager", iterations=2), program_runs=2)
+
+
+def yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    for power in range(3):
+        yield torch.sin(x) * power
+
+
+def test_a_generator_is_read_to_its_end() -> None:
+    report = cb.check(lambda x: list(yields(x)), (batch(3),), compiler="eager")
+    agreed(report)
+    report = cb.check(yields, (batch(3),), compiler="eager")  # Dynamo leaves such a function alone
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Dynamo compiled no region of it" in skips(report)
+
+
+def test_what_a_function_captures_is_compared_and_left_alone() -> None:
+    norm, layer, calls = nn.BatchNorm1d(3), nn.Linear(3, 3), []
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return norm(layer(x)) * len(calls)
+
+    report = agreed(cb.check(closure, (batch(4, 3),), compiler="aot_eager"))
+    assert norm.num_batches_tracked == 0
+    assert not calls
+    assert layer.weight.grad is None
+    report = cb.check(closure, (batch(4, 3),), compiler=faults.scaled_gradient("layer.weight"))
+    assert {detail for detail, _ in found(report)} == {"logic"}
+    report = cb.check(closure, (batch(4, 3),), compiler="eager")
+    agreed(report)
+
+
+def uses_globals(x: torch.Tensor) -> torch.Tensor:
+    global COUNTER
+    COUNTER += 1
+    GLOBAL.add_(1)
+    return _helper(x) + GLOBAL * COUNTER
+
+
+def _helper(x: torch.Tensor) -> torch.Tensor:
+    return GLOBAL_LAYER(x) + GLOBAL
+
+
+def test_globals_are_compared_and_left_alone() -> None:
+    agreed(cb.check(uses_globals, (batch(2, 3),), compiler="aot_eager", iterations=2), gradients=2)
+    assert not GLOBAL.any()
+    assert COUNTER == 0
+    assert GLOBAL_LAYER.weight.grad is None
+
+    def forgets(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            GLOBAL.add_(1)
+        return x * 2
+
+    assert found(cb.check(forgets, (batch(3),), compiler="eager")) == {("mutation", "mutated[GLOBAL]")}
+
+
+def test_methods_partials_and_callable_objects() -> None:
+    holder = Holder(torch.zeros(3))
+    for function in (holder.method, holder, functools.partial(lambda w, x: w * x, batch(3, grad=True))):
+        agreed(cb.check(function, (batch(2, 3),), compiler="aot_eager"), gradients=1)
+    assert not holder.tensor.any()
+
+
+def test_modules_among_the_arguments() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    agreed(cb.check(lambda m, x: m["net"](x), ({"net": net}, batch(4, 3)), compiler="aot_eager"), gradients=4)
+    assert net[1].num_batches_tracked == 0
+
+
+def test_tensors_with_a_history() -> None:
+    for make in (lambda: batch(3, 4, grad=True) * 2, lambda: (batch(3, 4, grad=True) * 2).t()):
+        x = make()
+        report = cb.check(lambda x: (x.mul_(3), x.sum()), (x,), compiler="aot_eager")
+        agreed(report, gradients=1)
+        assert x._version == 0
+        assert not x.is_leaf
+
+
+def test_transforms_of_torch_func() -> None:
+    layer = nn.Linear(3, 1)
+    agreed(cb.check(torch.func.grad(lambda x: layer(x).sum()), (batch(2, 3),), compiler="aot_eager"))
+    agreed(cb.check(torch.func.vmap(lambda a, b: (a * b).sum()), (batch(4, 3), batch(4, 3)), compiler="aot_eager"))
+    parameters = dict(nn.Linear(3, 1).named_parameters())
+
+    def call(given: Any, x: torch.Tensor) -> Any:
+        return torch.func.functional_call(layer, given, (x,))
+
+    report = cb.check(call, (parameters, batch(2, 3)), compiler="eager")
+    agreed(report, gradients=2)
+
+
+def test_modes_around_the_check_hold_inside_of_it() -> None:
+    layer, x = nn.Linear(8, 8), batch(2, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        agreed(cb.check(layer, (x,), compiler="aot_eager"), gradients=2)
+        assert torch.is_autocast_enabled("cpu")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            report = agreed(cb.check(layer, (x,), compiler="aot_eager"))
+            assert "gradients" not in report.coverage.checked
+
+
+# random numbers
+
+
+def test_python_and_numpy_random_numbers_are_the_same_on_both_sides() -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        return x * float(np.random.rand()) + random.random() + torch.rand(3, generator=generator)
+
+    state = random.getstate(), np.random.get_state()[1].tolist(), generator.get_state()
+    agreed(cb.check(draws, (batch(3),), compiler="eager", iterations=2))
+    assert random.getstate() == state[0]
+    assert np.random.get_state()[1].tolist() == state[1]
+    assert torch.equal(generator.get_state(), state[2])
+
+
+def test_the_random_state_that_is_left_is_compared() -> None:
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return x * 2
+        torch.rand(3)
+        return x * 2
+
+    before = torch.get_rng_state()
+    assert only(cb.check(draws, (batch(3),), compiler="eager")).detail == "rng.state"
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    batch(3)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+# exceptions
+
+
+def test_both_raise() -> None:
+    def by_type(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such key")
+
+    for function in (by_type, lambda x: x.view(7), lambda x: x[10], lambda x, missing: x):
+        report = cb.check(function, (batch(3),), compiler="eager")
+        agreed(report, exceptions=1)
+
+
+@pytest.mark.parametrize(("when", "detail"), [(True, "crash.running"), (False, "exception.missing")])
+def test_only_one_side_raises(when: bool, detail: str) -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() is when:
+            raise ValueError("only here")
+        return x * 2
+
+    finding = only(cb.check(raises, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.subject) == (detail, "exception")
+    assert "only here" in str(finding.expected) + str(finding.actual)
+
+
+def test_different_exceptions() -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            raise TypeError("one thing")
+        raise ValueError("another")
+
+    finding = only(cb.check(raises, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.expected) == ("exception.type", "ValueError: another")
+
+
+def test_where_no_output_requires_grad_both_must_refuse() -> None:
+    x = batch(3, grad=True)
+    agreed(cb.check(lambda x: x.detach() * 2, (x,), compiler="aot_eager"), exceptions=1)
+
+    def differs(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_compiling() else x.detach() * 2
+
+    details = {detail for detail, _ in found(cb.check(differs, (x,), compiler="eager"))}
+    assert details == {"exception.missing", "structure.requires_grad"}
+
+
+def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("the checker is broken")
+
+    for place in ("backward._random", "compare.compare_parts", "compare.adjudicate", "program.output_leaves"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"checked_backend.checking.{place}", broken)
+            with pytest.raises((RuntimeError, cb.CheckedBackendError), match="the checker is broken"):
+                cb.check(Net(), (batch(),), compiler="eager")
+
+
+# arguments of check itself
+
+
+class Unfriendly:
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        self.tensor, self.lock = torch.ones(3), threading.Lock()
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    with pytest.raises(cb.CheckedBackendError, match=r"argument 'held.lock' \(lock\) cannot be copied"):
+        cb.check(lambda x, held: x + held.tensor, (batch(3), Unfriendly()), compiler="eager")
+    with pytest.raises(cb.CheckedBackendError, match=r"argument 'parts' \(generator\) cannot be copied"):
+        cb.check(lambda parts: sum(parts), ((batch(3) for _ in range(2)),), compiler="eager")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradients": "yes"}, "gradients got 'yes'"),
+        ({"compiler": "no such compiler"}, "no such compiler"),
+        ({"compiler": "numcheck"}, "cannot check itself"),
+        ({"args": torch.ones(3)}, r"it is a tuple: check\(fn, \(x,\)\)"),
+        ({"fn_or_module": 3}, "int, which cannot be called"),
+        ({"isolate": True, "timeout": 0}, "timeout got 0"),
+    ],
+)
+def test_misuse(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(cb.OptionError, match=message):
+        cb.check(**{"fn_or_module": torch.sin, "args": (batch(3),), **arguments})
+
+
+def test_nothing_of_the_users_changes() -> None:
+    model, x = Net(), batch(grad=True)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    state = [tensor.clone() for tensor in model.state_dict().values()]
+    values, rng = x.detach().clone(), torch.get_rng_state()
+    agreed(cb.check(model, (x,), compiler="aot_eager", vary_data=True))
+    assert all(map(torch.equal, state, model.state_dict().values()))
+    assert torch.equal(x, values)
+    assert x.grad is None
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.is_grad_enabled()
+
+
+def test_it_reads_well_in_a_test_case() -> None:
+    class TestLayer(unittest.TestCase):
+        def setUp(self) -> None:
+            self.layer = nn.Linear(3, 3)
+
+        def test_right(self) -> None:
+            cb.check(lambda x: self.layer(x), (batch(2, 3),), compiler="eager").raise_for_verdict()
+
+        def test_wrong(self) -> None:
+            wrong = faults.scaled_gradient("weight")
+            cb.check(self.layer, (batch(2, 3),), compiler=wrong).raise_for_verdict()
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(TestLayer).run(result)
+    assert result.testsRun == 2
+    ((_, text),) = result.errors
+    assert "DivergenceError: FAIL" in text
+    assert "grad[weight]" in text
