@@ -97,7 +97,7 @@ def check(
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")
     given: dict[str, Any] = {"compiler": compiler, "compiler_options": dict(compiler_options or {})}
-    options = parse_options(CheckOptions, "check", {**given, "on_divergence": "record", "localize": False})
+    options = parse_options(CheckOptions, "check", {**given, "on_divergence": "record", "localize": localize})
     resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),
@@ -166,7 +166,7 @@ class _Plan:
         return _joined([replace(trial.regions, findings=()), trial.own.report("check")])
 
     def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
-        """What follows a failure: is a value baked in, at which level it arises, and (`localize`) at which operator."""
+        """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""
 
         def alone(call: Call) -> Sequence[Finding]:
             return self._again(replace(trial.program, calls=[call], continued=True), self.options)
@@ -179,6 +179,7 @@ class _Plan:
         return with_levels([told(entry, trial) for entry in shown], self.options.compiler, with_compiler)
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
+        options = options.model_copy(update={"localize": False})
         return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
 
 

@@ -46,7 +46,7 @@ def with_levels(findings: Sequence[Finding], compiler: object, failing: Failing)
     for place, finding in enumerate(findings):
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
-            finding = replace(finding, stage=stage, evidence={**finding.evidence, "level": words})
+            finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
         told.append(finding)
     return told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -171,9 +172,9 @@ class Run:
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
                 self._rng, self._host = outcome.rng, _HostRandom()
-        except Exception as error:  # the program's own: compared with the other run's
-            _raise_if_ours(error)
-            outcome.error = error
+        except _ProgramError as raised:
+            _raise_if_ours(raised.error)
+            outcome.error = raised.error
         finally:
             before.restore()
             host.restore()
@@ -208,7 +209,9 @@ class Run:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
-        with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients):
+        with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
+            # Where warnings are errors, those that torch gives while it compiles would be the program's.
+            warnings.filterwarnings("default", module=r"torch\.")
             yield
 
     # the call
@@ -241,7 +244,10 @@ class Run:
         with ExitStack() as stack:
             for mode in self._modes(number):
                 stack.enter_context(mode)
-            returned = settled(self._called(*args, **kwargs))
+            try:
+                returned = settled(self._called(*args, **kwargs))
+            except Exception as error:
+                raise _ProgramError(error) from error
             outputs = dict(output_leaves(returned))
             if first:
                 outcome.outputs = outputs
@@ -273,6 +279,14 @@ class Run:
         outcome.memory = state.memory()
         outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
         outcome.note_values(copies=len(self._program.calls) > 1)
+
+
+class _ProgramError(Exception):
+    """Carries what the program raised past everything that is the check's own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _StepImpossible(Exception):

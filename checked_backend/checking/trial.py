@@ -15,6 +15,7 @@ from checked_backend.checking.compare import compare_runs
 from checked_backend.checking.controls import ProgramControls
 from checked_backend.checking.program import Call, Outcome, Program, Run
 from checked_backend.checking.sizes import Shapes
+from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Skip
 from checked_backend.regions.backend import build_region
@@ -139,7 +140,9 @@ def _region_backend(
     gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions, shapes: Shapes
 ) -> Callable[..., Any]:
     shapes.note(gm)
-    return shapes.watched(build_region(gm, example_inputs, options, None, thorough=True))
+    # no report of each region on disk: the check returns one
+    region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigate)
+    return shapes.watched(region)
 
 
 @contextmanager
