@@ -99,7 +99,7 @@ def _compare_structure(reference: Outcome, candidate: Outcome, *, trained: bool)
         )
         for name in sorted(mine.keys() ^ theirs.keys())
     ]
-    parts = [_settled(Part(name, comparable(mine[name]), comparable(theirs[name]))) for name in mine if name in theirs]
+    parts = [_settled(Part(name, _seen(mine[name]), _seen(theirs[name]))) for name in mine if name in theirs]
     judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
     structure = [f for f in compare_parts(judged) if not _free(f)]
     findings += structure
@@ -112,6 +112,11 @@ def _compare_structure(reference: Outcome, candidate: Outcome, *, trained: bool)
         one, other = reference.values.get(name, one), candidate.values.get(name, other)
         pairs.append(Pair(part.subject, name, one, other, Kind.MUTATION if changed else None))
     return findings, pairs
+
+
+def _seen(value: object) -> object:
+    """A tensor, number or array as it is; anything else by what it can be compared by."""
+    return value if isinstance(as_tensor(value), torch.Tensor) else comparable(value)
 
 
 def _number(part: Part, side: int) -> object:

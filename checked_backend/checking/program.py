@@ -210,8 +210,9 @@ class Run:
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
         with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
-            # Where warnings are errors, those that torch gives while it compiles would be the program's.
-            warnings.filterwarnings("default", module=r"torch\.")
+            if any(entry[0] == "error" for entry in warnings.filters):
+                # those that torch gives while it compiles are not the program's errors
+                warnings.filterwarnings("default", module=r"torch\.")
             yield
 
     # the call

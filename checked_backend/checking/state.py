@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from checked_backend.checking.tree import leaves
 
 __all__ = ["State"]
 
+_COMPARED = (torch.Tensor, np.ndarray)
 _OWN = ("_parameters", "_buffers", "_modules")
 
 
@@ -102,7 +104,7 @@ class State:
 
     def subjects(self) -> dict[str, Any]:
         """The tensors that a call may have changed, by subject."""
-        named = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, torch.Tensor)}
+        named = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
         named |= {f"attribute[{name}]": tensor for name, tensor in self.attributes.items()}
         named |= {f"param[{name}]": tensor for name, tensor in self.parameters.items()}
         return named | {f"buffer[{name}]": tensor for name, tensor in self.buffers.items()}

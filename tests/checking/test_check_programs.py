@@ -123,6 +123,17 @@ def test_numbers_are_judged_as_rounding_and_not_by_equality() -> None:
     assert {name for _, name in found(cb.check(wrong, (batch(8),), compiler="eager"))} == {"output[0]"}
 
 
+def test_numpy_arrays_are_compared() -> None:
+    def arrays(x: torch.Tensor, kept: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not torch.compiler.is_compiling():
+            kept += 1
+        return np.sin(x.numpy()) * (2.5 if torch.compiler.is_compiling() else 2)
+
+    subjects = {name for _, name in found(cb.check(arrays, (batch(8), np.zeros(3)), compiler="eager"))}
+    assert subjects == {"output[0]", "mutated[kept]"}
+    agreed(cb.check(lambda x: np.sin(x.numpy()), (batch(8),), compiler="eager"), tensors=2)
+
+
 def test_complex_outputs_get_complex_gradients() -> None:
     z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
     report = cb.check(lambda z: (z * z.conj(), z.abs(), torch.fft.fft(z)), (z,), compiler="aot_eager")
