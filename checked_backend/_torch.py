@@ -126,6 +126,7 @@ __all__ = [
     "rewrapped",
     "run_composite",
     "saved_tensor_hooks_lifted",
+    "set_cudnn_flags",
     "shape_facts",
     "size_hint",
     "storage_identity",
@@ -280,6 +281,15 @@ def inductor_front(
         compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches))
     function: Callable[..., Any] = compiled
     return function
+
+
+def set_cudnn_flags(*, deterministic: bool, benchmark: bool) -> None:
+    """Set cuDNN's flags, also where ``torch.backends.disable_global_flags`` forbids the public way.
+
+    Importing ``torch.testing._internal.common_utils``, as many test suites do, forbids it.
+    """
+    torch._C._set_cudnn_deterministic(deterministic)
+    torch._C._set_cudnn_benchmark(benchmark)
 
 
 def renew_compile_threads() -> None:

@@ -37,7 +37,8 @@ def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(tmp_path: 
     assert "mutated[norm2.running_mean]" in planted  # the user's name
     assert "quickstart.py:" in planted  # the user's line
     assert len(list((tmp_path / "checked_backend_reports").glob("*.json"))) == 2
-    assert not done.stderr
+    told = "the compiled program is wrong; looking for the operator takes a minute or two"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True, True]
 
 
 def load_example() -> ModuleType:

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 
+from checked_backend._torch import set_cudnn_flags
+
 __all__ = ["deterministic"]
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -44,8 +46,7 @@ def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # NumPy takes 32 bits
         os.environ[_CUBLAS] = ":4096:8"
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
+        set_cudnn_flags(deterministic=True, benchmark=False)
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
         yield
 
@@ -71,17 +72,13 @@ def _keep_generators(stack: ExitStack) -> None:
 
 def _keep_settings(stack: ExitStack) -> None:
     stack.callback(_set_environment, os.environ.get(_CUBLAS))
-    stack.callback(_set_cudnn, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    cudnn = torch.backends.cudnn
+    stack.callback(set_cudnn_flags, deterministic=cudnn.deterministic, benchmark=cudnn.benchmark)
     stack.callback(
         torch.use_deterministic_algorithms,
         torch.are_deterministic_algorithms_enabled(),
         warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-
-
-def _set_cudnn(deterministic: bool, benchmark: bool) -> None:
-    torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = benchmark
 
 
 def _set_environment(value: str | None) -> None:

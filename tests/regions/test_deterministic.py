@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -99,3 +101,17 @@ def test_as_a_decorator() -> None:
         return draws()
 
     assert run() == run()
+
+
+def test_where_torchs_flags_are_frozen() -> None:
+    """As by any test suite that imports ``torch.testing._internal.common_utils``."""
+    program = """
+import torch, checked_backend as cb
+torch.backends.disable_global_flags()
+before = torch.backends.cudnn.deterministic
+with cb.deterministic(0):
+    assert torch.backends.cudnn.deterministic
+assert torch.backends.cudnn.deterministic == before
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
