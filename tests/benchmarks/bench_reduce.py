@@ -1,0 +1,90 @@
+"""How long reducing, the repro and the search for a workaround take on a piece of a model with real sizes.
+
+    python tests/benchmarks/bench_reduce.py [--layers N] [--seconds N]
+
+The piece is a feed-forward block as BERT has it, with Inductor's own planted relu bug in the place of its activation.
+Goal: at most 5 calls, reduced and confirmed within 45 s on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, fx, nn
+
+from checked_backend.options import CheckOptions
+from checked_backend.record import Kind
+from checked_backend.reduce import find_workaround, reduce, write_repro
+from checked_backend.regions.trial import Trial
+
+aten = torch.ops.aten
+BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+CALLS_GOAL, SECONDS_GOAL = 5, 45.0
+
+
+def block(x: Tensor, up: Tensor, down: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Feed-forward, residual, layer norm, on ATen operators."""
+    flat = aten.view.default(x, [512, 768])
+    hidden = aten.relu.default(aten.mm.default(flat, up))
+    out = aten.view.default(aten.mm.default(hidden, down), [4, 128, 768])
+    return aten.native_layer_norm.default(aten.add.Tensor(out, x), [768], weight, bias, 1e-12)[0]
+
+
+def piece(layers: int) -> Trial:
+    """So many blocks, one after the other."""
+
+    def program(x: Tensor, up: Tensor, down: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        first = x
+        for _ in range(layers):
+            x = block(x, up, down, weight, bias)
+        return aten.sum.default(first), x
+
+    torch.manual_seed(0)
+    inputs = (
+        torch.randn(4, 128, 768),
+        torch.randn(768, 3072) / 28,
+        torch.randn(3072, 768) / 55,
+        torch.ones(768),
+        torch.zeros(768),
+    )
+    graph = fx.GraphModule(nn.Module(), fx.symbolic_trace(program).graph)
+    return Trial(graph, inputs, CheckOptions(compiler="inductor", compiler_options=BUG))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=90.0, help="time limit of the reduction")
+    chosen = parser.parse_args()
+    table = Table(title=f"reducing {chosen.layers} block(s) of [4, 128, 768]")
+    for column in ("step", "seconds", "result"):
+        table.add_column(column)
+    trial = piece(chosen.layers)
+    began = time.monotonic()
+    reduction = reduce(trial, subject="output[1]", kind=Kind.LOGIC, deadline=began + chosen.seconds)
+    reduced = time.monotonic() - began
+    table.add_row("reduce", f"{reduced:.1f}", f"{reduction.size}; {reduction.tried} tried, {reduction.stopped}")
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        repro = write_repro(reduction.trial, Path(folder), name="bench", subject=reduction.subject, kind=reduction.kind)
+        wrote = time.monotonic() - began
+        lines = len(repro.path.read_text().splitlines())
+    table.add_row("repro", f"{wrote:.1f}", f"{'confirmed' if repro.confirmed else 'NOT CONFIRMED'}, {lines} lines")
+    began = time.monotonic()
+    workaround = find_workaround(reduction.trial, deadline=began + chosen.seconds)
+    table.add_row("workaround", f"{time.monotonic() - began:.1f}", "none" if workaround is None else workaround.name)
+    console = Console(width=140)
+    console.print(table)
+    good = reduction.size.calls <= CALLS_GOAL and repro.confirmed and reduced + wrote <= SECONDS_GOAL
+    console.print(f"goal: {CALLS_GOAL} calls, confirmed, {SECONDS_GOAL:.0f} s: {'met' if good else 'NOT met'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Scripts: what they say, that they run alone, and what becomes of those that do not show the bug."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from reduce_tools import trial_of
+from torch import Tensor
+
+from checked_backend.record import Finding, Kind
+from checked_backend.reduce import Repro, write_repro
+from checked_backend.reduce.judge import judge_trial
+from checked_backend.reduce.script import BUG_GONE, BUG_THERE
+from checked_backend.regions.trial import Trial
+
+aten = torch.ops.aten
+
+WRONG_BACKEND = '''
+import torch
+from torch import fx
+
+
+class Spoiled(fx.Interpreter):
+    def run_node(self, n):
+        value = super().run_node(n)
+        return value + 1 if "{word}" in str(n.target) else value
+
+
+def wrong(gm, example_inputs):
+    """A backend that is wrong about one operator."""
+    return Spoiled(gm).run
+'''
+
+
+@pytest.fixture
+def wrong_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A backend in a module of its own, wrong about the operators whose name contains a word."""
+
+    def make(word: str) -> Any:
+        folder = tmp_path / "somewhere"
+        folder.mkdir(exist_ok=True)
+        name = f"wrong_{word}"
+        (folder / f"{name}.py").write_text(WRONG_BACKEND.format(word=word))
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test's, from another folder
+        return __import__(name).wrong
+
+    return make
+
+
+def relu_then(x: Tensor) -> tuple[Tensor]:
+    return (aten.relu.default(x),)
+
+
+def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    trial = trial_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
+    repro = write_repro(
+        trial, tmp_path / "reports", name="relu.default", subject="output[0]", kind=Kind.LOGIC, source="m.py:3 in f"
+    )
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "torch.relu(x)" in text
+    assert "torch.tensor([[0.1, -2.0]])" in text
+    assert "m.py:3 in f" in text
+    assert "checked_backend" not in text
+    assert BUG_THERE in repro.output
+    assert repro.path == tmp_path / "reports" / "repro_relu_default.py"
+    assert [path.name for path in repro.path.parent.iterdir()] == [repro.path.name]  # nothing half written
+    # with the bug repaired, the same file says so
+    module = tmp_path / "somewhere" / "wrong_relu.py"
+    module.write_text(module.read_text().replace("value + 1", "value"))
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_backend_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
+    trial = trial_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
+    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert not repro.confirmed
+    assert "cannot be imported" in repro.path.read_text()
+    assert "not named" in repro.output
+
+
+def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) -> None:
+    repro = write_repro(trial_of(relu_then, torch.ones(2)), tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert not repro.confirmed
+    assert BUG_GONE in repro.output
+
+
+def wrote(trial: Trial, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
+    """A script for a finding that is taken for granted."""
+    finding = Finding(kind, "output[0]", "planted", detail)
+
+    def judge(_trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+        return (finding,)
+
+    return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, judge=judge, **further)
+
+
+OTHER_BACKENDS = """
+import os
+
+
+def restrided(gm, example_inputs):
+    return lambda *args: tuple(value.t().contiguous().t() for value in gm(*args))
+
+
+def aliased(gm, example_inputs):
+    return lambda *args: (args[0],)
+
+
+def raises(gm, example_inputs):
+    raise RuntimeError("cannot compile this")
+
+
+def dies(gm, example_inputs):
+    return lambda *args: os.abort()
+
+
+def mutates(gm, example_inputs):
+    return lambda *args: (args[0].add_(1),)
+
+
+def makes_nan(gm, example_inputs):
+    return lambda *args: tuple(value / 0 * 0 for value in gm(*args))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.parametrize(
+    ("name", "kind", "detail"),
+    [
+        ("restrided", Kind.STRUCTURE, "structure.stride"),
+        ("aliased", Kind.ALIAS, "alias.memory"),
+        ("raises", Kind.CRASH, "crash.compiling"),
+        ("dies", Kind.CRASH, "crash.signal"),
+        ("mutates", Kind.MUTATION, "mutation.unexpected"),
+        ("makes_nan", Kind.NONFINITE, "nonfinite"),
+    ],
+)
+def test_every_kind_of_finding_has_its_script(
+    name: str, kind: Kind, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_backends.py").write_text(OTHER_BACKENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "other_backends", raising=False)
+    backend = getattr(__import__("other_backends"), name)
+    trial = trial_of(lambda x: (aten.clone.default(x),), torch.ones(2, 3), compiler=backend)
+    repro = wrote(trial, tmp_path / "reports", kind, detail)
+    assert repro.confirmed, repro.output
+
+
+def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    x = torch.rand(7, 9).t()
+    repro = wrote(trial_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)
+    assert repro.confirmed, repro.output
+    assert "safetensors" in repro.path.read_text()
+    assert repro.path.with_suffix(".safetensors").exists()
+    assert "(63,)" not in repro.output
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    trial = trial_of(lambda x: (aten._softmax.default(x, 0, False),), torch.randn(5), compiler=wrong_backend("softmax"))
+    [found] = judge_trial(trial, 60) or ()
+    repro = write_repro(trial, tmp_path, name="softmax", subject="output[0]", kind=found.kind)
+    assert repro.confirmed, repro.output
+    [tolerance] = [
+        node.value.value
+        for node in ast.walk(ast.parse(repro.path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "atol" and isinstance(node.value, ast.Constant)
+    ]
+    assert 1e-7 < tolerance < 1e-2
