@@ -308,7 +308,9 @@ def changed_settings() -> dict[str, dict[str, Any]]:
     modules: tuple[Any, ...] = (torch._dynamo.config, functorch, inductor)
     return {
         module.__name__: {
-            name: value for name, value in module.get_config_copy().items() if not module._is_default(name)
+            name: value
+            for name, value in module.get_config_copy().items()
+            if module._config[name].alias is None and not module._is_default(name)
         }
         for module in modules
     }

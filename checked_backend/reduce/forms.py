@@ -13,6 +13,9 @@ __all__ = ["LITERAL_ELEMENTS", "Form", "form_of", "ramp", "seeded"]
 LITERAL_ELEMENTS = 32
 """Tensors of up to this many elements are written out."""
 
+_SEARCHED = 2**20
+"""Larger tensors are not searched for a form other than a constant: that would cost more than it gives."""
+
 _LONG = 10_000
 
 
@@ -50,6 +53,8 @@ def form_of(tensor: torch.Tensor) -> Form:
                 return Form(2, f"torch.ones({sizes}{dtype})")
             number = _number(first, values.dtype)
             return Form(3 + len(number), f"torch.full({tuple(shape)}, {number}, dtype={values.dtype})")
+        if flat.numel() > _SEARCHED:
+            return Form(_LONG, None)
         if values.dtype is not torch.bool and _same(flat, ramp(flat.numel(), values.dtype)):
             last = "" if len(shape) == 1 else f".reshape({sizes})"
             kind = "" if values.dtype is torch.int64 else f", dtype={values.dtype}"

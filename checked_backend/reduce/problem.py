@@ -69,6 +69,7 @@ class Problem:
     Attributes:
         best: The smallest so far.
         tried: How many programs were judged.
+        hearsay: Whether the best was accepted on the journal's word alone.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Problem:
         self.best = program
         self.tried = 0
         self.step = "start"
+        self.hearsay = False
         self._kind = kind
         self._deadline = deadline
         self._progress = progress
@@ -143,7 +145,13 @@ class Problem:
         if not (self.shows(candidate) if known is None else known):
             return False
         self.best, self._size = candidate, size
+        self.hearsay = known is not None
         return True
+
+    def forget(self, program: Program) -> None:
+        """Begin again, from this program: what the journal said of the best is not true any more."""
+        self._journal.forget()
+        self.best, self._size, self.hearsay = program, measure_size(program), False
 
     def screened(self, candidates: Sequence[Program]) -> list[Program]:
         """Those that are smaller than the best and give other results when compiled than in eager.

@@ -98,6 +98,9 @@ def reduce(
         shown = problem.shows(program)
         if shown:
             _to_fixpoint(problem)
+        if problem.hearsay and not problem.shows(problem.best):
+            problem.forget(program)
+            _to_fixpoint(problem)
     except OutOfTime:
         stopped = "deadline"
     except KeyboardInterrupt:

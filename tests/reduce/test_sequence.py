@@ -75,3 +75,19 @@ def test_at_the_deadline_and_at_ctrl_c_the_best_so_far_stays(tmp_path: Path) -> 
     continued = reduced(trial, "output[1]", journal=journal, judge=counting)
     assert targets(continued) == targets(whole)
     assert len(counted) < whole.tried
+
+
+def test_a_journal_that_is_out_of_date_is_not_believed(tmp_path: Path) -> None:
+    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler="eager")
+    now = {"wrong": "aten.relu.default"}
+
+    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+        wrong = now["wrong"] in targets(trial)
+        return tuple(Finding(Kind.LOGIC, f"output[{place}]", "planted") for place in range(3)) if wrong else ()
+
+    journal = tmp_path / "journal"
+    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.relu.default"]
+    now["wrong"] = "aten.mul.Tensor"
+    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
+    journal.write_bytes(b"\xff\x00 1\nno journal at all\n")
+    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
