@@ -10,7 +10,7 @@ from pathlib import Path
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce.journal import Journal
 from checked_backend.reduce.judge import Judge, judge_trial, screen_trials
-from checked_backend.reduce.program import Program
+from checked_backend.reduce.program import Program, outputs
 from checked_backend.reduce.size import Size, fingerprint, measure_size
 from checked_backend.regions.trial import Trial
 
@@ -169,6 +169,20 @@ class Problem:
             raise OutOfTime
         flags = self._screen([program.trial for program in smaller], min(self._timeout, self.seconds_left))
         return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
+
+    def wrong_results(self, program: Program) -> list[int]:
+        """Which of a program's outputs go wrong in the wanted kind.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        left = self.seconds_left
+        if left <= 0:
+            raise OutOfTime
+        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        subjects = {item.subject for item in found if item.kind == self._kind}
+        count = len(outputs(program.trial.graph.graph))
+        return [place for place in range(count) if f"output[{place}]" in subjects]
 
     def first_of(self, candidates: Sequence[Program]) -> bool:
         """Accept the first of these that `consider` accepts."""

@@ -16,7 +16,7 @@ from checked_backend.record import Finding, Kind
 from checked_backend.reduce.compile_code import settings_that_matter, write_compile
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.program import Program
-from checked_backend.reduce.script import BUG_THERE, Script, write_script
+from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, write_script
 from checked_backend.regions.trial import Trial
 
 __all__ = ["Repro", "write_repro"]
@@ -91,6 +91,8 @@ def write_repro(
             break
         _write(path, values, script)
         confirmed, output = _run(path, timeout)
+        if not confirmed and BUG_GONE not in output:  # a busy machine may have failed to start it
+            confirmed, output = _run(path, timeout)
         if confirmed:
             return Repro(path, True, output)
         first = script.text

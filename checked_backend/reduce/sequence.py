@@ -21,6 +21,7 @@ _Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
 
 _STRUCTURE: _Steps = (
     ("dropping outputs", passes.drop_outputs),
+    ("running each call on its own", passes.each_alone),
     ("keeping what is near the output", passes.near_output),
     ("ending earlier", passes.earlier_output),
     ("replacing calls by recorded values", passes.recorded_calls),

@@ -56,6 +56,18 @@ def test_what_is_far_from_the_output_is_recorded() -> None:
     assert torch.equal(left.inputs[0], torch.full((3,), 224.0))
 
 
+def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
+    tried: list[Trial] = []
+
+    def wrong(trial: Trial) -> bool:
+        tried.append(trial)
+        return "aten.relu.default" in targets(trial)
+
+    left = run(passes.each_alone, wrong, long_chain, torch.randn(3))
+    assert targets(left) == ["aten.relu.default"]
+    assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).trial))
+
+
 def test_the_output_moves_to_where_it_is_wrong_first() -> None:
     left = run(passes.earlier_output, calls("aten.relu.default"), long_chain, torch.randn(3))
     assert targets(left)[-1] == "aten.relu.default"

@@ -4,6 +4,7 @@ from checked_backend.reduce.passes.calls import common_dtypes, drop_optional_ten
 from checked_backend.reduce.passes.graph import (
     bypass_calls,
     drop_outputs,
+    each_alone,
     earlier_output,
     merge_inputs,
     near_output,
@@ -18,6 +19,7 @@ __all__ = [
     "drop_dimensions",
     "drop_optional_tensors",
     "drop_outputs",
+    "each_alone",
     "earlier_output",
     "make_static",
     "merge_inputs",

@@ -10,7 +10,18 @@ from torch import fx
 from checked_backend.reduce.problem import Problem
 from checked_backend.reduce.program import Draft, Program, call_nodes, is_getitem, outputs, record_values, walk_back
 
-__all__ = ["bypass_calls", "drop_outputs", "earlier_output", "merge_inputs", "near_output", "recorded_calls"]
+__all__ = [
+    "bypass_calls",
+    "drop_outputs",
+    "each_alone",
+    "earlier_output",
+    "merge_inputs",
+    "near_output",
+    "recorded_calls",
+]
+
+_MANY = 60
+"""Calls of a graph beyond which they are not all compiled apart."""
 
 
 def drop_outputs(problem: Problem) -> None:
@@ -40,6 +51,41 @@ def _returning(program: Program, kept: tuple[int, ...]) -> Program:
     tracked = program.tracked
     draft.set_outputs([returned[at] for at in kept], kept.index(tracked) if tracked in kept else None)
     return draft.finish()
+
+
+def each_alone(problem: Problem) -> None:
+    """Run every call on recorded inputs, all in one compile, and keep one that goes wrong on its own."""
+    program = problem.best
+    calls = [node.name for node in call_nodes(program.trial.graph.graph)]
+    if program.tracked is None or not 2 < len(calls) <= _MANY:
+        return
+    apart, results = _apart(program)
+    candidates = []
+    for place in problem.wrong_results(apart):
+        result, call = results[place]
+        candidates.append(with_recorded(_ending_at(program, result), frozenset(calls) - {call}))
+    problem.first_of(candidates)
+
+
+def _apart(program: Program) -> tuple[Program, list[tuple[str, str]]]:
+    """Every call on the values that its inputs have in eager, with all results returned.
+
+    Returns:
+        The program, and for each of its outputs the node that it is and the call that makes it.
+    """
+    values = record_values(program)
+    draft = Draft(program)
+    made = [
+        node
+        for node in draft.graph.nodes
+        if node.op.startswith("call_") and isinstance(values.get(node.name), torch.Tensor)
+    ]
+    results = [(node.name, str(node.args[0]) if is_getitem(node) else node.name) for node in made]
+    for node in made:
+        if node.users:
+            draft.replace_by_value(node, values[node.name])
+    draft.set_outputs(made, None)
+    return draft.finish(), results
 
 
 def near_output(problem: Problem) -> None:
