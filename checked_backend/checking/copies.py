@@ -23,7 +23,12 @@ __all__ = ["Copier", "eager_function"]
 
 
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.compile`` was given, where the function is what it returned; else the function itself."""
+    """What ``torch.compile`` was given, where the function is what it returned; else the function itself.
+
+    What ``torch.compiler.disable`` returned stays as it is.
+    """
+    if getattr(function, "_torchdynamo_disable", False):
+        return function
     inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
     return function if inner is None else eager_function(inner)
 

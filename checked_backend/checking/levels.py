@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from checked_backend.record import Finding
+from checked_backend.record import Finding, Kind
 
 __all__ = ["Failing", "with_levels"]
 
@@ -16,6 +16,7 @@ _LADDER = (
     ("eager", "eager", "Dynamo: its graph, run in eager, is wrong already, whatever compiles it"),
     ("aot_eager", "aot", "AOT autograd: its graphs, run in eager, are wrong already, whatever compiles them"),
 )
+_NO_ROUNDING = "its values are wrong, and Dynamo's graph, run in eager, rounds as the program does: no rounding error"
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
@@ -47,6 +48,8 @@ def with_levels(findings: Sequence[Finding], compiler: object, failing: Failing)
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
             finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
+            if stage == "eager" and finding.kind is Kind.PRECISION:
+                finding = replace(finding, kind=Kind.LOGIC, detail=str(Kind.LOGIC), message=_NO_ROUNDING)
         told.append(finding)
     return told
 

@@ -64,7 +64,9 @@ def _follows(finding: Finding, beside: Sequence[Finding]) -> bool:
 def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
     grouped: dict[tuple[str, str], tuple[Finding, dict[int, None]]] = {}
     for index, finding in found:
-        key = (finding.subject, finding.detail or str(finding.kind))
+        # one wrong value is wrong logic at one call and too little precision at another, as its size makes it look
+        what = "values" if finding.kind in VALUES - {Kind.RNG} else finding.detail or str(finding.kind)
+        key = (finding.subject, what)
         grouped.setdefault(key, (finding, {}))[1].setdefault(index)
     return [Shown(finding, tuple(indices)) for finding, indices in grouped.values()]
 

@@ -161,13 +161,12 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Ca
     if len(chosen) > MOST_CALLS:
         ledger.skip(Skip("other sizes", f"only {MOST_CALLS} of {len(chosen)} combinations were tried"))
     for number, values in enumerate(chosen[:MOST_CALLS]):
-        changed = {
-            name: new for name, old in leaves.items() if (new := _resized(name, old, shapes, values)) is not None
-        }
+        changed = {name: new for name, old in leaves.items() if (new := _varied(name, old, shapes, values)) is not old}
         tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
         fresh = iter(randomize_tensors(tensors, number))
         changed = {name: next(fresh) if isinstance(new, torch.Tensor) else new for name, new in changed.items()}
-        label = ", ".join(f"{name} {_told(value)}" for name, value in changed.items())
+        resized = {name: value for name, value in changed.items() if _told(value) != _told(leaves[name])}
+        label = ", ".join(f"{name} {_told(value)}" for name, value in resized.items())
         made = substituted(program, changed, f"with {label}")
         if made is not None:
             yield made
@@ -184,6 +183,12 @@ def _choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
         for step in (1, -1):
             yield {symbol: max(hint + step, 0) for symbol, hint in shapes.hints.items()}
         yield dict.fromkeys(shapes.hints, 0)
+
+
+def _varied(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
+    new = _resized(name, old, shapes, values)
+    new = old if new is None else new
+    return _in_range(new, shapes, values) if isinstance(new, torch.Tensor) else new
 
 
 def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
@@ -208,12 +213,16 @@ def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, 
         else:
             new = new.index_select(dim, torch.arange(size, device=new.device) % max(new.shape[dim], 1))
     new = new.contiguous().permute([order.index(dim) for dim in range(old.dim())])
-    smallest = min(values.values())
-    if not (new.is_floating_point() or new.is_complex() or new.dtype == torch.bool) and new.numel():
-        greatest = int(old.max())
-        if smallest <= greatest < max(shapes.hints.values()):  # an index into what has shrunk
-            new = new % max(smallest, 1)
     return new.requires_grad_(old.requires_grad)
+
+
+def _in_range(tensor: torch.Tensor, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> torch.Tensor:
+    """Integers that may be indices into a dimension that has shrunk under them, below its new size."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not tensor.numel():
+        return tensor
+    greatest = int(tensor.max())
+    under = [size for symbol, size in values.items() if size <= greatest < shapes.hints[symbol]]
+    return tensor % max(min(under), 1) if under else tensor
 
 
 def _told(value: Any) -> str:

@@ -38,7 +38,7 @@ def traced_wrongly() -> Iterator[Callable[..., Any]]:
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", faults.clean("aot")])
 def test_dynamos_level(compiler: Any) -> None:
     finding = only(cb.check(traced_otherwise, (batch(4),), compiler=compiler))
-    assert finding.stage == "eager"
+    assert (finding.kind, finding.stage) == (cb.Kind.LOGIC, "eager")
     assert "Dynamo" in finding.evidence["level"]
 
 
