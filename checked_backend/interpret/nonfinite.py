@@ -40,7 +40,7 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
     Args:
         node: The node; its constant arguments count as given.
         value: Its outputs.
-        given: Its inputs.
+        given: The values of its input nodes, in the order of ``node.all_input_nodes``.
     """
     outputs = tree_leaves(value)
     for index, output in enumerate(outputs):
@@ -49,19 +49,16 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
         bounds = value_range(output)
         if bounds is None or all(map(math.isfinite, bounds)):
             continue
-        inputs = [item for item in tree_leaves(given) if isinstance(item, torch.Tensor)]
-        ranges = [value_range(item) for item in inputs]
-        if not all(math.isfinite(bound) for pair in ranges if pair is not None for bound in pair):
+        named = list(_named(node, given))
+        if any(isinstance(item, float) and not math.isfinite(item) for _, item in named):
+            return None
+        ranges = [(name, value_range(item)) for name, item in named if isinstance(item, torch.Tensor)]
+        if not all(math.isfinite(bound) for _, pair in ranges if pair is not None for bound in pair):
             return None
         if not all(map(math.isfinite, _constants(node))):
             return None
         kind = "NaN" if math.isnan(bounds[0]) or math.isnan(bounds[1]) else "an infinity"
-        names = [item.name for item in node.all_input_nodes]
-        texts = [
-            f"{name} in [{pair[0]:.6g}, {pair[1]:.6g}]"
-            for name, pair in zip(names, ranges, strict=False)
-            if pair is not None
-        ]
+        texts = [f"{name} in [{pair[0]:.6g}, {pair[1]:.6g}]" for name, pair in ranges if pair is not None]
         return Mismatch(
             "nonfinite",
             index if len(outputs) > 1 else None,
@@ -70,6 +67,14 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
             f"inputs: {', '.join(texts) or 'none'}",
         )
     return None
+
+
+def _named(node: fx.Node, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """The inputs, those that lie in a list or a tuple too, each with the name of the node it came from."""
+    for source, value in zip(node.all_input_nodes, given, strict=True):
+        leaves = tree_leaves(value)
+        for index, leaf in enumerate(leaves):
+            yield (source.name if len(leaves) == 1 else f"{source.name}[{index}]"), leaf
 
 
 def _constants(node: fx.Node) -> Iterator[float]:

@@ -113,7 +113,9 @@ class Ledger:
 
 
 def _key(finding: Finding) -> tuple[str, str, str]:
-    return finding.region, finding.subject, finding.detail or finding.kind
+    # a node's name says something only in its graph; what else is found has no graph until it is localized
+    place = f"{finding.graph} " if finding.subject.startswith("node[") else ""
+    return finding.region, f"{place}{finding.subject}", finding.detail or finding.kind
 
 
 def split_ignored(findings: Sequence[Finding], ignore: Sequence[str]) -> tuple[list[Finding], list[Finding]]:
