@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import HigherOrderOperator, OpOverload, shape_facts, size_hint, triton_kernel
+from checked_backend.dump.portable import attribute
 from checked_backend.dump.targets import encode_target, needed_import
 from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
 from checked_backend.interpret.source import source_line
@@ -69,7 +70,7 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
             found.unsupported[f"node {node.name} calls the module {node.target}"] = None
         if node.op != "get_attr" or node.target in subgraphs or node.target in constants:
             continue
-        value = _attribute(gm, str(node.target))
+        value = attribute(gm, str(node.target))
         if isinstance(value, fx.GraphModule):
             subgraphs[str(node.target)] = _graph(value, found, f"{path}{node.target}.")
         elif isinstance(value, torch.Tensor) and unsupported_reason(value) is None:
@@ -78,13 +79,6 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
             reason = unsupported_reason(value) if isinstance(value, torch.Tensor) else f"a {type(value).__qualname__}"
             found.unsupported[f"attribute {path}{node.target} is {reason}"] = None
     return {"nodes": nodes, "subgraphs": subgraphs, "constants": constants}
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    value: Any = gm
-    for step in path.split("."):
-        value = getattr(value, step, None)
-    return value
 
 
 def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:

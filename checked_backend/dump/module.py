@@ -183,6 +183,8 @@ def _comment(text: str) -> str:
 def _import(name: str, value: Any) -> str:
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
+    if isinstance(value, str):
+        return f"{name} = {value!r}"  # an annotation that was never evaluated
     module = getattr(value, "__module__", None) or type(value).__module__
     qualified = getattr(value, "__qualname__", name)
     if module == "__main__" or "<" in qualified or "." in qualified:

@@ -27,6 +27,7 @@ from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.folders import DumpSlot, claim_slot
 from checked_backend.dump.inputs import describe_inputs, input_names, traced_inputs
 from checked_backend.dump.module import module_source, repro_source
+from checked_backend.dump.portable import portable
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.interpret.source import source_line
 from checked_backend.report.dot import graph_to_dot, render_svg
@@ -86,7 +87,7 @@ class RegionDump:
             return  # AOT autograd compiles a backward again whose first compilation failed
         try:
             with _real_tensors():
-                self._pending[kind] = self._write(kind, gm)
+                self._pending[kind] = self._write(kind, portable(gm))
         except Exception as error:  # see the module's docstring
             _warn(error)
 

@@ -21,6 +21,8 @@ def render_dump(dump: Dump) -> str:
     lines += [f"{kind}: {name}" for kind, name in data["pairs"].items()]
     lines += [f"needs: import {name}" for name in data["requires"]]
     lines += [f"cannot be run from the dump: {reason}" for reason in data["unsupported"]]
+    others = [entry for entry in data["inputs"]["inputs"] if entry["type"] == "other"]
+    lines += [f"cannot be run from the dump: input {entry['name']} is {entry['value']}" for entry in others]
     lines += ["", *_inputs(data), "", *_graph(data["graph"], "graph")]
     lines += ["", *_operators(data["graph"])]
     if data["saved"]:
