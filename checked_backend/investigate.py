@@ -48,7 +48,7 @@ PATIENCE = 30.0
 WORKAROUND_LIMIT = 45.0
 """Seconds that looking for a workaround may take."""
 
-_INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED, Kind.EXCEPTION}
+_INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 
 
 @dataclass(slots=True)

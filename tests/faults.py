@@ -42,6 +42,7 @@ __all__ = [
     "crash_when_running",
     "dropped_mutation",
     "extra_output",
+    "left_out",
     "lost_alias",
     "made_nan",
     "missing_output",
@@ -60,6 +61,7 @@ __all__ = [
     "unwanted_mutation",
     "with_nan",
     "wrong_dtype",
+    "wrong_if_symbolic",
     "wrong_if_unseen",
     "wrong_mutation",
     "wrong_operator",
@@ -199,6 +201,35 @@ def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
         return spoil(value) if str(node.target) == name and not seen else value
 
     return interpreted(result, "aot")
+
+
+def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result in a graph that was compiled for any size."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        symbolic = any(isinstance(one.meta.get("val"), torch.SymInt) for one in node.graph.nodes)
+        return spoil(value) if str(node.target) == name and symbolic else value
+
+    return interpreted(result, "aot")
+
+
+def left_out(name: str, how: How = "aot") -> Compiler:
+    """An operator is not executed: its first argument takes its place.
+
+    Args:
+        name: The operator.
+        how: As for `wrong_operator`.
+    """
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in list(gm.graph.nodes):
+            if str(node.target) == name:
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+        gm.recompile()
+        return gm.forward
+
+    return compiler if how == "python" else through_aot(compiler)
 
 
 def refuses(name: str) -> Compiler:

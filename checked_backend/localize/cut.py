@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +13,29 @@ from torch import fx
 from checked_backend._torch import OpOverload
 from checked_backend.localize.subgraph import (
     calls_of,
+    has_effects,
     is_item,
+    is_symbolic,
     is_view,
     outputs_of,
     part_of,
     recorded_value,
     tensors_made,
+    unshared,
+    writes,
 )
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 
-__all__ = ["Cut", "cut_out", "shortest_wrong_prefix"]
+__all__ = ["Cut", "Judge", "cut_out", "shortest_wrong_prefix", "wrong_prefix"]
 
 Judge = Callable[[Trial], Sequence[Finding]]
 """Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
 
-_WIDEST = 64
-"""Operators in front of the culprit that a cut has at most."""
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
+"""Operators in front of the culprit that a cut may have, tried in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def cut_out(
         judge: Tries a trial.
 
     Returns:
-        The trial; None if no run up to 64 operators fails by itself.
+        The trial; None if neither a run of up to 64 operators fails by itself nor all that the node is made from.
     """
     values = _eager_values(gm, inputs, node)
     viewed = [source for source in _views_behind(node) if not is_item(source)]
@@ -78,53 +83,60 @@ def cut_out(
     return None
 
 
-def shortest_wrong_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge
-) -> tuple[fx.Node, Finding] | None:
+def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge) -> Cut | None:
     """Bisect for the first operator up to which the compiled graph is wrong.
 
-    For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs.
+    For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs. Nothing
+    is taken apart, so that operators may write to what others read.
 
     Args:
-        gm: A functional ATen graph.
+        gm: A graph.
         inputs: Its inputs.
         options: Name the candidate.
         judge: Tries a trial.
 
     Returns:
-        The last operator of the shortest prefix found to be wrong, and what is wrong; None if the whole graph is right.
+        The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
     """
     calls = calls_of(gm)
     low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
     found = _judged_prefix(gm, inputs, calls, options, judge)
-    if not found:
-        return None
-    while high - low > 1:
+    while found is not None and high - low > 1:
         middle = (low + high) // 2
-        findings = _judged_prefix(gm, inputs, calls[:middle], options, judge)
-        if findings:
-            high, found = middle, findings
+        shorter = _judged_prefix(gm, inputs, calls[:middle], options, judge)
+        if shorter is not None:
+            high, found = middle, shorter
         else:
             low = middle
-    return calls[high - 1], found[0]
+    return found
+
+
+def wrong_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, judge: Judge
+) -> Cut | None:
+    """All calls of a graph up to one, as a trial, if that is wrong; the arguments are those of `cut_out`."""
+    calls = calls_of(gm)
+    return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, judge)
 
 
 def _judged_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, judge: Judge
-) -> Sequence[Finding]:
+) -> Cut | None:
     inside = set(calls)
     results = {node for node in outputs_of(gm) if isinstance(node, fx.Node)}
     frontier = [
         node
         for node in calls
         if isinstance(recorded_value(node), torch.Tensor)
-        and (node in results or any(user not in inside for user in node.users))
+        and (node is calls[-1] or node in results or any(user not in inside for user in node.users))
     ]
-    if not frontier:
-        return ()
+    if not frontier and not any(map(has_effects, calls)):
+        return None
     part, sources = part_of(gm, calls, frontier)
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    return judge(Trial(part, tuple(values[source] for source in sources), options))
+    trial = Trial(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
+    findings = judge(trial)
+    return Cut(trial, calls[-1], findings[0]) if findings else None
 
 
 def _tried(
@@ -142,7 +154,7 @@ def _tried(
         return None
     chosen = [*nodes, *(made for made in returned if made not in nodes)]
     part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
-    trial = Trial(part, tuple(values[source] for source in sources), options)
+    trial = Trial(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
     findings = judge(trial)
     return Cut(trial, node, findings[0]) if findings else None
 
@@ -165,14 +177,13 @@ def _widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
     views = [source for source in _views_behind(node) if source in order]
     if views:
         yield sorted([*views, node], key=order.__getitem__)
-    width, last = 1, 0
-    while width <= _WIDEST:
+    last = 0
+    for width in _WIDTHS:
         nearest = _nearest_ancestors(node, width + len(views), order)
         if len(nearest) == last:
             return
         last = len(nearest)
         yield sorted([*nearest, node], key=order.__getitem__)
-        width *= 2
 
 
 def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) -> list[fx.Node]:
@@ -198,14 +209,20 @@ def _views_behind(node: fx.Node) -> list[fx.Node]:
 
 
 def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> dict[fx.Node, Any]:
-    """Values of all nodes up to one, computed in eager."""
+    """Values of all nodes up to one, computed in eager; of what an operator writes to, those from before."""
     interpreter = fx.Interpreter(gm)
-    given = iter(copy_values(inputs))
+    given = iter(unshared(gm, inputs))
     values: dict[fx.Node, Any] = {}
     interpreter.env = values
     with torch.no_grad():
         for node in gm.graph.nodes:
-            values[node] = next(given) if node.op == "placeholder" else interpreter.run_node(node)
+            if node.op == "placeholder":
+                values[node] = next(given)
+                continue
+            written = [source for source in node.all_input_nodes if source.op == "placeholder" and writes(node)]
+            before = copy_values([values[source] for source in written])
+            values[node] = interpreter.run_node(node)
             if node is last:
+                values.update(zip(written, before, strict=True))
                 break
     return values

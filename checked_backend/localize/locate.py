@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import fx
 
-from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix
-from checked_backend.localize.probe import probe
+from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.localize.probe import bytes_of, probe
+from checked_backend.localize.raising import raising_node
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
-from checked_backend.localize.subgraph import can_be_walked, outputs_of
+from checked_backend.localize.subgraph import can_be_walked, is_symbolic, outputs_of, sets_modes
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.ambient import RngState
@@ -28,6 +29,9 @@ LEAST_PROBE_BYTES = 1 << 28
 
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
 """Kinds of findings that a wrong value inside of the graph may be the cause of."""
+
+_LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
+"""Details that are no cause of wrong values, and that no wrong value is the cause of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +78,51 @@ def locate(
 
 def _located(failure: Failure, findings: Sequence[Finding], judge: Judge, tell: Callable[[str], None]) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
+    if all(finding.kind is Kind.EXCEPTION for finding in failing):
+        return _raised(failure)
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    if not sets_modes(failure.graph):
+        # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
+        inputs, _ = failure.inputs.fresh()
+        graphs = [*graphs, Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))]
     if not graphs:
         return Location(
             stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
         )
-    if stage.compiler is None and failure.options.compiler != "inductor" and can_be_walked(failure.graph):
-        # the compiler may know operators only by the names that Dynamo's graph has for them
-        inputs, _ = failure.inputs.fresh()
-        graphs = [*graphs, Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))]
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
-    search = _Search(graphs, candidate, compiler, judge, tell)
+    search = _Search(graphs, candidate, compiler, lambda trial: _alike(failing, judge(trial)), tell)
     return search.run(stage, failing)
+
+
+def _raised(failure: Failure) -> Location:
+    """Eager raises and the compiled program does not: the operator that raises is the one that was compiled wrongly."""
+    inputs, _ = failure.inputs.fresh()
+    raised = raising_node(failure.graph, inputs)
+    if raised is None:
+        return Location("compiled", notes=("eager does not raise when the region is run again",))
+    node, error = raised
+    return Location("compiled", "dynamo", node, f"eager raises {type(error).__name__}: {error}")
+
+
+def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
+    """The findings about a trial that may be what was found about the whole.
+
+    A part is held to more than the whole: strides and aliasing of values that are no results there.
+    """
+    kinds = {finding.kind for finding in failing}
+    values = any(finding.kind in _IN_VALUES and finding.detail not in _LAYOUT for finding in failing)
+    layouts = {finding.detail for finding in failing} & _LAYOUT
+
+    def fits(finding: Finding) -> bool:
+        if finding.kind in _IN_VALUES and finding.detail not in _LAYOUT:
+            return values
+        if finding.kind is Kind.CRASH:  # memory that is written wrongly may kill a smaller program
+            return Kind.CRASH in kinds or finding.detail == "crash.signal"
+        return finding.detail in layouts or (finding.kind in kinds and finding.kind is not Kind.STRUCTURE)
+
+    return [finding for finding in findings if fits(finding)]
 
 
 def _candidate(failure: Failure) -> CheckOptions:
@@ -146,19 +181,13 @@ class _Search:
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
         notes: list[str] = []
-        if any(finding.kind in _IN_VALUES for finding in failing):
-            found = self._probed(stage, notes) or self._bisected(stage, notes)
-            if found is not None:
-                return found
-        elif any(finding.kind is Kind.CRASH for finding in failing):
-            found = self._bisected(stage, notes)
-            if found is not None:
-                return found
-        return self._whole(stage, notes)
+        in_values = any(finding.kind in _IN_VALUES and finding.detail not in _LAYOUT for finding in failing)
+        found = self._probed(stage, notes) if in_values else None
+        return found or self._bisected(stage, notes) or self._whole(stage, notes)
 
     def _probed(self, stage: Stage, notes: list[str]) -> Location | None:
         for recorded in self.graphs:
-            if recorded.inputs is None:
+            if recorded.inputs is None or (recorded.kind == "dynamo" and not can_be_walked(recorded.graph)):
                 continue
             self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
             try:
@@ -171,27 +200,30 @@ class _Search:
             if culprit is None:
                 continue
             self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
-            cut = cut_out(recorded.graph, recorded.inputs, culprit.node, self.options, self.judge)
+            cut = self._cut(recorded, recorded.inputs, culprit.node)
             if cut is None:
-                notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it up to 64 operators is")
+                notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is")
             node = culprit.node if cut is None else cut.node
             return Location(stage.name, recorded.kind, node, culprit.finding.message, cut, tuple(notes))
         return None
+
+    def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
+        cut = None
+        if recorded.kind != "dynamo" or can_be_walked(recorded.graph):
+            cut = cut_out(recorded.graph, inputs, node, self.options, self.judge)
+        return cut or wrong_prefix(recorded.graph, inputs, node, self.options, self.judge)
 
     def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
         for recorded in self.graphs:
             if recorded.inputs is None:
                 continue
             self.tell(f"bisecting the {recorded.kind} graph")
-            found = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
-            if found is None:
+            prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
+            if prefix is None:
                 continue
-            node, finding = found
-            cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.judge)
-            notes.append("with every tensor exposed nothing is wrong: found by bisection over prefixes of the graph")
-            if cut is None:
-                notes.append(f"no part of up to 64 operators in front of {node.name} is wrong by itself")
-            return Location(stage.name, recorded.kind, node, finding.message, cut, tuple(notes))
+            cut = self._cut(recorded, recorded.inputs, prefix.node) or prefix
+            notes.append("found by bisection over prefixes of the graph: with every tensor exposed nothing is wrong")
+            return Location(stage.name, recorded.kind, prefix.node, prefix.finding.message, cut, tuple(notes))
         return None
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
@@ -199,7 +231,7 @@ class _Search:
         for recorded in self.graphs:
             if recorded.inputs is None:
                 continue
-            trial = Trial(recorded.graph, recorded.inputs, self.options)
+            trial = Trial(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
             findings = self.judge(trial)
             if findings:
                 node = _output_node(recorded.graph, findings[0].subject)
@@ -218,6 +250,7 @@ def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
 
 
 def _probe_limit(recorded: Recorded) -> int:
-    """Twice the region's own activations, which are what its forward graph returns and its backward graph takes."""
-    given = [value for value in recorded.inputs or () if isinstance(value, torch.Tensor)]
-    return max(LEAST_PROBE_BYTES, 2 * sum(value.nbytes for value in given))
+    """The region's own activations: what its forward graph makes and keeps, and its backward graph takes."""
+    made = [node for node in outputs_of(recorded.graph) if isinstance(node, fx.Node) and node.op != "placeholder"]
+    kept = recorded.graph.graph.find_nodes(op="placeholder") if recorded.kind == "backward" else made
+    return max(LEAST_PROBE_BYTES, sum(map(bytes_of, kept)))

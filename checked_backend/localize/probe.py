@@ -22,19 +22,20 @@ from checked_backend.interpret.random import RandomTape, RecordRandom
 from checked_backend.localize.local import Call, judge_call
 from checked_backend.localize.subgraph import (
     calls_of,
-    has_effects,
     is_view,
     outputs_of,
     part_of,
     recorded_value,
     tensors_made,
+    unshared,
     with_outputs,
+    writes,
 )
 from checked_backend.record import Finding
 from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["Culprit", "compile_graph", "probe", "segments"]
+__all__ = ["Culprit", "bytes_of", "compile_graph", "probe", "segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         Exception: Whatever the compiler or the graph raises.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    values = dict(zip(placeholders, copy_values(inputs), strict=True))
+    values = dict(zip(placeholders, unshared(gm, inputs), strict=True))
     exact = frozenset(id(value) for value in values.values())
     uses = _last_uses(gm)
     for part in segments(gm, limit):
@@ -93,11 +94,12 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         exposed = [made for node in part if _worth(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [_find(segment, node) for node in exposed])
         arguments = [values[source] for source in sources]
+        given = copy_values(arguments)
         with torch.no_grad():
-            results = compile_graph(compiler, instrumented, arguments)(*copy_values(arguments))
+            results = compile_graph(compiler, instrumented, arguments)(*given)
         candidate = {node: results[place] for node, place in zip(exposed, places, strict=True)}
         del results
-        culprit = _walk(part, gm, values, candidate, exact, uses)
+        culprit = _walk(part, gm, values, candidate, dict(zip(sources, given, strict=True)), exact, uses)
         if culprit is not None:
             return culprit
     return None
@@ -108,7 +110,7 @@ def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
     part: list[fx.Node] = []
     size = 0
     for node in calls_of(gm):
-        own = sum(_bytes(made) for made in tensors_made(node)) if _worth(node) else 0
+        own = sum(bytes_of(made) for made in tensors_made(node)) if _worth(node) else 0
         if part and size + own > limit:
             yield part
             part, size = [], 0
@@ -136,10 +138,13 @@ def _walk(
     gm: fx.GraphModule,
     values: dict[fx.Node, Any],
     candidate: dict[fx.Node, torch.Tensor],
+    left: Mapping[fx.Node, Any],
     exact: frozenset[int],
     uses: Mapping[fx.Node, fx.Node],
 ) -> Culprit | None:
+    """Judge each call of a part. ``left`` is what the compiled part left in its inputs."""
     interpreter = fx.Interpreter(gm)
+    written: dict[fx.Node, tuple[Call, Any]] = {}
     for node in part:
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in values:
@@ -148,8 +153,9 @@ def _walk(
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
         run = _runner(interpreter, node)
         call = Call(node, tuple(args), kwargs, run, exact)
-        if has_effects(node):
+        if writes(node):
             call = Call(node, *_copied(args, kwargs), partial(_on_copies, run), exact)
+            written.update((source, (call, values[source])) for source in node.all_input_nodes[:1] if source in left)
         tape = RandomTape()
         with torch.no_grad(), RecordRandom(tape):
             expected = run(*args, **kwargs)
@@ -167,6 +173,10 @@ def _walk(
         for source in node.all_input_nodes:
             if uses.get(source) is node:
                 values.pop(source, None)
+    for source, (call, expected) in written.items():
+        finding = judge_call(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
+        if finding is not None:
+            return Culprit(call.node, finding, {source: expected})
     return None
 
 
@@ -207,7 +217,8 @@ def _worth(node: fx.Node) -> bool:
     return True
 
 
-def _bytes(node: fx.Node) -> int:
+def bytes_of(node: fx.Node) -> int:
+    """Bytes of the tensor that a node stands for, 0 if it is none."""
     value = recorded_value(node)
     if not isinstance(value, torch.Tensor):
         return 0

@@ -13,9 +13,9 @@ from checked_backend._torch import aot_autograd, inductor_front
 from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function
+from checked_backend.localize.subgraph import unshared
 from checked_backend.options import CheckOptions
 from checked_backend.regions.candidate import Compiler, copy_graph, inductor_patches
-from checked_backend.regions.inputs import copy_values
 
 __all__ = ["Capture", "GraphKind", "Recorded", "Stage", "stages_of"]
 
@@ -29,7 +29,7 @@ class Recorded:
     Attributes:
         kind: Which part of the region it is.
         graph: The graph, not to be changed.
-        inputs: Copies of its inputs; None until it was called.
+        inputs: Its inputs, copied where the graph writes to them; None until it was called.
     """
 
     kind: GraphKind
@@ -62,7 +62,7 @@ class Capture:
 
         def recorded(args: list[Any]) -> Any:
             if record.inputs is None:
-                record.inputs = tuple(copy_values(args))
+                record.inputs = tuple(unshared(record.graph, args))
             with torch.no_grad():
                 return run(args)
 

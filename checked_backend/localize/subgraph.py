@@ -10,20 +10,25 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
-from checked_backend.regions.inputs import storage_key
+from checked_backend.interpret.operators import describe_operator
+from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
     "calls_of",
     "can_be_walked",
     "has_effects",
     "is_item",
+    "is_symbolic",
     "is_view",
     "operator_name",
     "outputs_of",
     "part_of",
     "recorded_value",
+    "sets_modes",
     "tensors_made",
+    "unshared",
     "with_outputs",
+    "writes",
 ]
 
 _IN_PLACE = frozenset(
@@ -83,11 +88,56 @@ def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
     return later or not isinstance(value, torch.Tensor) or owners[storage_key(value)] != 1
 
 
+def sets_modes(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph sets a mode on its way: a part of it would run under another one."""
+    return any(_name(node).startswith(_MODES) for node in calls_of(gm))
+
+
 def has_effects(node: fx.Node) -> bool:
     """Whether a call in a Dynamo graph writes to what it is given."""
     name = _name(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in _IN_PLACE or node.kwargs.get("inplace") is True or "out" in node.kwargs
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a call writes to what it is given, in a graph of either kind."""
+    if isinstance(node.target, OpOverload):
+        return bool(describe_operator(node.target).mutated)
+    return node.op in _CALLS and has_effects(node)
+
+
+def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Inputs that a graph may be run on: copies of those that it writes to, the others themselves.
+
+    Args:
+        gm: A functional ATen graph, which writes to its inputs alone; for any other all inputs are copied.
+        inputs: Its inputs.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    writing = [node for node in calls_of(gm) if writes(node)]
+    aten = all(isinstance(node.target, OpOverload) or is_item(node) for node in calls_of(gm))
+    if not aten or any(node.all_input_nodes[0].op != "placeholder" for node in writing):
+        return copy_values(inputs)
+    written = {node.all_input_nodes[0] for node in writing}
+    storages = {
+        storage_key(value)
+        for node, value in zip(placeholders, inputs, strict=True)
+        if node in written and isinstance(value, torch.Tensor)
+    }
+    shared = [isinstance(value, torch.Tensor) and storage_key(value) in storages for value in inputs]
+    copies = iter(copy_values([value for value, own in zip(inputs, shared, strict=True) if own]))
+    return [next(copies) if own else value for value, own in zip(inputs, shared, strict=True)]
+
+
+def is_symbolic(gm: fx.GraphModule) -> bool:
+    """Whether a graph was traced for sizes that vary."""
+    return any(
+        isinstance(size, torch.SymInt)
+        for node in gm.graph.find_nodes(op="placeholder")
+        for value in [recorded_value(node)]
+        for size in (value.shape if isinstance(value, torch.Tensor) else [value])
+    )
 
 
 def operator_name(node: fx.Node) -> str:

@@ -121,7 +121,7 @@ class CheckedRegion:
         candidate_took = time.perf_counter() - candidate_began
         after_candidate = RngState.capture(cuda)
         if isinstance(reference, Exception):
-            self._respond([exception_missing(reference)], cause=reference)
+            self._respond([exception_missing(reference)], cause=reference, call=call)
             if self._stopped:
                 raise reference
             return returned

@@ -53,10 +53,10 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     found = shortest_wrong_prefix(gm, (x,), options, counted)
     assert found is not None
-    node, finding = found
-    assert str(node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
-    assert node.args[0] is named(gm, "aten.tanh.default")
-    assert finding.kind.fails
+    assert str(found.node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
+    assert found.node.args[0] is named(gm, "aten.tanh.default")
+    assert found.finding.kind.fails
+    assert judge(found.trial)
     assert len(tried) <= 6  # 18 calls
 
 
@@ -130,3 +130,31 @@ def test_the_probe_leaves_inputs_alone() -> None:
     gm = traced(mutating, torch.ones(4))
     assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=1 << 20) is None
     assert torch.equal(x, torch.ones(4))
+
+
+def writing(x: Tensor, total: Tensor) -> tuple[Tensor, ...]:
+    y = torch.sin(x) * 2
+    total.copy_(total + y)
+    return (torch.cos(y),)
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
+    inputs = (torch.randn(4, 8), torch.randn(4, 8))
+    gm = traced(writing, *(value.clone() for value in inputs))
+    dropped = faults.left_out("aten.copy_.default", "python")
+    culprit = probe(gm, inputs, dropped, limit=limit)
+    assert culprit is not None
+    assert culprit.node is named(gm, "aten.copy_.default")
+    cut = cut_out(gm, inputs, culprit.node, CheckOptions(compiler=dropped), judge)
+    assert cut is not None
+    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.copy_.default"]
+    assert judge(cut.trial)
+
+
+def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
+    inputs = (torch.randn(4, 8), torch.randn(4, 8))
+    gm = traced(writing, *(value.clone() for value in inputs))
+    culprit = probe(gm, inputs, faults.wrong_operator("aten.add.Tensor"), limit=1 << 20)
+    assert culprit is not None
+    assert culprit.node is named(gm, "aten.add.Tensor")

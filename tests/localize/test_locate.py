@@ -218,6 +218,80 @@ def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("checked_backend.localize.stages.aot_autograd", broken)
     location = located(inference, Net(), wrong)
-    assert location.stage == "aot"
-    assert location.node is None
-    assert "AOT autograd is wrong already" in location.notes[0]
+    assert (location.stage, location.graph) == ("aot", "dynamo")  # below it there is Dynamo's graph alone
+    assert operator_of(location) == "torch.tanh"
+
+
+def test_what_writes_to_a_view_is_found_by_bisection() -> None:
+    def function(x: Tensor) -> Tensor:
+        x = torch.sin(x)
+        rows = x[1:3]
+        rows.mul_(2)
+        return torch.cos(x) + 1
+
+    location = located(lambda compiled: compiled(torch.randn(4, 4)), function, faults.left_out("mul_", "python"))
+    assert operator_of(location) == "Tensor.mul_"
+    assert location.graph == "dynamo"
+    assert "bisection" in location.notes[-1]
+
+
+def test_a_result_that_is_laid_out_otherwise() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.sin(torch.cos(x) * 2)
+
+    wrong = faults.wrong_operator("aten.sin.default", faults.restrided, "aot")
+    location = located(lambda compiled: compiled(torch.randn(3, 4)), function, wrong)
+    assert operator_of(location) == "aten.sin.default"
+    assert location.cut is not None
+    assert location.cut.finding.detail == "structure.stride"
+    assert calls(location.cut.trial) == ["aten.sin.default"]
+
+
+def test_a_result_of_another_dtype() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.sin(torch.cos(x) * 2)
+
+    wrong = faults.wrong_operator("aten.sin.default", lambda value: value.double(), "aot")
+    location = located(lambda compiled: compiled(torch.randn(3, 4)), function, wrong)
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_a_result_that_should_be_a_copy() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(x), x.clone()
+
+    location = located(
+        lambda compiled: compiled(torch.randn(4)), function, faults.left_out("aten.clone.default", "aot")
+    )
+    assert operator_of(location) == "aten.clone.default"
+    assert location.cut is not None
+    assert str(location.cut.finding.kind) == "alias"
+
+
+def test_a_bug_that_only_dynamic_sizes_have() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cos(torch.sin(x) * 2)
+
+    def program(compiled: Callable[..., Any]) -> None:
+        x = torch.randn(5, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        compiled(x)
+
+    location = located(program, function, faults.wrong_if_symbolic("aten.sin.default"))
+    assert operator_of(location) == "aten.sin.default"
+    assert location.cut is not None
+    assert location.cut.trial.dynamic
+    assert calls(location.cut.trial) == ["aten.sin.default"]
+
+
+def test_an_operator_that_should_have_raised() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
+
+    def program(compiled: Callable[..., Any]) -> None:
+        compiled(torch.eye(3))
+
+    location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
+    assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
+    assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
+    assert location.cut is None

@@ -1,0 +1,230 @@
+"""Plant faults inside Inductor, let numcheck look for them, and tell how often it names the planted operator.
+
+    python tests/localize/sweep_planted.py results.jsonl [--seconds 600] [--only relu,exp] [--on small,bert] [--quick]
+
+Each fault is planted in a process of its own and, through ``everywhere/sitecustomize.py``, in every process that this
+one starts, so that repros are confirmed under the same fault. Results are kept line by line, and a later run goes on.
+``--quick`` only looks for the operator: nothing is reduced and no repro is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+
+import models  # noqa: E402  the path is made just above
+from planted import FAULTS, PLANTED, planted  # noqa: E402
+from programs import PROGRAMS  # noqa: E402
+
+from checked_backend import collect, numcheck  # noqa: E402
+from checked_backend._torch import without_compile_caches  # noqa: E402
+from checked_backend.localize import Location, locate, operator_name  # noqa: E402
+from checked_backend.options import CheckOptions  # noqa: E402
+from checked_backend.record import Finding  # noqa: E402
+from checked_backend.reduce.judge import judge_trial  # noqa: E402
+from checked_backend.regions.backend import build_region  # noqa: E402
+from checked_backend.regions.failure import Failure  # noqa: E402
+from checked_backend.worker import Death, run_in_worker  # noqa: E402
+
+MODELS: dict[str, Callable[[], models.Case]] = {
+    "bert": partial(models.bert_masked_lm, "eager", 0.0, 1),
+    "gpt2": partial(models.gpt2_lm, "eager", 0.0, 1),
+    "resnet": models.resnet,
+    "vit": partial(models.vit_classifier, "eager", 0.0, 1),
+}
+TIME_LIMIT = 420.0
+
+
+__all__ = ["main", "one"]
+
+
+def main() -> None:
+    """Sweep and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--only", default="", help="faults, by comma; all if not given")
+    parser.add_argument("--on", default="small", help=f"programs, by comma: small, {', '.join(MODELS)}")
+    parser.add_argument("--quick", action="store_true", help="only look for the operator")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    end = time.monotonic() + options.seconds
+    known = {(line["fault"], line["on"]) for line in _lines(options.results)}
+    for name in options.only.split(",") if options.only else FAULTS:
+        for on in options.on.split(","):
+            if (name, on) in known or time.monotonic() > end:
+                continue
+            result = one(name, on, quick=options.quick)
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
+            print(_row(result), flush=True)
+    print(_summary(_lines(options.results)))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def one(name: str, on: str, *, quick: bool) -> dict[str, Any]:
+    """Plant one fault under one program, and tell what was found."""
+    start = time.monotonic()
+    about = {"fault": name, "on": on, "family": FAULTS[name].family, "planted": FAULTS[name].operator}
+    with tempfile.TemporaryDirectory() as folder:
+        work = partial(_hunt, name, on, Path(folder), quick=quick)
+        try:
+            answer = run_in_worker(work, timeout=TIME_LIMIT)
+        except Exception as error:
+            return {**about, "error": str(error)[:500]}
+    if isinstance(answer, Death):
+        return {**about, "error": answer.words}
+    found = json.loads(answer)
+    right = any(_packet(found.get("op")) == known.rstrip("_") for known in _names(name))
+    return {**about, **found, "right": right, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _names(name: str) -> list[str]:
+    return [known.rstrip("_") for known in FAULTS[name].names]
+
+
+def _packet(op: str | None) -> str:
+    """``relu`` of ``aten.relu_.default``, ``Tensor.relu`` or ``torch.relu``."""
+    steps = (op or "").split(".")
+    return (steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]).rstrip("_")
+
+
+def _hunt(name: str, on: str, folder: Path, *, quick: bool) -> str:
+    """In the worker: plant, run, and tell what was found."""
+    os.environ[PLANTED] = name
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE / "everywhere"), os.environ.get("PYTHONPATH", "")])
+    os.environ["CI"] = ""
+    torch.manual_seed(0)
+    told: dict[str, Any] = {}
+    with planted(name), without_compile_caches(), collect() as session:
+        if quick:
+            backend: Any = partial(_region, told=told, folder=folder)
+            _run(on, name, lambda target: torch.compile(target, backend=backend))
+        else:
+            options = {"on_divergence": "record", "report_dir": str(folder)}
+            _run(on, name, lambda target: torch.compile(target, backend=numcheck, options=options))
+    if quick:
+        return json.dumps(told or {"missed": [str(one.kind) for one in session.report.findings]})
+    failing = [finding for finding in session.report.findings if finding.kind.fails]
+    return json.dumps(_described(failing[0]) if failing else {"missed": "numcheck found nothing"})
+
+
+def _run(on: str, name: str, compile_it: Callable[[Any], Any]) -> None:
+    if on in MODELS:
+        case = MODELS[on]()
+        case.loss(compile_it(case.model)(**case.inputs)).backward()
+        return
+    program = PROGRAMS[name]
+    compiled, inputs = compile_it(program.run), program.inputs()
+    with torch.set_grad_enabled(program.train):
+        results = [one for one in pytree.tree_leaves(compiled(*inputs)) if isinstance(one, torch.Tensor)]
+    if program.train:
+        torch.autograd.backward([(one * torch.arange(one.numel()).reshape(one.shape).cos()).sum() for one in results])
+
+
+def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, told: dict[str, Any], folder: Path) -> Any:
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        if not told:
+            location = locate(failure, findings, lambda trial: _failing(judge_trial(trial, 60)))
+            told.update(_located(location, findings))
+        return findings
+
+    options = CheckOptions(on_divergence="record", report_dir=folder)
+    return build_region(gm, example_inputs, options, None, investigator=investigator, silent=True)
+
+
+def _failing(findings: Sequence[Finding] | None) -> Sequence[Finding]:
+    return [finding for finding in findings or () if finding.kind.fails]
+
+
+def _located(location: Location, findings: Sequence[Finding]) -> dict[str, Any]:
+    cut = None
+    if location.cut is not None:
+        cut = sum(node.op == "call_function" for node in location.cut.trial.graph.graph.nodes)
+    return {
+        "op": None if location.node is None else operator_name(location.node),
+        "node": location.node and location.node.name,
+        "stage": location.stage,
+        "graph": location.graph,
+        "cut": cut,
+        "kinds": sorted({str(finding.kind) for finding in findings if finding.kind.fails}),
+        "message": location.message[:300],
+        "notes": [note[:300] for note in location.notes],
+    }
+
+
+def _described(finding: Finding) -> dict[str, Any]:
+    text = ""
+    if finding.repro is not None:
+        text = Path(finding.repro).read_text("utf-8")
+    evidence = {key: str(value)[:300] for key, value in finding.evidence.items()}
+    return {
+        "op": finding.op,
+        "node": finding.node,
+        "stage": finding.stage,
+        "graph": finding.graph,
+        "kinds": [str(finding.kind)],
+        "calls": _calls(text),
+        "confirmed": bool(text) and "repro" not in evidence,
+        "workaround": finding.workaround,
+        "evidence": evidence,
+    }
+
+
+def _calls(script: str) -> int | None:
+    """Calls in a repro's program: its lines but the ``return``."""
+    _, found, body = script.partition("\ndef program(")
+    if not found:
+        return None
+    lines = [line for line in body.partition("\n\n")[0].splitlines()[1:] if line.strip()]
+    return len(lines) - 1
+
+
+def _row(result: dict[str, Any]) -> str:
+    if "error" in result or "missed" in result:
+        return f"{result['fault']:36} {result['on']:7} {result.get('error') or result['missed']}"
+    size = result.get("calls", result.get("cut"))
+    return (
+        f"{result['fault']:36} {result['on']:7} {'right' if result['right'] else 'WRONG':6} {result['op']!s:44} "
+        f"{result['stage']!s:12} {result['graph']!s:10} calls={size} confirmed={result.get('confirmed')} "
+        f"{result['seconds']} s {'' if result['right'] else result.get('notes') or result.get('evidence')}"
+    )
+
+
+def _summary(lines: Sequence[dict[str, Any]]) -> str:
+    shown = [line for line in lines if "missed" not in line and "error" not in line]
+    right = sum(line["right"] for line in shown)
+    written = [line for line in shown if line.get("calls") is not None]
+    small = sum(line["calls"] <= 5 and line["confirmed"] for line in written)
+    return "\n".join(_told(lines, len(shown), right, len(written), small))
+
+
+def _told(lines: Sequence[Any], shown: int, right: int, written: int, small: int) -> Iterator[str]:
+    yield f"{len(lines)} faults planted, {shown} of them shown by numcheck, {right} rightly named"
+    if written:
+        yield f"{written} repros, {small} of them confirmed and of at most 5 calls"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Faults planted inside Inductor: they can be planted and taken out again, and the operator is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sweep_planted
+import torch
+from planted import FAULTS, planted
+from programs import PROGRAMS
+from torch._inductor import config, decomposition, lowering
+from torch.utils import _pytree as pytree
+
+
+def test_every_fault_has_a_program_that_runs_in_eager() -> None:
+    assert set(PROGRAMS) == set(FAULTS)
+    for program in PROGRAMS.values():
+        results = pytree.tree_leaves(program.run(*program.inputs()))
+        assert all(isinstance(result, torch.Tensor) for result in results)
+        assert any(result.requires_grad for result in results) == program.train
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_taken_out_again(name: str) -> None:
+    def state() -> tuple[dict[object, object], dict[object, object], object]:
+        flag = config.cpp.inject_relu_bug_TESTING_ONLY
+        return dict(lowering.lowerings), dict(decomposition.decompositions), flag
+
+    def fails() -> None:
+        with planted(name):
+            seen.append(state())
+            raise KeyError("on purpose")
+
+    before, seen = state(), list[object]()
+    with pytest.raises(KeyError, match="on purpose"):
+        fails()
+    assert seen != [before]
+    assert state() == before
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.parametrize("name", ["inject_relu"])
+def test_the_planted_operator_is_named(name: str, tmp_path: Path) -> None:
+    result = sweep_planted.one(name, "small", quick=True)
+    assert result.get("right"), json.dumps(result)
+    assert (result["stage"], result["graph"]) == ("compiled", "inference")
+    assert result["cut"] <= 5
