@@ -93,6 +93,48 @@ def report(
 
 
 @app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FACTORY", help="FACTORY() returns (fn_or_module, args, kwargs).")
+    ],
+    compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",
+    compiler_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
+    ] = None,
+    gradients: Annotated[bool | None, typer.Option("--gradients/--no-gradients", help="Default: if needed.")] = None,
+    dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="As for torch.compile.")] = None,
+    iterations: Annotated[int | None, typer.Option(metavar="N", help="Run it N times in a row.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="Step it: Adam, SGD:lr=0.1,momentum=0.9.")
+    ] = None,
+    vary_data: Annotated[bool, typer.Option("--vary-data", help="Also on fresh data.")] = False,
+    vary_layout: Annotated[bool, typer.Option("--vary-layout", help="Also in other memory layouts.")] = False,
+    isolate: Annotated[bool, typer.Option("--isolate", help="In a process of its own, which may die.")] = False,
+    localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
+    factory = _later("checked_backend.factory")
+    function, args, kwargs = factory.load_factory(target)
+    options: dict[str, Any] = {  # those that are None are left to their defaults
+        "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
+        or None,
+        "gradients": gradients,
+        "dynamic": dynamic,
+        "iterations": iterations,
+        "optimizer": factory.parse_optimizer(optimizer) if optimizer else None,
+        "vary_data": vary_data or None,
+        "vary_layout": vary_layout or None,
+        "isolate": isolate or None,
+        "localize": localize or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
+    _print(found.to_json() if as_json else str(found))
+    return found.verdict
+
+
+@app.command()
 def replay(
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
     compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",

@@ -167,3 +167,40 @@ def test_output_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "na\\xefve \\u2211" in done.stdout
+
+
+REGISTERS = """
+import torch
+
+def wrong(gm, example_inputs):
+    for node in gm.graph.find_nodes(op="call_method", target="sin"):
+        node.target = "cos"
+    gm.recompile()
+    return gm.forward
+
+torch._dynamo.register_backend(wrong, name="wrong_of_the_cli_test")
+"""
+
+CHECKED = """
+import registers_of_the_cli_test
+import torch
+
+def make():
+    return lambda x, scale: x.sin() * scale, (torch.arange(3.0),), {"scale": 2}
+"""
+
+
+def test_check(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "program_of_the_cli_test.py"
+    file.write_text(CHECKED)
+    (tmp_path / "registers_of_the_cli_test.py").write_text(REGISTERS)
+    code, out, _ = run("check", f"{file}:make", "--compiler", "eager", "--no-gradients", "--static")
+    assert (code, out.partition(":")[0]) == (0, "PASS")
+    code, out, _ = run("check", f"{file}:make", "--compiler", "wrong_of_the_cli_test", "--json")
+    read = Report.from_json(out)
+    assert (code, [finding.kind for finding in read.findings]) == (1, [Kind.LOGIC])
+    code, _, err = run("check", f"{file}:make", "--compiler", "nonsense")
+    assert code == 3
+    assert "nonsense" in err
+    code, _, err = run("check", f"{file}:missing")
+    assert (code, err) == (3, f"checked-backend: {file} has no function 'missing'\n")

@@ -144,13 +144,19 @@ class Copier:
                 if isinstance(leaf, torch.Tensor) and not leaf.is_leaf and id(leaf) not in self._memo:
                     self._remember(leaf, leaf.detach().clone())
 
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        # a deep copy of a nested tensor has another ragged size, and autograd then refuses it; of a compressed sparse
+        # one there is none
+        if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
+            return tensor.clone()
+        return copy.deepcopy(tensor, self._memo)
+
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
         new = list({id(tensor): tensor for tensor in tensors if id(tensor) not in self._memo}.values())
         if not new:
             return
-        # a deep copy of a nested tensor has another ragged size, and autograd then refuses it
-        copies = [t.detach().clone() if t.is_nested else copy.deepcopy(t.detach(), self._memo) for t in new]
+        copies = [self._copy(tensor.detach()) for tensor in new]
         if self.wide:
             copies = promote(copies)
         for tensor, duplicate in zip(new, copies, strict=True):

@@ -27,6 +27,28 @@ class Session:
         """Everything that numcheck found and covered since the session began."""
         return self.ledger.report("collected")
 
+    @contextmanager
+    def entered(self, *, alone: bool = False) -> Iterator[None]:
+        """Let this session see what happens in a block, for example in another thread than its own.
+
+        Args:
+            alone: Keep it from the sessions that are active around the block.
+        """
+        token = _sessions.set((self,) if alone else (*_sessions.get(), self))
+        try:
+            yield
+        finally:
+            _sessions.reset(token)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what happens in a block from this session."""
+        token = _sessions.set(tuple(session for session in _sessions.get() if session is not self))
+        try:
+            yield
+        finally:
+            _sessions.reset(token)
+
 
 _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())
 
@@ -50,8 +72,5 @@ def collect(*, alone: bool = False) -> Iterator[Session]:
         The session; its ``report`` may be read during the block and after it.
     """
     session = Session()
-    token = _sessions.set((session,) if alone else (*_sessions.get(), session))
-    try:
+    with session.entered(alone=alone):
         yield session
-    finally:
-        _sessions.reset(token)

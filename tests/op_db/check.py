@@ -30,7 +30,7 @@ __all__ = ["DTYPES", "KNOWN", "check_sample", "document", "interesting", "known"
 
 KNOWN = Path(__file__).parent / "known_check_fails.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
-SECONDS_PER_SAMPLE = 120
+SECONDS_PER_SAMPLE = 600
 _LAST = 10**9
 
 

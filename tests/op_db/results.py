@@ -22,5 +22,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def append(path: Path, result: dict[str, Any]) -> None:
     """Add a result, at once and whole."""
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(result) + "\n")
+        file.write(("\n" if cut_off else "") + json.dumps(result) + "\n")

@@ -1,0 +1,106 @@
+"""Load the program that ``checked-backend check FILE.py:FACTORY`` names."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from checked_backend.errors import CheckedBackendError
+
+__all__ = ["load_factory", "parse_optimizer", "parse_value"]
+
+Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+
+
+def load_factory(target: str) -> Loaded:
+    """Run a Python file and call a function of it that makes what to check. The file is run: trust it.
+
+    Args:
+        target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
+            last two if they are empty.
+
+    Returns:
+        The function or module, its positional and its keyword arguments.
+
+    Raises:
+        CheckedBackendError: There is no such file or factory, it raised, or it returned something else.
+    """
+    path, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier() or not path.endswith(".py"):
+        raise CheckedBackendError(f"got {target!r}; give FILE.py:FACTORY, for example model.py:make")
+    factory = getattr(_run_file(Path(path)), name, None)
+    if not callable(factory):
+        raise CheckedBackendError(f"{path} has no function {name!r}")
+    try:
+        made = factory()
+    except Exception as error:
+        raise CheckedBackendError(f"{target} raised:\n{_users_part(error)}") from error
+    parts = made if isinstance(made, tuple) else (made,)
+    function, args, kwargs = (*parts, *((), {})[len(parts) - 1 :]) if 1 <= len(parts) <= 3 else (None, (), {})
+    if not callable(function) or not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise CheckedBackendError(f"{target} returned ({kinds}); it must return (fn_or_module, args, kwargs)")
+    return function, args, kwargs
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CheckedBackendError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CheckedBackendError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python FILE.py` does
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look a class's module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CheckedBackendError(f"{path} raised:\n{_users_part(error)}") from error
+    return module
+
+
+def _users_part(error: BaseException) -> str:
+    """The traceback from the user's file on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [place for place, frame in enumerate(frames) if frame.filename == __file__ or "importlib" in frame.filename]
+    kept = traceback.format_list(frames[mine[-1] + 1 :] if mine else frames)
+    return "".join([*kept, *traceback.format_exception_only(error)]).rstrip()
+
+
+def parse_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
+    """A ``torch.optim`` class by name, with its settings: ``Adam``, ``SGD:lr=0.1,momentum=0.9``.
+
+    Raises:
+        CheckedBackendError: There is no such class, or a setting has no value.
+    """
+    name, _, settings = text.partition(":")
+    found = getattr(torch.optim, name, None)
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise CheckedBackendError(f"--optimizer got {name!r}, which torch.optim does not have")
+    return functools.partial(found, **dict(parse_value(one, "--optimizer") for one in settings.split(",") if one))
+
+
+def parse_value(text: str, option: str) -> tuple[str, Any]:
+    """``key=value``; the value is JSON, or else text.
+
+    Raises:
+        CheckedBackendError: There is no ``=``.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise CheckedBackendError(f"{option} got {text!r}; give KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, {"True": True, "False": False, "None": None}.get(value, value)

@@ -1,0 +1,188 @@
+"""The pytest plugin: ``--numcheck``, the marker ``numcheck`` and the fixture ``numcheck``.
+
+pytest imports this module in every run where the package is installed, so it imports no torch: what needs torch is in
+`watch`, and loaded when the option, the marker or the fixture is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from checked_backend.errors import OptionError
+from checked_backend.pytest_plugin.summary import REPORT, Summary
+
+if TYPE_CHECKING:
+    from checked_backend.pytest_plugin.fixture import Numcheck
+    from checked_backend.pytest_plugin.watch import TestCheck, Watch
+
+__all__ = [
+    "numcheck",
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_load_initial_conftests",
+    "pytest_make_collect_report",
+    "pytest_runtest_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_runtest_teardown",
+    "pytest_sessionstart",
+]
+
+DEFAULT_COMPILER = "inductor"
+
+_WATCH: pytest.StashKey[Watch] = pytest.StashKey()
+_CHECK: pytest.StashKey[TestCheck] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--numcheck``."""
+    group = parser.getgroup("numcheck", "checking torch.compile against eager")
+    group.addoption(
+        "--numcheck",
+        nargs="?",
+        const=DEFAULT_COMPILER,
+        default=None,
+        metavar="COMPILER",
+        help=(
+            "check every torch.compile that a test runs against eager. --numcheck=COMPILER is the backend where the "
+            f"code names none (default: {DEFAULT_COMPILER}). Options: CHECKED_BACKEND_* in the environment."
+        ),
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Replace ``torch.compile`` before a conftest can use it.
+
+    A bare ``--numcheck`` takes no value, also where a path follows it: only ``--numcheck=COMPILER`` does.
+    """
+    known = early_config.known_args_namespace
+    for place, word in enumerate(args):
+        if word == "--numcheck":
+            args[place] = f"--numcheck={DEFAULT_COMPILER}"
+            if known.numcheck == "".join(args[place + 1 : place + 2]):
+                known.file_or_dir.insert(0, known.numcheck)
+            known.numcheck = DEFAULT_COMPILER
+    if known.numcheck is not None:
+        _watch(early_config).check_everything(known.numcheck)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the summary; start to check, where no conftest could be loaded before."""
+    config.addinivalue_line(
+        "markers",
+        "numcheck(enabled=True, *, compiler=..., **options): check every torch.compile that this test runs against "
+        "eager; options are those of the backend numcheck. enabled=False: not this test, also with --numcheck.",
+    )
+    if config.option.numcheck is not None:
+        _watch(config).check_everything(config.option.numcheck)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Summary(), "numcheck-summary")
+
+
+def _watch(config: pytest.Config) -> Watch:
+    """What replaces ``torch.compile``; made, and torch imported, when it is first needed."""
+    watch = config.stash.get(_WATCH, None)
+    if watch is None:
+        module: Any = importlib.import_module("checked_backend.pytest_plugin.watch")
+        watch = config.stash[_WATCH] = module.Watch()
+        config.add_cleanup(watch.close)
+    return watch
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse an unknown compiler; a conftest may have registered it until now."""
+    if session.config.option.numcheck is not None:
+        try:
+            _watch(session.config).validate()
+        except OptionError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Check what a module runs while it is imported."""
+    if collector.config.option.numcheck is None:
+        return (yield)
+    with _watch(collector.config).test(None) as check:
+        report = yield
+    if check.failed and report.outcome == "passed":
+        report.outcome, report.longrepr = "failed", check.text
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Gather what the checks of one test find, its fixtures included."""
+    marker = item.get_closest_marker("numcheck")
+    if marker is None and item.config.option.numcheck is None and "numcheck" not in getattr(item, "fixturenames", ()):
+        return (yield)
+    with _watch(item.config).test(None if marker is None else (marker.args, marker.kwargs)) as check:
+        item.stash[_CHECK] = check
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test whose compiled code is wrong."""
+    result = yield
+    _answer(item)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test whose fixtures run wrong compiled code after it."""
+    result = yield
+    _answer(item)
+    return result
+
+
+def _answer(item: pytest.Item) -> None:
+    check = item.stash.get(_CHECK, None)
+    if check is None:
+        return
+    wrong = check.misuse or (check.text if check.failed else "")
+    if wrong and not check.told:
+        check.told = True
+        pytest.fail(wrong, pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Put the report into the test's sections, and the verdict into its properties.
+
+    Properties travel from the workers of pytest-xdist, and into JUnit files.
+    """
+    check = item.stash.get(_CHECK, None)
+    last = call.when == "teardown"
+    if check is not None and last:
+        item.user_properties.extend(check.properties())
+    report = yield
+    if check is not None and report.failed:
+        check.told = True  # here, or by the section below
+    if check is not None and check.text and (report.failed or last) and not _shown(report, check.text):
+        report.sections.append((REPORT, check.text))
+    return report
+
+
+def _shown(report: pytest.TestReport, text: str) -> bool:
+    return text in str(report.longrepr or "")
+
+
+@pytest.fixture
+def numcheck(request: pytest.FixtureRequest) -> Numcheck:
+    """Check a function in one call, or gather what the checks of a block find.
+
+    ``numcheck(fn, args, kwargs, **options)`` is `checked_backend.check` that fails the test if the compiled function is
+    wrong; it returns the report. ``with numcheck.collect() as session:`` checks every ``torch.compile`` in the block
+    and fails nothing: ``session.report`` is the test's to judge. ``numcheck.report`` is what was found in this test so
+    far. Options of the marker ``numcheck`` are defaults here.
+    """
+    module: Any = importlib.import_module("checked_backend.pytest_plugin.fixture")
+    made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])
+    return made

@@ -1,0 +1,98 @@
+"""`Watch`: what stands in the place of ``torch.compile``, and that it goes again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.pytest_plugin.watch import CheckingBackend, Watch
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def test_torch_compile_is_put_back() -> None:
+    before, watch = torch.compile, Watch()
+    with watch.test(None):
+        assert torch.compile is before
+    watch.check_everything("eager")
+    watch.check_everything("aot_eager")  # the first counts
+    assert torch.compile is not before
+    with pytest.raises(ZeroDivisionError), watch.test(((), {"compiler": "aot_eager"})):
+        _ = 1 / 0
+    assert torch.compile is not before
+    watch.close()
+    assert torch.compile is before
+    watch.close()
+    with pytest.raises(ZeroDivisionError), watch.test(((), {})):
+        _ = 1 / 0
+    assert torch.compile is before
+
+
+def test_two_watches_nest() -> None:
+    before, outer, inner = torch.compile, Watch(), Watch()
+    outer.check_everything("eager")
+    inner.check_everything("eager")
+    inner.close()
+    assert torch.compile is not before
+    outer.close()
+    assert torch.compile is before
+
+
+def test_what_was_compiled_works_on_after_the_end() -> None:
+    watch = Watch()
+    watch.check_everything("eager")
+    with watch.test(None) as check:
+        compiled = torch.compile(f)
+        compiled(torch.ones(3))
+    watch.close()
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin())
+    assert check.verdict is cb.Verdict.PASS
+    assert dict(check.properties())["numcheck.calls"] == "1"
+
+
+def test_equal_backends_share_compiled_code() -> None:
+    seen: list[int] = []
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        seen.append(1)
+        return gm.forward
+
+    watch = Watch()
+    watch.check_everything("eager")
+    try:
+        for _ in range(2):
+            torch.compile(f, backend=backend)(torch.ones(3))
+    finally:
+        watch.close()
+    assert len(seen) == 1
+    one, same = (CheckingBackend(backend, {"a": 1}, None, lambda: None) for _ in range(2))
+    other = CheckingBackend(backend, {"a": 2}, None, lambda: None)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != backend
+
+
+def test_options_of_a_test_and_of_the_call_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs))
+    watch = Watch()
+    watch.check_everything("inductor")
+    try:
+        with watch.test(((), {"every": 3, "ignore": ("rng",)})):
+            torch.compile(f, mode="max-autotune", options={"epilogue_fusion": True}, fullgraph=True)
+        torch.compile(f, backend="aot_eager", dynamic=True)
+    finally:
+        watch.close()
+    first, second = (call["backend"] for call in given)
+    assert given[0].keys() == {"backend", "fullgraph"}
+    assert (first._mode, first._options["every"], first._options["ignore"]) == ("max-autotune", 3, ("rng",))
+    assert first._options["compiler"] == "inductor"
+    assert first._options["compiler_options"] == {"epilogue_fusion": True}
+    assert given[1] == {"backend": second, "dynamic": True}
+    assert (second._options["compiler"], "every" in second._options) == ("aot_eager", False)
