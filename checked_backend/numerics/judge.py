@@ -1,6 +1,9 @@
 """Rules that turn differences into rulings. Each is written so that NaN fails.
 
-The constants come from the calibration program, ``tests/calibration/``.
+The constants come from the calibration program: ``python -m tests.calibration`` prints, for each dtype, the worst
+clean case and the smallest bug that was caught, in units of what is allowed here. The numbers below are from torch 2.13
+on the CPU, ``--face check``: 429 cases in float64 (23 families), 106 in bfloat16 (5 families). None of the 311 clean
+ones was accused, and all 216 bugs above the noise were caught.
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ __all__ = [
 ]
 
 ENVELOPE_FACTOR = 8.0
-"""A candidate may lie this many envelopes from the reference: its roundings are other draws, and more or fewer."""
+"""A candidate may lie this many envelopes from the reference: its roundings are other draws, and more or fewer.
+
+"Monte Carlo arithmetic, first look", as a share of that: worst clean case 0.47 in bfloat16, and 2.3 in float64 (the
+elementary functions of ``rotary`` off by one unit always; later layers settle it), smallest caught bug 357 in float64.
+In bfloat16 bugs lie below the noise too (0.2), so that the float64 twin must be asked.
+"""
 
 EAGER_FACTOR = 4.0
 """A candidate may be this many times further from float64 than eager is."""
@@ -50,10 +58,16 @@ EXACT_ROUNDOFFS = 1.0
 """A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
 
 TWIN_TOLERANCE = 1e-9
-"""Relative difference between the float64 reference and the float64 twin that can only be wrong logic."""
+"""Relative difference between the float64 reference and the float64 twin that can only be wrong logic.
+
+"float64 twin, relative": worst clean case 1.6e-14, smallest caught bug 2.2e-6 (an eps outside of its root).
+"""
 
 TWIN_ENVELOPE_FACTOR = 256.0
-"""The same in envelopes of the float64 reference, for ill-conditioned programs."""
+"""The same in envelopes of the float64 reference, for ill-conditioned programs.
+
+"float64 twin, of what is allowed": worst clean case 1.4e-5, smallest caught bug 407.
+"""
 
 
 @dataclass(frozen=True, slots=True)

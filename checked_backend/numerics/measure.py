@@ -19,6 +19,7 @@ __all__ = ["UnsupportedTensorError", "measure"]
 
 _BLOCK_BYTES = 1 << 19  # of one buffer; two buffers and a block of each tensor then share a processor's cache
 _DEVICE_BLOCK_BYTES = 1 << 24  # where starting a kernel costs more than cache misses do
+_SMALL = 4096  # elements; below it the cost is that of calls and buffers, and float64 needs one set of these, not two
 
 
 def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: int | None = None) -> Metrics:
@@ -31,11 +32,11 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
 
     Counts are exact. Greatest differences and ratios are those of float64 arithmetic at the element that holds the
     greatest one in the arithmetic used to find it: float32 for formats of up to 32 bits (where the difference of two
-    numbers within a factor 2 of each other is exact), float64 for all others. Integer differences are exact before
-    they become a float. A difference or modulus beyond the float64 range is infinite, and what is derived from it
-    then means nothing more than that. ``rmse`` and ``reference_rms`` are
-    good to about ``1e-6`` relative for formats of up to 32 bits. ``max_rel_diff`` and ``max_ulp`` are passed over
-    in blocks where a cheap bound shows that they cannot grow; they remain exact.
+    numbers within a factor 2 of each other is exact), float64 for all others and for small tensors. Integer
+    differences are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and
+    what is derived from it then means nothing more than that. ``rmse`` and ``reference_rms`` are good to about ``1e-6``
+    relative for formats of up to 32 bits. ``max_rel_diff`` and ``max_ulp`` are passed over in blocks where a cheap
+    bound shows that they cannot grow; they remain exact.
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if that of a part
     does. Its difference is the modulus. ``max_ulp`` is None for complex, integer and bool.
@@ -80,7 +81,8 @@ class _Measurement:
         self.reference, self.candidate = reference, candidate
         self.total = reference.numel()
         self.float_format: FloatFormat | None = FORMATS.get(reference.dtype)
-        narrow = self.float_format is not None and reference.dtype is not torch.float64
+        small = block_size is None and self.total <= _SMALL
+        narrow = self.float_format is not None and reference.dtype is not torch.float64 and not small
         self.work_dtype = torch.float32 if narrow else torch.float64
         if block_size is None:
             block_bytes = _BLOCK_BYTES if reference.device.type == "cpu" else _DEVICE_BLOCK_BYTES
