@@ -45,6 +45,9 @@ REDUCTION_LIMIT = 60.0
 PATIENCE = 30.0
 """Seconds that an investigation has, once it was interrupted, to say what it has found."""
 
+LEAST_SCRIPT_LIMIT = 30.0
+"""Seconds that a script may always take."""
+
 WORKAROUND_LIMIT = 45.0
 """Seconds that looking for a workaround may take."""
 
@@ -124,19 +127,22 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation) -> 
 def _investigated(
     failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None], journal: Path | None
 ) -> _Found:
+    deadline = time.monotonic() + TIME_LIMIT - PATIENCE
     location = locate(failure, findings, _judge, tell)
     found = _described(location)
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
-    reduced = _reduced(location.cut, tell, evidence, journal)
     try:
-        repro = _repro(reduced, failure, found, tell, evidence)
+        reduced = _reduced(location.cut, deadline, tell, evidence, journal)
+        repro = _repro(reduced, deadline, failure, found, tell, evidence)
         found.repro = None if repro is None else str(repro.path)
-        workaround = _workaround(reduced, failure, findings, found, tell)
+        workaround = _workaround(reduced, deadline, failure, findings, found, tell)
         found.workaround = None if workaround is None else workaround.code
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
+    except Exception as error:  # the operator is known: what failed after that must not lose it
+        evidence["stopped"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
@@ -164,12 +170,14 @@ class _Reduced:
     kind: Kind
 
 
-def _reduced(cut: Cut, tell: Callable[[str], None], evidence: dict[str, str], journal: Path | None) -> _Reduced:
+def _reduced(
+    cut: Cut, deadline: float, tell: Callable[[str], None], evidence: dict[str, str], journal: Path | None
+) -> _Reduced:
     reduction = reduce(
         cut.trial,
         subject=cut.finding.subject,
         kind=cut.finding.kind,
-        deadline=time.monotonic() + REDUCTION_LIMIT,
+        deadline=min(time.monotonic() + REDUCTION_LIMIT, deadline),
         progress=lambda progress: tell(str(progress)),
         journal=journal,
     )
@@ -181,7 +189,12 @@ def _reduced(cut: Cut, tell: Callable[[str], None], evidence: dict[str, str], jo
 
 
 def _repro(
-    reduced: _Reduced, failure: Failure, found: _Found, tell: Callable[[str], None], evidence: dict[str, str]
+    reduced: _Reduced,
+    deadline: float,
+    failure: Failure,
+    found: _Found,
+    tell: Callable[[str], None],
+    evidence: dict[str, str],
 ) -> Repro | None:
     tell("writing a script and running it in a fresh process")
     name = f"{(found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
@@ -193,6 +206,7 @@ def _repro(
             subject=reduced.subject,
             kind=reduced.kind,
             source=found.source,
+            timeout=max(LEAST_SCRIPT_LIMIT, (deadline - time.monotonic()) / 4),  # it may take four runs
         )
     except (Untranslatable, OSError) as error:
         evidence["repro"] = f"none: {error}"
@@ -204,10 +218,15 @@ def _repro(
 
 
 def _workaround(
-    reduced: _Reduced, failure: Failure, findings: Sequence[Finding], found: _Found, tell: Callable[[str], None]
+    reduced: _Reduced,
+    deadline: float,
+    failure: Failure,
+    findings: Sequence[Finding],
+    found: _Found,
+    tell: Callable[[str], None],
 ) -> Workaround | None:
     tell("trying settings")
-    workaround = find_workaround(reduced.trial, deadline=time.monotonic() + WORKAROUND_LIMIT)
+    workaround = find_workaround(reduced.trial, deadline=min(time.monotonic() + WORKAROUND_LIMIT, deadline))
     if workaround is not None and workaround.setting is not None:
         tell(f"trying {workaround.name} on the whole region")
         options = failure.options

@@ -122,6 +122,19 @@ def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch:
     assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
 
 
+def test_what_fails_after_the_operator_was_named_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("no way to reduce it")
+
+    monkeypatch.setattr(module, "reduce", failing)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
+
+
 def test_an_investigation_that_dies_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIME_LIMIT", 0.01)
     report = report_of(tmp_path, inference, compiler=faults.one_element(0))
