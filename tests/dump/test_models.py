@@ -57,7 +57,10 @@ def leaves(value: Any) -> list[Any]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, resnet])
+SLOW = (pytest.mark.slow, pytest.mark.ci_sample)
+
+
+@pytest.mark.parametrize("make", [bert, pytest.param(gpt2, marks=SLOW), resnet])
 def test_training_with_dynamic_shapes_replays_bit_for_bit(
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path
 ) -> None:
@@ -168,7 +171,10 @@ def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
             assert any(same_leaf(arg, tensor) for tensor in tensors)
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "custom"])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("cond", "layouts") else pytest.param(name, marks=SLOW) for name in PROGRAMS if name != "custom"],
+)
 def test_repro_runs_from_its_folder_with_nothing_but_torch(name: str, tmp_path: Path) -> None:
     function, args = program(name)
     torch.compile(copy.deepcopy(function), backend="graph_dumper", options={"dump": str(tmp_path / "d")})(*args)

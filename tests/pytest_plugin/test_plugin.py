@@ -73,6 +73,7 @@ def run(folder: Path, files: dict[str, str], *words: str) -> Result:
     for name, text in files.items():
         (folder / name).write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("CHECKED_B", "PYTEST_"))}
+    environment.pop("CI", None)  # pytest says things twice where it is set
     environment |= {
         "PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]),
         "CHECKED_BACKEND_REPORT_DIR": str(folder / "reports"),
