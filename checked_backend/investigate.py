@@ -27,7 +27,7 @@ from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
-from checked_backend.worker import Death, cannot_fork, run_in_worker
+from checked_backend.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
 __all__ = ["Investigation", "investigate"]
 
@@ -99,7 +99,9 @@ class Investigation:
         if not any(finding.kind in _INVESTIGATED for finding in findings):
             return findings
         work = partial(_work, failure, findings, self)
-        answer = work() if cannot_fork() else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
+        # AOT autograd traces forward and backward together
+        here = cannot_fork() or cannot_differentiate_in_worker()
+        answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
         if isinstance(answer, Death):
             raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
         found = _Found(**json.loads(answer))

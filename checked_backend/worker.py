@@ -16,7 +16,7 @@ import torch
 from checked_backend._torch import renew_compile_threads
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Death", "cannot_fork", "run_in_worker"]
+__all__ = ["Death", "cannot_differentiate_in_worker", "cannot_fork", "run_in_worker"]
 
 _DONE, _FAILED = "done:", "failed:"
 
@@ -41,6 +41,25 @@ def cannot_fork() -> str | None:
     if torch.cuda.is_initialized():
         return "a process that has used CUDA cannot be forked"
     return None
+
+
+def cannot_differentiate_in_worker() -> str | None:
+    """Why autograd does not work in a worker made now, or None.
+
+    Once a backward pass has started autograd's threads, which builds of torch for an accelerator do also where there
+    is none, autograd refuses to run in a forked process (``torch/csrc/autograd/engine.cpp``).
+    """
+    try:
+        tried = run_in_worker(_differentiated, timeout=60)
+    except CheckedBackendError as error:
+        return str(error)
+    return tried.words if isinstance(tried, Death) else None
+
+
+def _differentiated() -> str:
+    with torch.enable_grad(), torch.inference_mode(mode=False):
+        x = torch.ones((), requires_grad=True)
+        return str(torch.autograd.grad(x * x, x))
 
 
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:

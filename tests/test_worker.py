@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.worker import Death, run_in_worker
+from checked_backend.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
 
 def test_the_answer_comes_back_whole() -> None:
@@ -49,6 +49,18 @@ def test_a_death_by_signal(number: signal.Signals, detail: str, words: str) -> N
 def test_a_death_by_exit() -> None:
     died = run_in_worker(lambda: os._exit(7), timeout=60)
     assert died == Death("crash.exit", "exited with status 7")
+
+
+def test_autograd_works_in_a_worker_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (torch.ones(2, requires_grad=True) * 2).sum().backward()
+    told = cannot_differentiate_in_worker()
+    assert told is None or "Autograd-and-Fork" in told  # builds for an accelerator refuse it
+
+    def refusing(*_args: object, **_kwargs: object) -> object:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+
+    monkeypatch.setattr(torch.autograd, "grad", refusing)
+    assert "Unable to handle autograd's threading" in str(cannot_differentiate_in_worker())
 
 
 def test_a_hang_is_killed() -> None:

@@ -108,7 +108,7 @@ def check(
     )
     plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout)
     if isolate:
-        return run_isolated(plan.report, plan.alone, compiler=compiler, timeout=timeout)
+        return run_isolated(plan.report, plan.alone, compiler=compiler, timeout=timeout, gradients=program.gradients)
     return plan.report()
 
 

@@ -10,7 +10,7 @@ from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.worker import Death, run_in_worker
+from checked_backend.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
 __all__ = ["run_isolated"]
 
@@ -23,6 +23,7 @@ def run_isolated(
     *,
     compiler: object,
     timeout: float,
+    gradients: bool,
 ) -> Report:
     """Make a report in a forked worker process.
 
@@ -34,6 +35,7 @@ def run_isolated(
         run_alone: Runs the program in eager (None), or compiled with the Dynamo backend of this name.
         compiler: The candidate.
         timeout: Seconds after which a worker counts as hung.
+        gradients: Whether the program is differentiated.
 
     Returns:
         The worker's report, or one with a finding of kind ``crash`` if it died or hung (``unsupported`` if eager does
@@ -41,11 +43,17 @@ def run_isolated(
 
     Raises:
         OptionError: The timeout is no positive number; or what the check raised in the worker.
-        CheckedBackendError: Processes cannot be forked here (no ``fork``, or CUDA is already in use), or the check
-            itself raised in the worker.
+        CheckedBackendError: Processes cannot be forked here (no ``fork``, or CUDA is already in use) or cannot
+            differentiate, or the check itself raised in the worker.
     """
     if not timeout > 0:
         raise OptionError(f"check: timeout got {timeout!r}; valid: a number of seconds greater than 0.")
+    why = cannot_differentiate_in_worker() if gradients else None
+    if why is not None:  # both sides would raise that, and agree
+        raise CheckedBackendError(
+            f"isolate=True: a worker process cannot differentiate here. {why} Call check before the first backward "
+            "pass of this process, or with gradients=False."
+        )
     made = run_in_worker(lambda: _told(make_report), timeout=timeout)
     if not isinstance(made, Death):
         return _read(made)
