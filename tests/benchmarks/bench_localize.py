@@ -21,6 +21,7 @@ from torch import fx
 from transformers import BertConfig, BertForSequenceClassification
 
 from checked_backend import _torch, investigate
+from checked_backend.errors import CheckedBackendError
 from checked_backend.localize import Cut, Location, locate, probe
 from checked_backend.localize.stages import Capture, stages_of
 from checked_backend.options import CheckOptions
@@ -109,7 +110,10 @@ def run_minifier(failure: Failure, limit: float) -> None:
             minifier(recorded.graph, list(recorded.inputs or ()), fails, state)
         return f"done after {time.perf_counter() - begun:.1f} s"
 
-    print(run_in_worker(work, timeout=limit))
+    try:
+        print(run_in_worker(work, timeout=limit))
+    except CheckedBackendError as error:
+        print(f"it ended after {time.perf_counter() - begun:.1f} s with an error: {error}"[:300])
 
 
 def main() -> None:
