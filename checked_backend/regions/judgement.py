@@ -33,6 +33,9 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
 
+RANDOM_STATE_RUNS = 5
+"""How often reference and candidate are run again before a difference of what they leave is believed."""
+
 TURN_OF_OTHERS = 0.02
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
 
@@ -147,23 +150,30 @@ class Judge:
         """Judge that reference and candidate left torch's random state differently.
 
         The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both run
-        twice more, and only what each of them repeats, and what no thread makes of itself, is found.
+        some times more, and only what each of them repeats, and what no thread makes by itself, is found.
         """
         controls = self._controls(call, None)
+        devices = tuple(call.rng.cuda)
+        left: list[tuple[RngState, RngState]] = []
+        steady = True
         try:
-            (reference, candidate), again = controls.random_states(), controls.random_states()
-            before = RngState.capture(tuple(call.rng.cuda))
-            time.sleep(TURN_OF_OTHERS)
-            steady = RngState.capture(tuple(call.rng.cuda)).same_as(before)
+            for _ in range(RANDOM_STATE_RUNS):
+                left.append(controls.random_states())
+                before = RngState.capture(devices)
+                time.sleep(TURN_OF_OTHERS)
+                steady = steady and RngState.capture(devices).same_as(before)
         except Exception as error:  # a run that fails here only was disturbed too
             self._response.skip(
                 Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
             )
             return []
-        if not (steady and reference.same_as(again[0]) and candidate.same_as(again[1])):
+        if any(reference.same_as(candidate) for reference, candidate in left):
+            return []  # they can leave the same: what differed was another thread's doing
+        (first, other), *again = left
+        if not (steady and all(first.same_as(one) and other.same_as(two) for one, two in again)):
             self._response.skip(Skip("rng state", "it changes by itself: another thread draws random numbers"))
             return []
-        return [] if reference.same_as(candidate) else [rng_state_differs()]
+        return [rng_state_differs()]
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]

@@ -44,7 +44,7 @@ def each_with_its_own_model() -> None:
     def work(number: int) -> cb.Report:
         compiler = faults.scaled_gradient("0.weight", "aot") if number % 2 == 0 else "aot_eager"
         compiled = checked(models[number], compiler)
-        x = torch.randn(3, 4)
+        x = torch.full((3, 4), 0.1 * (number + 1))
         return gathered(lambda: [compiled(x).square().sum().backward() for _ in range(3)])
 
     for number, report in enumerate(in_threads(work)):
@@ -82,7 +82,7 @@ def sharing_a_wrong_model() -> None:
     compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
 
     def work(_number: int) -> cb.Report:
-        return gathered(lambda: [compiled(torch.randn(3, 4)) for _ in range(3)])
+        return gathered(lambda: [compiled(torch.full((3, 4), 0.3)) for _ in range(3)])
 
     for report in in_threads(work):
         assert found(report) == {("logic", "output[0]")}, str(report)
