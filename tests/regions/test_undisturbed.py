@@ -37,13 +37,13 @@ def trained(
     model: nn.Module, function: Callable[..., Any], optimizer: type[torch.optim.Optimizer], steps: int = 5
 ) -> list[torch.Tensor]:
     torch.manual_seed(5)
-    steering = optimizer(model.parameters(), lr=0.05)
+    stepper = optimizer(model.parameters(), lr=0.05)
     outputs = []
     for _ in range(steps):
-        steering.zero_grad()
+        stepper.zero_grad()
         out = function(torch.randn(4, 3, 8, 8))
         torch.nn.functional.cross_entropy(out, torch.randint(0, 4, (4,))).backward()
-        steering.step()
+        stepper.step()
         outputs.append(out.detach())
     return [*outputs, *training_state(model)]
 
