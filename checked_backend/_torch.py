@@ -6,6 +6,7 @@ import copy
 import functools
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
@@ -38,6 +39,7 @@ from torch._dynamo.exc import (
     TensorifyScalarRestartAnalysis,
     exceptions_allowed_to_be_fallback,
 )
+from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_function, aot_module
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
@@ -89,6 +91,7 @@ __all__ = [
     "disable_current_modes",
     "dump_code",
     "dynamo_control_flow",
+    "dynamo_counters",
     "dynamo_disable",
     "dynamo_many_recompilations",
     "dynamo_reset",
@@ -146,6 +149,11 @@ def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     Dynamo answers with a graph break, or traces the frame anew (``torch/_dynamo/output_graph.py``).
     """
     return (SkipFrame, TensorifyScalarRestartAnalysis, *exceptions_allowed_to_be_fallback)
+
+
+def dynamo_counters() -> dict[str, Counter[str]]:
+    """What Dynamo has counted so far: ``graph_break`` by its words, ``frames`` by what became of them."""
+    return {name: Counter(counters[name]) for name in ("graph_break", "frames")}
 
 
 def dynamo_reset() -> None:

@@ -22,11 +22,12 @@ from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.trial import Trial, run_trial
 from checked_backend.errors import OptionError
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.record import Finding, Skip
+from checked_backend.record import Coverage, Finding, Skip
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.ledger import Ledger
 from checked_backend.report import Report
+from checked_backend.report.environment import environment
 
 __all__ = ["check"]
 
@@ -126,7 +127,10 @@ class _Plan:
 
     def report(self) -> Report:
         """Carry it out."""
-        return _joined([self._examined(trial) for trial in self._trials()])
+        examined = [self._examined(trial) for trial in self._trials()]
+        findings = tuple(finding for found, _ in examined for finding in found)
+        coverage = _joined([part for _, parts in examined for part in parts])
+        return Report(findings, coverage, title="check", environment=environment())
 
     def alone(self, backend: str | None) -> object:
         """Run the program once without a check: in eager, or compiled with a Dynamo backend."""
@@ -153,17 +157,20 @@ class _Plan:
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
-    def _examined(self, trial: Trial) -> Report:
+    def _examined(self, trial: Trial) -> tuple[Sequence[Finding], Sequence[Coverage]]:
+        """What a trial found; what it covered in the regions and as a whole."""
         findings = self._explained(merged(trial), trial)
-        regions = trial.regions.coverage
-        if not regions.regions:
+        if not trial.regions.regions:
             agreed = any(outcome.error is not None for outcome in trial.references) or bool(findings)
-            trial.own.skip(Skip("the compiled program", "Dynamo compiled no region of it", matters=not agreed))
+            skip = trial.tracing.no_region()
+            trial.own.skip(replace(skip, matters=skip.matters and not agreed))
+        elif (remark := trial.tracing.between_regions()) is not None:
+            trial.own.note(remark)
         first = trial.references[0]
         if self.program.gradients and not (first.error or first.backward_error or first.gradients):
             trial.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
         trial.own.add_findings(findings)
-        return _joined([replace(trial.regions, findings=()), trial.own.report("check")])
+        return trial.own.findings(), (trial.regions, trial.own.coverage())
 
     def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
         """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""
@@ -183,16 +190,15 @@ class _Plan:
         return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
 
 
-def _joined(reports: Sequence[Report]) -> Report:
+def _joined(coverages: Sequence[Coverage]) -> Coverage:
     counts: dict[str, int] = {}
     power: dict[str, float] = {}
-    for report in reports:
-        for name, number in report.coverage.checked.items():
+    for coverage in coverages:
+        for name, number in coverage.checked.items():
             counts[name] = counts.get(name, 0) + number
-        for name, smallest in report.coverage.detection_power.items():
+        for name, smallest in coverage.detection_power.items():
             power[name] = max(smallest, power.get(name, 0.0))
-    coverages = [report.coverage for report in reports]
-    coverage = replace(
+    return replace(
         coverages[0],
         regions=tuple(region for coverage in coverages for region in coverage.regions),
         checked=counts,
@@ -201,5 +207,3 @@ def _joined(reports: Sequence[Report]) -> Report:
         notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
         detection_power=power,
     )
-    findings = tuple(finding for report in reports for finding in report.findings)
-    return replace(reports[-1], findings=findings, coverage=coverage)

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from checked_backend._torch import dynamo_many_recompilations, dynamo_reset
+from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare import compare_runs
 from checked_backend.checking.controls import ProgramControls
 from checked_backend.checking.program import Call, Outcome, Program, Run
 from checked_backend.checking.sizes import Shapes
 from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Skip
+from checked_backend.record import Coverage, Finding, Skip
 from checked_backend.regions.backend import build_region
 from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.session import collect
-from checked_backend.report import Report
 
 __all__ = ["Trial", "Variants", "run_trial"]
 
@@ -35,16 +35,18 @@ class Trial:
 
     Attributes:
         program: What was run: its calls are those that eager accepted.
-        regions: What the checks of the compiled regions found and covered.
+        regions: What the checks of the compiled regions covered.
         references: What each call left in eager.
+        tracing: What Dynamo made of the program's code.
         own: What the whole program's comparison covered.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
     """
 
     program: Program
-    regions: Report
+    regions: Coverage
     references: list[Outcome]
+    tracing: Tracing
     own: Ledger = field(default_factory=Ledger)
     found: list[tuple[int, Finding]] = field(default_factory=list)
     in_regions: list[tuple[int, Finding]] = field(default_factory=list)
@@ -82,7 +84,7 @@ def run_trial(
     found = compare_runs(
         pair.references, pair.candidates, lambda: ProgramControls(made), ledger, trained=program.optimizer is not None
     )
-    return Trial(made, session.report, pair.references, ledger, found, pair.in_regions)
+    return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, found, pair.in_regions)
 
 
 class _Pair:
@@ -96,6 +98,7 @@ class _Pair:
         self.candidates: list[Outcome] = []
         self.in_regions: list[tuple[int, Finding]] = []
         self.anew: list[str] = []
+        self.tracing = Tracing()
 
     @property
     def going_on(self) -> bool:
@@ -110,14 +113,14 @@ class _Pair:
 
     def compiled(self, call: Call, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
-        with collect() as session:
+        with collect() as session, self.tracing.watch():
             candidate = self.candidate.step(call)
         index = len(self.calls)
         self.calls.append(call)
         self.references.append(reference)
         self.candidates.append(candidate)
-        self.in_regions += [(index, finding) for finding in session.report.findings]
-        return sum(region.checked_calls for region in session.report.coverage.regions)
+        self.in_regions += [(index, finding) for finding in session.ledger.findings()]
+        return sum(region.checked_calls for region in session.ledger.coverage().regions)
 
 
 def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:

@@ -86,22 +86,25 @@ class Ledger:
                     checked_backwards=known.checked_backwards + info.checked_backwards,
                 )
 
-    def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
-        """A report of everything so far.
+    def findings(self, only: Sequence[Finding] | None = None) -> tuple[Finding, ...]:
+        """The findings so far, those seen more than once with how often.
 
         Args:
-            title: Its title.
-            only: Report these findings instead of all.
+            only: These instead of all.
         """
         with self._lock:
             findings = tuple(self._findings.values()) if only is None else tuple(only)
-            counted = tuple(
+            return tuple(
                 replace(finding, evidence={**finding.evidence, "seen in calls": times})
                 if (times := self._repeats[_key(finding)]) > 1
                 else finding
                 for finding in findings
             )
-            coverage = Coverage(
+
+    def coverage(self) -> Coverage:
+        """What was checked and skipped so far."""
+        with self._lock:
+            return Coverage(
                 regions=tuple(self._regions.values()),
                 checked=dict(self._checked),
                 skipped=tuple(self._skips),
@@ -109,7 +112,15 @@ class Ledger:
                 notes=tuple(self._notes),
                 detection_power=dict(self._power),
             )
-        return Report(findings=counted, coverage=coverage, title=title, environment=environment())
+
+    def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
+        """A report of everything so far. It asks the C++ compiler for its version: not for use at every call.
+
+        Args:
+            title: Its title.
+            only: Report these findings instead of all.
+        """
+        return Report(self.findings(only), self.coverage(), title=title, environment=environment())
 
 
 def _key(finding: Finding) -> tuple[str, str, str]:
