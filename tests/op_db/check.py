@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch._dynamo
 
 import checked_backend as cb
 
@@ -57,7 +59,25 @@ def check_sample(info: Any, sample: Any, *, gradients: bool) -> cb.Report:
         gradients: Check the backward pass too.
     """
     given = (sample.input, *sample.args)
-    return cb.check(_called(info), given, sample.kwargs, compiler=cb.nop, gradients=gradients)
+    with _traceable():
+        return cb.check(_called(info), given, sample.kwargs, compiler=cb.nop, gradients=gradients)
+
+
+@contextmanager
+def _traceable() -> Iterator[None]:
+    """Let Dynamo trace what it can.
+
+    Operators whose output's size depends on data break the graph by default; and ``op_db`` seeds random operators
+    itself, by what Dynamo cannot trace. A check runs both sides from the same random state anyway.
+    """
+    captured = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    seeding = "torch.testing._internal.common_methods_invocations.wrapper_set_seed"
+    with torch._dynamo.config.patch(**captured), mock.patch(seeding, _not_seeded):
+        yield
+
+
+def _not_seeded(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
 
 
 @contextmanager
