@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch import is_wrapper_type, rewrapped
 from checked_backend.errors import CheckedBackendError
+from checked_backend.regions.execution import COMPRESSED, compressed_indices
 
 __all__ = ["Objective", "roots_of", "run_backward"]
 
@@ -59,8 +61,9 @@ def run_backward(
             entering = [_entering(root.detach(), index, objective) for index, root in enumerate(roots)]
             loss = sum(loss for _, loss in entering)
     except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise CheckedBackendError(
-            f"no gradient could be made for an output: {type(error).__name__}: {error}"
+            f"no gradient could be made for an output: {why}. Check without gradients: gradients=False."
         ) from error
     torch.autograd.backward(list(roots), [gradient for gradient, _ in entering], inputs=list(leaves))
     return loss
@@ -68,9 +71,18 @@ def run_backward(
 
 def _entering(root: torch.Tensor, index: int, objective: Objective) -> tuple[torch.Tensor, torch.Tensor | float]:
     """The gradient that enters at an output, and the loss whose gradient it is."""
+    seed = index + 1 + 1000 * objective.step if not objective.bounded else index + 1
+    if root.layout is torch.sparse_coo:
+        stored = root.coalesce()
+        return torch.sparse_coo_tensor(stored.indices(), _random(stored.values(), seed), root.shape), 0.0
+    if root.layout in COMPRESSED:
+        values = _random(root.values(), seed)
+        return torch.sparse_compressed_tensor(*compressed_indices(root), values, root.shape, layout=root.layout), 0.0
+    if is_wrapper_type(type(root)):
+        return rewrapped(root, lambda inner: _random(inner, seed) if inner.is_floating_point() else inner), 0.0
     if type(root) is not torch.Tensor or root.layout is not torch.strided or root.is_nested:
         return torch.ones_like(root), 0.0
-    exact = _random(root, index + 1 + 1000 * objective.step if not objective.bounded else index + 1)
+    exact = _random(root, seed)
     if not objective.bounded:
         return exact, 0.0
     if root.dim() == 0 and not root.is_complex():

@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.record import Finding, Kind
-from checked_backend.regions.execution import flat_tensors
+from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors
 from checked_backend.regions.inputs import storage_key
 
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
@@ -70,24 +70,38 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
 def _stored_elements(part: Part) -> Iterator[Finding]:
     """Optimizers for sparse gradients leave alone what is not stored, so a stored zero is not the same as none."""
     both = (part.reference, part.candidate)
-    if any(not isinstance(side, torch.Tensor) or side.layout is not torch.sparse_coo for side in both):
+    if any(not isinstance(side, torch.Tensor) for side in both) or part.reference.layout is not part.candidate.layout:
         return
-    reference, candidate = (side.detach().coalesce() for side in both)
-    if reference.shape != candidate.shape or torch.equal(reference.indices(), candidate.indices()):
+    if part.reference.layout not in (torch.sparse_coo, *COMPRESSED) or part.reference.shape != part.candidate.shape:
+        return
+    reference, candidate = (_stored_places(side.detach()) for side in both)
+    if torch.equal(reference, candidate):
         return
     yield Finding(
         kind=Kind.STRUCTURE,
         detail="structure.indices",
         subject=part.subject,
         message="other elements of this sparse tensor are stored than in eager's",
-        expected=f"{reference.indices().shape[1]} places: {_places(reference)}",
-        actual=f"{candidate.indices().shape[1]} places: {_places(candidate)}",
+        expected=f"{reference.shape[1]} places: {_told(reference)}",
+        actual=f"{candidate.shape[1]} places: {_told(candidate)}",
         source=part.source or None,
     )
 
 
-def _places(sparse: torch.Tensor) -> str:
-    places = [tuple(place) for place in sparse.indices()[:, : _SHOWN_PLACES + 1].t().tolist()]
+def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
+    """The indices of what a sparse tensor stores, in order: int64, (dimensions, places)."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse.coalesce().indices()
+    ends, inner = compressed_indices(sparse)
+    if ends.dim() > 1:  # a batch, each of its matrices with as many places
+        return torch.cat([ends.flatten(), inner.flatten()])[None].long()
+    outer = torch.repeat_interleave(torch.arange(len(ends) - 1, device=ends.device), ends.diff())
+    by_row = sparse.layout in (torch.sparse_csr, torch.sparse_bsr)
+    return torch.stack([outer, inner] if by_row else [inner, outer]).long()
+
+
+def _told(places_of_all: torch.Tensor) -> str:
+    places = [tuple(place) for place in places_of_all[:, : _SHOWN_PLACES + 1].t().tolist()]
     shown = ", ".join(str(place[0]) if len(place) == 1 else str(place) for place in places[:_SHOWN_PLACES])
     return shown + (", ..." if len(places) > _SHOWN_PLACES else "")
 

@@ -11,7 +11,19 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from checked_backend._torch import inner_tensors
 
-__all__ = ["Cotangents", "Execution", "Graph", "Subjects", "execute", "flat_tensors"]
+__all__ = [
+    "COMPRESSED",
+    "Cotangents",
+    "Execution",
+    "Graph",
+    "Subjects",
+    "compressed_indices",
+    "execute",
+    "flat_tensors",
+]
+
+COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+"""Layouts of sparse tensors whose indices are compressed along one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +149,29 @@ def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``.
 
-    Of a sparse COO tensor it is the stored values, those of one place added up.
+    Of a sparse tensor it is the stored values (COO: those of one place added up), of oneDNN's layout a plain copy.
     """
     if not isinstance(value, torch.Tensor):
         return {}
     inner = inner_tensors(value)
     if not inner:
-        return {name: value.detach().coalesce().values() if value.layout is torch.sparse_coo else value}
+        return {name: _plain(value)}
     return {key: leaf for part, tensor in inner.items() for key, leaf in flat_tensors(f"{name}.{part}", tensor).items()}
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is torch.sparse_coo:
+        return tensor.detach().coalesce().values()
+    if tensor.layout in COMPRESSED:
+        return tensor.detach().values()
+    return tensor.detach().to_dense() if tensor.is_mkldnn else tensor
+
+
+def compressed_indices(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The compressed indices of a sparse tensor in such a layout, and the plain ones."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
 
 
 def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mapping[int, torch.Tensor]) -> Execution:
