@@ -35,6 +35,15 @@ class Block:
     reference: torch.Tensor
     candidate: torch.Tensor
 
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Cut this block into blocks of at most ``size`` elements."""
+        return _cut(self.start, self.reference, self.candidate, size)
+
+    def row(self, start: int, size: int) -> Block:
+        """The ``size`` elements from ``start`` on, or as many as there are, of a one-dimensional block."""
+        window = slice(start, start + size)
+        return Block(self.start + start, self.reference[window], self.candidate[window])
+
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
@@ -51,6 +60,13 @@ class PairLayout:
     candidate: torch.Tensor
     shape: tuple[int, ...]
     order: tuple[int, ...]
+
+    def is_dense(self) -> bool:
+        """Whether both are one run of memory on the CPU, in which each element is as it is stored."""
+        return all(
+            side.device.type == "cpu" and side.dim() == 1 and side.stride() == (1,) and not side.is_neg()
+            for side in (self.reference, self.candidate)
+        )
 
     def index(self, position: int) -> tuple[int, ...]:
         """The tensors' own coordinates of the element at a position in the layout's order."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["GapStatistics", "SizeStatistics", "SumOfSquares", "Workspace"]
+__all__ = ["GapStatistics", "SizeStatistics", "SumOfSquares", "Workspace", "sum_in_range"]
 
 _ROW = 4096
 
@@ -41,6 +41,22 @@ class SumOfSquares:
         if count == 0:
             return 0.0
         return math.ldexp(math.sqrt(self.value / count), self.exponent // 2)
+
+
+def sum_in_range(total: float, peak: float, dtype: torch.dtype, length: int) -> SumOfSquares | None:
+    """A sum of squares taken in a dtype's own range; None where that range may not have sufficed.
+
+    Args:
+        total: The sum.
+        peak: The greatest of the numbers.
+        dtype: The floating dtype in which they were squared and, row by row, added.
+        length: How many they are.
+    """
+    if peak == 0.0:
+        return SumOfSquares()
+    # a sum of this range has neither overflowed in a row nor lost more than 2 ** -20 of itself to underflow
+    format_info = torch.finfo(dtype)
+    return SumOfSquares(total) if format_info.tiny * 2.0**20 * length <= total <= format_info.max / 2.0**8 else None
 
 
 class GapStatistics(NamedTuple):
@@ -94,9 +110,6 @@ class Workspace:
         self._low, self._high = scalars.unbind()
         self._low_bits, self._high_bits = scalars.view(self._integer).unbind()
         self._on_cpu = device.type == "cpu"
-        # squares of this range neither overflow in a row nor lose more than 2 ** -20 of their sum to underflow
-        self._least = torch.finfo(dtype).tiny * 2.0**20 * length
-        self._greatest = torch.finfo(dtype).max / 2.0**8
         self._fit(torch.Size([length]))
 
     def fit(self, shape: torch.Size) -> None:
@@ -155,8 +168,9 @@ class Workspace:
         if peak == 0.0 or not math.isfinite(peak):
             return SumOfSquares(peak)
         total = float(torch.dot(values, values).item()) if array is None else _dot(array)
-        if self._least <= total <= self._greatest:
-            return SumOfSquares(total)
+        direct = sum_in_range(total, peak, self.dtype, len(values))
+        if direct is not None:
+            return direct
         limit = 120 if self.dtype is torch.float32 else 1000
         exponent = max(-limit, min(limit, math.frexp(peak)[1]))
         scaled = values * 2.0**-exponent

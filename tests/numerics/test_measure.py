@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checked_backend.numerics import measure as measure_module
 from checked_backend.numerics.bits import FORMATS
+from checked_backend.numerics.fused import fused_loop
 from checked_backend.numerics.measure import UnsupportedTensorError, measure
 from checked_backend.record import Metrics
 
@@ -129,6 +133,14 @@ def nearly(dtype: torch.dtype) -> float:
 
 
 def check(reference: torch.Tensor, candidate: torch.Tensor, block_size: int | None = None) -> Metrics:
+    """Measure in every way that there is for these tensors, and hold each against exact arithmetic."""
+    for from_elements in (0, sys.maxsize) if fused_loop(torch.float32) else (sys.maxsize,):
+        with mock.patch.object(measure_module, "_LARGE", from_elements):
+            metrics = check_one(reference, candidate, block_size)
+    return metrics
+
+
+def check_one(reference: torch.Tensor, candidate: torch.Tensor, block_size: int | None) -> Metrics:
     before = reference.clone(), candidate.clone()
     metrics = measure(reference=reference, candidate=candidate, _block_size=block_size)
     expected = oracle(reference, candidate)
@@ -356,6 +368,18 @@ def test_greatest_of_integers_beyond_float64_precision():
     assert check(x, y, 3).index == (2,)
 
 
+@pytest.fixture(params=["separate passes", "one loop"])
+def loop(request, monkeypatch):
+    """Both ways to read a block of float32 or bfloat16: with torch and NumPy, and compiled."""
+    if request.param == "one loop":
+        assert fused_loop(torch.float32) is not None, "needs a C compiler, as Inductor does"
+        monkeypatch.setattr(measure_module, "_LARGE", 0)
+        monkeypatch.setattr(measure_module, "_FUSED_BLOCK", 100_000)
+    else:
+        monkeypatch.setattr(measure_module, "_LARGE", sys.maxsize)
+
+
+@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("kind", ["relative", "additive", "one ulp", "relu", "equal", "sign flips"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_large_tensors_against_numpy(dtype, kind):
@@ -390,6 +414,21 @@ def test_large_tensors_against_numpy(dtype, kind):
         assert difference[metrics.index] == difference.max()
 
 
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("position", [0, 150_000, 299_999])
+def test_one_nan_in_a_large_tensor(dtype, position):
+    x = torch.ones(300_000, dtype=dtype)
+    y = x.clone()
+    y[position] = torch.nan
+    metrics = measure(reference=x, candidate=y)
+    assert (metrics.mismatched, metrics.nonfinite_mismatched, metrics.nan_candidate) == (1, 1, 1)
+    assert metrics.index == (position,)
+    same = measure(reference=y, candidate=y.clone())
+    assert (same.mismatched, same.nan_reference, same.nan_candidate) == (0, 1, 1)
+
+
+@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e20, 1e37])
 def test_squares_neither_overflow_nor_underflow(dtype, scale):

@@ -1,0 +1,90 @@
+/* Everything that `measure` wants to know about two dense tensors, in one loop over both. See fused.py.
+
+   Bit patterns of numbers of one sign are in the order of the numbers, so greatest floats are found as integers, where
+   NaN is the greatest. Ratios and distances are taken only in rows where one may exceed the greatest so far. */
+
+#include <stdint.h>
+#include <string.h>
+
+enum { ROW = 4096 }; /* elements summed in float before they go into a double; they stay in the first-level cache */
+
+struct statistics { /* in and out, as in fused.py */
+    double squares, reference_squares, peak, top, ratio;
+    int64_t differing, peak_row, ratio_row, ulp;
+};
+
+static inline float as_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline int32_t magnitude(float value) {
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
+static inline float from_float32(int32_t bits) { return as_float((uint32_t)bits); }
+
+static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits << 16); }
+
+#define DEFINE_LOOP(NAME, BITS, WIDEN, MASK, PRECISION)                                                                \
+    void NAME(const BITS *reference, const BITS *candidate, int64_t count, struct statistics *total) {                 \
+        for (int64_t start = 0; start < count; start += ROW) {                                                         \
+            const BITS *one = reference + start, *other = candidate + start;                                           \
+            const int length = count - start < ROW ? (int)(count - start) : ROW;                                       \
+            /* A greater distance than `ulp` has a ratio of at least (ulp + 1) * 2^-precision, if that is below 1/2:   \
+               see measure.py. No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see \
+               bits.py. Rounding keeps the order, so none is overlooked. */                                            \
+            const int64_t low_bits = 32 - 8 * (int64_t)sizeof(BITS), half = total->ulp / 2 - 3;                        \
+            const double least = (double)(total->ulp + 1) * PRECISION;                                                 \
+            const float far = least < 0.5 ? (float)least : 0.5f, known = (float)total->ratio;                          \
+            const int32_t wide = half > (1 << 24) >> low_bits ? (int32_t)((half << low_bits) + (1 << 23)) : 0;         \
+            int32_t peak = 0, top = 0, differing = 0, beyond = 0;                                                      \
+            float squares = 0, reference_squares = 0;                                                                  \
+            _Pragma("omp simd reduction(max: peak, top) reduction(+: differing, beyond, squares, reference_squares)")  \
+            for (int i = 0; i < length; i++) {                                                                         \
+                const float a = WIDEN(one[i]), gap = WIDEN(other[i]) - a;                                              \
+                const int32_t gap_bits = magnitude(gap), size_bits = magnitude(a);                                     \
+                peak = gap_bits > peak ? gap_bits : peak;                                                              \
+                top = size_bits > top ? size_bits : top;                                                               \
+                differing += gap_bits != 0;                                                                            \
+                const float size = as_float(size_bits), distance = as_float(gap_bits);                                 \
+                const int apart = (distance >= size * far) & (gap_bits > wide);                                        \
+                beyond += (gap_bits != 0) & (apart | (distance > size * known));                                       \
+                squares += gap * gap;                                                                                  \
+                reference_squares += a * a;                                                                            \
+            }                                                                                                          \
+            total->differing += differing;                                                                             \
+            total->squares += squares;                                                                                 \
+            total->reference_squares += reference_squares;                                                             \
+            const float row_peak = as_float(peak), row_top = as_float(top);                                            \
+            if (row_top > total->top || row_top != row_top) total->top = row_top; /* NaN stays */                      \
+            if (row_peak > total->peak || row_peak != row_peak) {                                                      \
+                total->peak = row_peak;                                                                                \
+                total->peak_row = start;                                                                               \
+            }                                                                                                          \
+            if (!beyond) continue;                                                                                     \
+            uint32_t ulp = 0;                                                                                          \
+            int32_t ratio = 0;                                                                                         \
+            _Pragma("omp simd reduction(max: ulp, ratio)")                                                             \
+            for (int i = 0; i < length; i++) {                                                                         \
+                const float a = WIDEN(one[i]), gap = WIDEN(other[i]) - a;                                              \
+                const uint32_t p = one[i] & MASK, q = other[i] & MASK;                                                 \
+                const uint32_t distance = (one[i] ^ other[i]) < 0 ? p + q : p > q ? p - q : q - p;                     \
+                ulp = distance > ulp ? distance : ulp;                                                                 \
+                const int32_t quotient = magnitude(gap / a); /* 0 / 0 does not count */                                \
+                const int32_t counted = magnitude(gap) ? quotient : 0;                                                 \
+                ratio = counted > ratio ? counted : ratio;                                                             \
+            }                                                                                                          \
+            if (ulp > total->ulp) total->ulp = ulp;                                                                    \
+            if (as_float(ratio) > total->ratio) {                                                                      \
+                total->ratio = as_float(ratio);                                                                        \
+                total->ratio_row = start;                                                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+DEFINE_LOOP(fused_float32, int32_t, from_float32, 0x7fffffff, 0x1p-24)
+DEFINE_LOOP(fused_bfloat16, int16_t, from_bfloat16, 0x7fff, 0x1p-8)

@@ -1,0 +1,132 @@
+"""All statistics of two dense tensors in one loop, compiled by the system's C compiler where there is one.
+
+Each reduction of torch or NumPy is a pass of its own over a block. A dozen of them take four times as long as reading
+both tensors from memory does; one loop takes little longer than that. Whoever compiles models for the CPU has a
+compiler. Without one, `measure` says the same with separate passes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+__all__ = ["FUSED_ROW", "FusedLoop", "FusedStatistics", "fused_loop"]
+
+FUSED_ROW = 4096
+"""Elements of a row: how precisely `FusedStatistics` says where something was found. ``ROW`` in ``fused.c``."""
+
+_TIMEOUT = 60.0  # seconds; compiling takes a fifth of one
+
+_TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
+    ["-march=native"],
+    ["-mcpu=native"],
+    [],
+)  # not every compiler knows each
+
+
+class FusedStatistics(ctypes.Structure):
+    """What a loop is told about earlier blocks, and what it says of one (``struct statistics`` in ``fused.c``).
+
+    If ``peak`` or ``squares`` is not finite, the block holds a NaN, an infinity, or numbers beyond float32, and the
+    other numbers mean nothing.
+
+    Attributes:
+        squares: Sum of the squares of the differences, good to about ``1e-6`` relative unless rows of it over- or
+            underflow in float32.
+        reference_squares: The same of the reference.
+        peak: The greatest absolute difference, in float32.
+        top: The greatest magnitude of the reference.
+        ratio: The greatest absolute difference over the reference's magnitude, in float32, where ``0 / 0`` does not
+            count. As an input, the greatest known; it stays if none exceeds it.
+        differing: Number of elements whose difference is not 0.
+        peak_row: Where the row begins that holds the greatest difference.
+        ratio_row: The same of the ratio, if ``ratio`` grew.
+        ulp: The greatest distance in representable numbers; input and output like ``ratio``.
+    """
+
+    _fields_ = (
+        ("squares", ctypes.c_double),
+        ("reference_squares", ctypes.c_double),
+        ("peak", ctypes.c_double),
+        ("top", ctypes.c_double),
+        ("ratio", ctypes.c_double),
+        ("differing", ctypes.c_int64),
+        ("peak_row", ctypes.c_int64),
+        ("ratio_row", ctypes.c_int64),
+        ("ulp", ctypes.c_int64),
+    )
+
+    squares: float
+    reference_squares: float
+    peak: float
+    top: float
+    ratio: float
+    differing: int
+    peak_row: int
+    ratio_row: int
+    ulp: int
+
+
+FusedLoop = Callable[[torch.Tensor, torch.Tensor, float, int], FusedStatistics]
+"""Takes reference and candidate (one-dimensional, contiguous, on the CPU, no pending negation) and the greatest ratio
+and distance known so far."""
+
+
+def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
+    """The loop for a dtype; the first call in a process compiles, which takes a fifth of a second.
+
+    Args:
+        dtype: Of both tensors.
+
+    Returns:
+        The loop; None for other dtypes than float32 and bfloat16, or where nothing could be compiled.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        return None
+    library = _library()
+    if library is None:
+        return None
+    function = library[f"fused_{str(dtype).removeprefix('torch.')}"]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(FusedStatistics))
+    function.restype = None
+
+    def loop(reference: torch.Tensor, candidate: torch.Tensor, ratio: float, ulp: int) -> FusedStatistics:
+        statistics = FusedStatistics(ratio=ratio, ulp=ulp)
+        function(reference.data_ptr(), candidate.data_ptr(), reference.numel(), ctypes.byref(statistics))
+        return statistics
+
+    return loop
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name("fused.c")
+    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+        library = Path(folder) / "fused.so"
+        for tuned in _TUNED_FOR_THIS_PROCESSOR:
+            # No -ffast-math: NaN, infinities and denormals keep their meaning. Which sums may be reordered is said
+            # in the source.
+            command = [*compiler.split(), "-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
+            try:
+                subprocess.run(
+                    [*command, str(source), "-o", str(library)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=True,
+                    timeout=_TIMEOUT,
+                )
+                return ctypes.CDLL(str(library))
+            except (OSError, subprocess.SubprocessError):
+                continue
+    return None

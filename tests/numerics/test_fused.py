@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from checked_backend.numerics import fused
+from checked_backend.numerics.fused import FUSED_ROW, fused_loop
+
+
+def test_rows_are_those_of_the_source():
+    source = Path(fused.__file__).with_name("fused.c").read_text()
+    assert re.search(r"ROW = (\d+)", source)[1] == str(FUSED_ROW)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_says_where_and_keeps_what_is_known(dtype):
+    reference = torch.ones(3 * FUSED_ROW + 5, dtype=dtype)
+    candidate = reference.clone()
+    candidate[FUSED_ROW + 7] = 1.5
+    candidate[2 * FUSED_ROW + 1] = -1.0
+    loop = fused_loop(dtype)
+    found = loop(reference, candidate, 0.0, 0)
+    assert (found.differing, found.peak, found.ratio, found.top) == (2, 2.0, 2.0, 1.0)
+    assert found.peak_row == found.ratio_row == 2 * FUSED_ROW
+    assert found.squares == 4.25
+    bits = reference.view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
+    assert found.ulp == 2 * int(bits[0].item())
+    again = loop(reference, candidate, 3.0, found.ulp + 1)
+    assert (again.ratio, again.ulp, again.differing) == (3.0, found.ulp + 1, 2)
+
+
+@pytest.mark.parametrize("position", [0, -1])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_shows(value, position):
+    loop = fused_loop(torch.float32)
+    reference, candidate = torch.zeros(FUSED_ROW + 1), torch.zeros(FUSED_ROW + 1)
+    for side in (candidate, reference):  # at last in both
+        side[position] = value
+        assert not torch.tensor(loop(reference, candidate, 0.0, 0).peak).isfinite()
+
+
+def test_no_other_dtypes():
+    assert fused_loop(torch.float64) is fused_loop(torch.int32) is None
+
+
+@pytest.mark.parametrize("compiler", [None, "/no/such/compiler", "false"])
+def test_without_a_compiler_there_is_no_loop(compiler, monkeypatch):
+    monkeypatch.setattr(fused.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    assert fused._library.__wrapped__() is None
