@@ -15,11 +15,13 @@ from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare import compare_runs
 from checked_backend.checking.controls import ProgramControls
 from checked_backend.checking.program import Call, Outcome, Program, Run
+from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
 from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
 from checked_backend.record import Coverage, Finding, Skip
 from checked_backend.regions.backend import build_region
+from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.session import collect
 
@@ -67,10 +69,10 @@ def run_trial(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
     """
-    ledger, shapes = Ledger(), Shapes()
-    backend = partial(_region_backend, options=options, shapes=shapes)
+    ledger, shapes, results = Ledger(), Shapes(), RegionResults()
+    backend = partial(_region_backend, options=options, shapes=shapes, results=results)
     with _fresh_dynamo(), collect() as session:
-        pair = _Pair(Run(program), Run(program, partial(torch.compile, backend=backend, dynamic=dynamic)))
+        pair = _Pair(Run(program), Run(program, partial(torch.compile, backend=backend, dynamic=dynamic)), results)
         for call in program.calls:
             if not pair.step(call) and program.continued:
                 break
@@ -90,13 +92,14 @@ def run_trial(
 class _Pair:
     """Eager's run and the compiled one, in step."""
 
-    def __init__(self, reference: Run, candidate: Run) -> None:
+    def __init__(self, reference: Run, candidate: Run, results: RegionResults) -> None:
         self.reference = reference
         self.candidate = candidate
         self.calls: list[Call] = []
         self.references: list[Outcome] = []
         self.candidates: list[Outcome] = []
         self.in_regions: list[tuple[int, Finding]] = []
+        self.results = results
         self.anew: list[str] = []
         self.tracing = Tracing()
 
@@ -113,13 +116,15 @@ class _Pair:
 
     def compiled(self, call: Call, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
+        self.results.forget()
         with collect() as session, self.tracing.watch():
             candidate = self.candidate.step(call)
         index = len(self.calls)
         self.calls.append(call)
         self.references.append(reference)
         self.candidates.append(candidate)
-        self.in_regions += [(index, finding) for finding in session.ledger.findings()]
+        found = self.results.named(session.ledger.findings(), candidate.outputs)
+        self.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in session.ledger.coverage().regions)
 
 
@@ -140,12 +145,13 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:
 
 
 def _region_backend(
-    gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions, shapes: Shapes
+    gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions, shapes: Shapes, results: RegionResults
 ) -> Callable[..., Any]:
     shapes.note(gm)
+    name = GraphInfo.of(gm).name
     # no report of each region on disk: the check returns one
     region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigate)
-    return shapes.watched(region)
+    return results.watched(name, shapes.watched(region))
 
 
 @contextmanager

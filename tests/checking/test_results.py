@@ -1,0 +1,64 @@
+"""A finding of a region about a result of the program has the program's name for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from check_tools import batch, only
+from torch import fx
+
+import checked_backend as cb
+
+
+class Losses(NamedTuple):
+    total: torch.Tensor
+    parts: list[torch.Tensor]
+
+
+def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    for node in gm.graph.find_nodes(op="call_method", target="sin"):
+        node.target = "cos"
+    gm.recompile()
+    return gm.forward
+
+
+def in_a_tuple(x: torch.Tensor) -> Losses:
+    return Losses(x.exp(), [x.tanh(), x.sin()])
+
+
+def in_a_dictionary(x: torch.Tensor) -> dict[str, Any]:
+    return {"b": x.exp(), "a": {"c": x.sin()}}
+
+
+def after_a_graph_break(x: torch.Tensor) -> dict[str, Any]:
+    y = x.exp()
+    torch._dynamo.graph_break()
+    return {"first": y, "second": (y + x).sin()}
+
+
+@pytest.mark.parametrize(
+    ("program", "subject"),
+    [
+        (in_a_tuple, "output.parts[1]"),
+        (in_a_dictionary, "output[a][c]"),
+        (after_a_graph_break, "output[second]"),
+    ],
+)
+def test_it_is_named(program: Callable[..., Any], subject: str) -> None:
+    report = cb.check(program, (batch(),), compiler=wrong_sine)
+    assert only(report).subject == subject
+    assert f"logic, {subject}" in str(report)
+
+
+def test_a_region_that_runs_twice_keeps_its_own_names() -> None:
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    def program(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"twice": layer(layer(x))}
+
+    assert only(cb.check(program, (batch(),), compiler=wrong_sine)).subject == "output[0]"
