@@ -30,6 +30,7 @@ class Case:
         twin: The float64 twin's.
         logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
         float64_repeats: Whether eager repeats itself in float64, with other junk in uninitialised memory.
+        float64_spread: How far eager's runs in float64 differ, root mean square; None if there were none.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -43,6 +44,7 @@ class Case:
     twin: torch.Tensor | None = None
     logic_differs: bool | None = None
     float64_repeats: bool = False
+    float64_spread: float | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 

@@ -30,6 +30,7 @@ from checked_backend.regions.case import Case, extended, is_floating
 from checked_backend.regions.charges import Charge, charge
 from checked_backend.regions.controls import Controls, Values
 from checked_backend.regions.rulings import Rulings
+from checked_backend.regions.run_to_run import is_rounding, repeats, spreads
 
 __all__ = ["Hearing", "short"]
 
@@ -44,9 +45,6 @@ TWIN_RUNS = 2
 
 CANDIDATE_RUNS = 2
 """Further runs of the candidate, to see how often a difference repeats."""
-
-REPEATS = 1e-6
-"""A float64 reference repeats itself if its control runs, with junk in uninitialised memory, spread less, relative."""
 
 HIDING_NOISE = (256.0, 0.1)
 """Relative noise that calls for the float64 twin: more than this many roundoffs, less than this part of the value."""
@@ -111,6 +109,9 @@ class Hearing:
         if wanted:
             self._float64(wanted)
         for case in self._open():
+            if not case.same_bits and not is_rounding(case, self._repeated):
+                self._close(case, _NONDETERMINISTIC)
+        for case in self._open():
             if not case.outside and not case.logic_differs:
                 self._close_as_noise(case)
         self._nondeterminism()
@@ -129,7 +130,12 @@ class Hearing:
         dtype = case.pair.reference.dtype
         if case.pair.name in self._known:
             return False  # the twin of this region has been compared before
-        if case.same_bits or dtype in LOW_PRECISION or (self._thorough and is_floating(case.pair.reference)):
+        if (
+            case.same_bits
+            or spreads(case, self._repeated)
+            or dtype in LOW_PRECISION
+            or (self._thorough and is_floating(case.pair.reference))
+        ):
             return True
         # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost.
         scale = case.metrics.reference_rms
@@ -215,7 +221,8 @@ class Hearing:
             found = twin_difference(high_precision=case.high_precision, twin=case.twin, envelope=envelope)
             case.logic_differs = found.differs
             scale = root_mean_square(case.high_precision)
-            case.float64_repeats = envelope is not None and envelope.rms <= REPEATS * scale
+            case.float64_spread = None if envelope is None else envelope.rms
+            case.float64_repeats = repeats(envelope, scale)
             case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
 
     def _let_candidate_answer_for_twin(self, case: Case) -> None:

@@ -1,0 +1,69 @@
+"""Eager differs from run to run: by rounding, which is noise, or by more, which is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend import Verdict
+
+
+@pytest.fixture
+def unsteady():
+    """Registers operators that know how often they ran; returns a program that uses one."""
+    library = torch.library.Library("unsteady", "FRAGMENT")
+    runs = itertools.count()
+
+    def drifting(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x * (1.0 + by * (next(runs) % 7))
+
+    def reordered(x: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(next(runs)))
+        total = torch.zeros_like(x[0])
+        for row in x[order]:
+            total += row
+        return total
+
+    library.define("drifting(Tensor x, float by) -> Tensor")
+    library.define("reordered(Tensor x) -> Tensor")
+    for name, kernel in (("drifting", drifting), ("reordered", reordered)):
+        library.impl(name, kernel, "CPU")
+    torch.library.register_fake("unsteady::drifting", lambda x, by: torch.empty_like(x), lib=library)
+    torch.library.register_fake("unsteady::reordered", lambda x: torch.empty_like(x[0]), lib=library)
+    yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) * 1.5
+    library._destroy()
+
+
+def numcheck(program, x):
+    compiled = torch.compile(
+        program, backend="numcheck", options={"compiler": "nop", "on_divergence": "record", "localize": False}
+    )
+    with cb.collect() as session:
+        for _ in range(3):
+            compiled(x)
+    return session.report
+
+
+def check(program, x):
+    return cb.check(program, (x,), compiler="nop", dynamic=False)
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("by", [0.1, 1e-4])
+def test_what_is_no_rounding_is_no_noise(face, dtype, by, unsteady):
+    report = face(unsteady("drifting", by), torch.randn(200, dtype=dtype))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert {str(finding.kind) for finding in report.findings} == {"nondeterministic"}
+    assert "does not repeat itself" in report.findings[0].message
+    assert report.findings[0].evidence["eager's own spread between two runs, rms"] > by / 10
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_without_a_fixed_order_are_noise(face, dtype, unsteady):
+    report = face(unsteady("reordered"), torch.randn(300, 40).to(dtype))
+    assert report.verdict is Verdict.PASS, report
