@@ -9,6 +9,7 @@ import pytest
 import torch
 from calibration import __main__ as program
 from calibration.compilers import candidate, planted, trace
+from calibration.constants import changed
 from calibration.families import FAMILIES
 from calibration.family import bugs_of
 from calibration.rounding import VARIANTS
@@ -16,6 +17,9 @@ from calibration.run import DTYPES, Case, Outcome, run_case
 from calibration.table import detectable, render
 
 import checked_backend as cb
+from checked_backend.numerics import judge
+from checked_backend.regions import case as cases
+from checked_backend.regions import hearing
 
 CLEAN = [
     ("encoder_block", "training", "everything"),
@@ -201,3 +205,11 @@ def test_program_goes_on_where_it_was_stopped(
     assert program.main([*wanted, "--time-limit", "0"]) == 0
     assert len(results.read_text().splitlines()) == len(ran) + 2
     assert "10 clean cases" not in capsys.readouterr().out
+
+
+def test_a_constant_can_be_changed_for_a_run() -> None:
+    with changed(["judge.ENVELOPE_FACTOR=2", "hearing.FIRST_RUNS=1"]):
+        assert (judge.ENVELOPE_FACTOR, cases.ENVELOPE_FACTOR, hearing.FIRST_RUNS) == (2.0, 2.0, 1)
+    assert judge.ENVELOPE_FACTOR == cases.ENVELOPE_FACTOR == 8.0
+    with pytest.raises(ValueError, match=r"is not MODULE\.NAME of a number"), changed(["judge.NOTHING=1"]):
+        pass

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from .constants import changed
 from .families import FAMILIES
 from .family import bugs_of
 from .rounding import VARIANTS
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=["clean", "bugs"], choices=["clean", "bugs"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="run every n-th case only")
+    parser.add_argument(
+        "--constant", nargs="*", default=[], metavar="NAME=VALUE", help="judge with another value of a constant"
+    )
     parser.add_argument("--resume", type=Path, help="JSON lines of results, to go on from and to append to")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds after which no case is begun")
     options = parser.parse_args(arguments)
@@ -86,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if time.monotonic() > until:
             print(f"time limit: {len(wanted) - number} cases left; go on with --resume", file=sys.stderr)
             break
-        outcomes[case.key] = outcome = run_case(case)
+        with changed(options.constant):
+            outcomes[case.key] = outcome = run_case(case)
         if options.resume is not None:
             with options.resume.open("a") as file:
                 file.write(json.dumps(outcome.to_json()) + "\n")
