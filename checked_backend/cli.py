@@ -110,6 +110,9 @@ def check(
     vary_data: Annotated[bool, typer.Option("--vary-data", help="Also on fresh data.")] = False,
     vary_layout: Annotated[bool, typer.Option("--vary-layout", help="Also in other memory layouts.")] = False,
     isolate: Annotated[bool, typer.Option("--isolate", help="In a process of its own, which may die.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")
+    ] = None,
     localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
@@ -126,6 +129,7 @@ def check(
         "vary_data": vary_data or None,
         "vary_layout": vary_layout or None,
         "isolate": isolate or None,
+        "timeout": timeout,
         "localize": localize or None,
     }
     given = {name: value for name, value in options.items() if value is not None}

@@ -7,6 +7,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -15,14 +16,18 @@ from typing import Any
 
 import torch
 
+from checked_backend.errors import CheckedBackendError
 from checked_backend.record import Verdict
 from checked_backend.report.environment import compiler_command, environment
+from checked_backend.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
 __all__ = ["Capability", "Diagnosis", "diagnose"]
 
 _OLDEST, _NEWEST = (2, 11), (2, 15)
 _OURS = ("debug_interpreter", "graph_dumper", "nop", "numcheck")
+_NEEDS = MappingProxyType({"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"})
 _TIMEOUT_S = 60
+_WORKS = "works"
 
 _PROGRAM = """
 #include <cmath>
@@ -90,7 +95,7 @@ def diagnose() -> Diagnosis:
     """Look at this machine. Compiles a few lines of C++ in a temporary folder; changes nothing.
 
     Returns:
-        Versions, the Dynamo backends that are registered, and what can be checked.
+        Versions, the Dynamo backends that can be candidates here, and what can be checked.
     """
     backends = tuple(sorted(torch.compiler.list_backends(exclude_tags=())))
     checks: tuple[Callable[[], Capability], ...] = (
@@ -99,11 +104,22 @@ def diagnose() -> Diagnosis:
         _cpp,
         _gpu,
         _mps,
+        _isolation,
+        _pytest,
         _graphviz,
         _transformers,
     )
-    candidates = tuple(name for name in backends if name not in _OURS)
+    candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
     return Diagnosis(MappingProxyType(environment()), candidates, tuple(check() for check in checks))
+
+
+def _is_candidate(backend: str) -> bool:
+    """Whether a backend compiles programs here: some test torch itself, some need what is not installed."""
+    if backend.endswith(("_TESTING_ONLY", "minifier_backend")):
+        return False
+    if backend == "cudagraphs":
+        return torch.cuda.is_available()
+    return backend not in _NEEDS or find_spec(_NEEDS[backend]) is not None
 
 
 def _torch_version() -> Capability:
@@ -175,6 +191,38 @@ def _mps() -> Capability:
     usable = torch.backends.mps.is_available()
     note = "no float64 there, so high-precision references run on the CPU" if usable else "this torch sees none"
     return Capability("Apple GPU", usable, False, note)
+
+
+def _isolation() -> Capability:
+    name = "a process of its own"
+    why = cannot_fork()
+    if why is not None:
+        return Capability(name, False, False, f"{why}, so check(isolate=True) and localizing are not possible")
+    try:
+        answer = run_in_worker(_after_a_backward_pass, timeout=_TIMEOUT_S)
+    except CheckedBackendError:
+        answer = "the backward pass failed"
+    if answer != _WORKS:
+        note = "check(isolate=True), with gradients only before the first backward pass of the process"
+        return Capability(name, True, False, note)
+    return Capability(name, True, False, "check(isolate=True); localizing and reducing survive compiled code that dies")
+
+
+def _after_a_backward_pass() -> str:
+    with torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()
+    return cannot_differentiate_in_worker() or _WORKS
+
+
+def _pytest() -> Capability:
+    name = "pytest --numcheck"
+    if find_spec("pytest") is None:
+        return Capability(name, False, False, "pytest is not installed")
+    ours = [entry for entry in entry_points(group="pytest11") if entry.value.partition(".")[0] == "checked_backend"]
+    if not ours:
+        return Capability(name, False, False, "the plugin is not registered; install the package, or use -p")
+    parallel = "also in parallel (xdist)" if find_spec("xdist") else "in one process; pytest-xdist is not installed"
+    return Capability(name, True, False, parallel)
 
 
 def _graphviz() -> Capability:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -132,7 +132,10 @@ def test_doctor(run: Run) -> None:
     assert "inductor" in read["backends"]
     assert "torch" in read["environment"]
     names = {capability["name"] for capability in read["capabilities"]}
-    assert {"torch version", "backends by name", "Inductor on the CPU"} <= names
+    assert {"torch version", "backends by name", "Inductor on the CPU", "a process of its own"} <= names
+    assert "pytest --numcheck" in names
+    assert not [name for name in read["backends"] if name.endswith("_TESTING_ONLY") or "minifier" in name]
+    assert "aot_eager" in read["backends"]
     code, out, _ = run("doctor")
     assert out.startswith("Versions\n  python ")
     assert "\nWhat can be checked here\n" in out
@@ -170,15 +173,57 @@ def test_output_that_the_terminal_cannot_show(tmp_path: Path) -> None:
 
 
 REGISTERS = """
+import os
+import time
+
 import torch
 
-def wrong(gm, example_inputs):
+
+def changed(gm):
     for node in gm.graph.find_nodes(op="call_method", target="sin"):
         node.target = "cos"
     gm.recompile()
-    return gm.forward
+    return gm
 
-torch._dynamo.register_backend(wrong, name="wrong_of_the_cli_test")
+
+def wrong(gm, example_inputs):
+    return changed(gm).forward
+
+
+def configured(gm, example_inputs, options=None):
+    return (gm if options == {"level": 3, "kind": "right"} else changed(gm)).forward
+
+
+def baked(gm, example_inputs):
+    known = []
+
+    def run(*args):
+        known[:] = known or gm.forward(*args)
+        return tuple(known)
+
+    return run
+
+
+def contiguous(gm, example_inputs):
+    def run(*args):
+        other = any(isinstance(arg, torch.Tensor) and not arg.is_contiguous() for arg in args)
+        return tuple(out + other for out in gm.forward(*args))
+
+    return run
+
+
+def kills(gm, example_inputs):
+    return lambda *args: os.kill(os.getpid(), 9)
+
+
+def hangs(gm, example_inputs):
+    return lambda *args: time.sleep(600)
+
+
+for backend in (wrong, configured, baked, contiguous, kills, hangs):
+    name = f"{backend.__name__}_of_the_cli_test"
+    if name not in torch.compiler.list_backends(exclude_tags=()):  # there is no way to take one back
+        torch._dynamo.register_backend(backend, name=name)
 """
 
 CHECKED = """
@@ -187,20 +232,120 @@ import torch
 
 def make():
     return lambda x, scale: x.sin() * scale, (torch.arange(3.0),), {"scale": 2}
+
+def layer():
+    return torch.nn.Linear(4, 2), (torch.arange(12.0).view(3, 4),)
 """
 
 
-def test_check(run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    modules, path = set(sys.modules), list(sys.path)
     file = tmp_path / "program_of_the_cli_test.py"
     file.write_text(CHECKED)
     (tmp_path / "registers_of_the_cli_test.py").write_text(REGISTERS)
-    code, out, _ = run("check", f"{file}:make", "--compiler", "eager", "--no-gradients", "--static")
+    yield file
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.endswith("_of_the_cli_test"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def checked(run: Run, program: Path) -> Callable[..., tuple[int, Report]]:
+    """``check`` of a factory with some options: the exit code and the report."""
+
+    def check(factory: str, *options: str) -> tuple[int, Report]:
+        code, out, err = run("check", f"{program}:{factory}", *options, "--json")
+        assert err == ""
+        return code, Report.from_json(out)
+
+    return check
+
+
+def test_check(run: Run, program: Path) -> None:
+    code, out, _ = run("check", f"{program}:make", "--compiler", "eager", "--no-gradients", "--static")
     assert (code, out.partition(":")[0]) == (0, "PASS")
-    code, out, _ = run("check", f"{file}:make", "--compiler", "wrong_of_the_cli_test", "--json")
+    code, out, _ = run("check", f"{program}:make", "--compiler", "wrong_of_the_cli_test", "--json")
     read = Report.from_json(out)
     assert (code, [finding.kind for finding in read.findings]) == (1, [Kind.LOGIC])
-    code, _, err = run("check", f"{file}:make", "--compiler", "nonsense")
+    code, _, err = run("check", f"{program}:make", "--compiler", "nonsense")
     assert code == 3
     assert "nonsense" in err
-    code, _, err = run("check", f"{file}:missing")
-    assert (code, err) == (3, f"checked-backend: {file} has no function 'missing'\n")
+    code, _, err = run("check", f"{program}:missing")
+    assert (code, err) == (3, f"checked-backend: {program} has no function 'missing'\n")
+
+
+Checked = Callable[..., tuple[int, Report]]
+
+
+def test_check_hands_options_to_the_compiler(checked: Checked) -> None:
+    configured = ("--compiler", "configured_of_the_cli_test")
+    options = ("--compiler-option", "level=3", "--compiler-option", "kind=right")
+    assert checked("make", *configured, *options)[0] == 0
+    assert checked("make", *configured, *options[:2])[0] == 1
+
+
+def test_check_of_several_steps(checked: Checked) -> None:
+    three = ("--iterations", "3", "--optimizer", "SGD:lr=0.1,momentum=0.9")
+    code, report = checked("layer", "--compiler", "eager", *three)
+    assert (code, report.coverage.checked["program runs"]) == (0, 3)
+    _, without = checked("layer", "--compiler", "eager", "--iterations", "3")
+    assert report.coverage.checked["tensors"] == without.coverage.checked["tensors"] + 2 * 3  # momenta
+
+
+@pytest.mark.parametrize(
+    ("option", "fault", "detail", "call"),
+    [
+        ("--vary-data", "baked", "logic.baked", "on fresh data (1)"),
+        ("--vary-layout", "contiguous", "logic", "with input transposed"),
+        ("--dynamic", "baked", "structure.shape", "with input 4x4"),
+    ],
+)
+def test_check_with_variants(checked: Checked, option: str, fault: str, detail: str, call: str) -> None:
+    code, report = checked("layer", "--compiler", "eager", option)
+    assert code == 0
+    assert report.coverage.checked["program runs"] > 2
+    code, report = checked("layer", "--compiler", f"{fault}_of_the_cli_test", option, "--no-gradients")
+    (finding,) = report.findings
+    assert (code, finding.detail) == (1, detail)
+    assert call in finding.evidence["calls that show it"]
+
+
+def test_check_in_isolation(checked: Checked) -> None:
+    assert checked("make", "--compiler", "eager", "--isolate")[0] == 0
+    code, report = checked("make", "--compiler", "kills_of_the_cli_test", "--isolate")
+    assert (code, [finding.detail for finding in report.findings]) == (1, ["crash.memory"])
+
+
+@pytest.mark.slow
+def test_check_of_a_program_that_hangs(checked: Checked) -> None:
+    code, report = checked("make", "--compiler", "hangs_of_the_cli_test", "--isolate", "--timeout", "15")
+    assert (code, [finding.actual for finding in report.findings]) == (1, ["still running after 15 s"])
+
+
+@pytest.mark.slow
+def test_check_localizes(checked: Checked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
+    code, report = checked("make", "--compiler", "wrong_of_the_cli_test", "--localize")
+    assert (code, [finding.op for finding in report.findings]) == (1, ["Tensor.sin"])
+    code, report = checked("make", "--compiler", "wrong_of_the_cli_test")
+    assert (code, [finding.op for finding in report.findings]) == (1, [None])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--iterations", "0"), "iterations got 0"),
+        (("--optimizer", "Nonsense"), "which torch.optim does not have"),
+        (("--optimizer", "Adam:lr"), "give KEY=VALUE"),
+        (("--optimizer", "Adam:lr=-1"), "the optimizer could not be made: ValueError: Invalid learning rate: -1"),
+        (("--optimizer", "Adam", "--no-gradients"), "optimizer needs gradients"),
+        (("--compiler-option", "level"), "give KEY=VALUE"),
+        (("--isolate", "--timeout", "-1"), "a number of seconds greater than 0"),
+    ],
+)
+def test_misuse_of_check(run: Run, program: Path, options: tuple[str, ...], words: str) -> None:
+    code, _, err = run("check", f"{program}:layer", "--compiler", "eager", *options)
+    assert code == 3
+    assert words in err

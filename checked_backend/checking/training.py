@@ -23,12 +23,15 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
         trained: What is trained, by name.
 
     Raises:
-        OptionError: There is nothing to train; or the factory returned no optimizer, or one over other parameters
-            than it was given, so that all runs would train the same ones.
+        OptionError: There is nothing to train; or the factory raised, or returned no optimizer, or one over other
+            parameters than it was given, so that all runs would train the same ones.
     """
     if not trained:
         raise OptionError("check: optimizer was given, but no parameter and no tensor argument requires grad.")
-    optimizer = make(list(trained.values()))
+    try:
+        optimizer = make(list(trained.values()))
+    except Exception as error:
+        raise OptionError(f"check: the optimizer could not be made: {type(error).__name__}: {error}") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(
             f"check: optimizer must be a torch.optim class or a function (params) -> optimizer; it returned "
