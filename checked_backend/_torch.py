@@ -90,11 +90,13 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "dump_code",
+    "dynamo_captures_data",
     "dynamo_control_flow",
     "dynamo_counters",
     "dynamo_disable",
     "dynamo_many_recompilations",
     "dynamo_reset",
+    "dynamo_restarts",
     "evaluate_expression",
     "fake_kernel",
     "fall_back",
@@ -156,9 +158,21 @@ def dynamo_counters() -> dict[str, Counter[str]]:
     return {name: Counter(counters[name]) for name in ("graph_break", "frames")}
 
 
+def dynamo_restarts() -> tuple[type[BaseException], ...]:
+    """Those of `dynamo_control_flow` after which Dynamo traces the frame anew, to another form of the same graph."""
+    return (TensorifyScalarRestartAnalysis,)
+
+
 def dynamo_reset() -> None:
     """Forget everything that was compiled."""
     torch._dynamo.reset()
+
+
+@contextmanager
+def dynamo_captures_data() -> Iterator[None]:
+    """Take operators whose results depend on data, such as ``item()``, into graphs; by default they break the graph."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
 
 
 @contextmanager
@@ -553,33 +567,50 @@ def find_op_packet(namespace: str, name: str) -> OpOverloadPacket | HigherOrderO
     return packet if isinstance(packet, (OpOverloadPacket, HigherOrderOperator)) else None
 
 
-def internal_functions() -> dict[str, Callable[..., Any]]:
-    """Internal functions that Dynamo writes into graphs, by name.
+_FUNCTORCH = (
+    "_add_batch_dim _grad_decrement_nesting _grad_increment_nesting _jvp_decrement_nesting _jvp_increment_nesting "
+    "_remove_batch_dim _unwrap_for_grad _vmap_decrement_nesting _vmap_increment_nesting _wrap_for_grad "
+    "set_inplace_requires_grad_allowed"
+)
+_PREDISPATCH = (
+    "_add_batch_dim _enter_dual_level _exit_dual_level _jvp_decrement_nesting _jvp_increment_nesting _make_dual "
+    "_remove_batch_dim _unpack_dual _unwrap_for_grad _vmap_decrement_nesting _vmap_increment_nesting "
+    "lazy_load_decompositions"
+)
 
-    They set modes and batch dimensions and count calls, nothing else.
+
+def internal_functions() -> dict[str, Callable[..., Any]]:
+    """Internal functions that Dynamo writes into graphs, by ``module:name``.
+
+    They compute, set modes, open and close levels of `torch.func`'s transforms, and count calls, nothing else.
     """
-    homes: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "torch._C": (torch._C, ("_log_api_usage_once", "_set_grad_enabled")),
-        "torch.amp.autocast_mode": (torch.amp.autocast_mode, ("_enter_autocast", "_exit_autocast")),
-        "torch._functorch.predispatch": (
-            torch._functorch.predispatch,
-            (
-                "_add_batch_dim",
-                "_remove_batch_dim",
-                "_vmap_decrement_nesting",
-                "_vmap_increment_nesting",
-                "lazy_load_decompositions",
-            ),
+    computing = {f"torch._C.{home}": getattr(torch._C, home) for home in ("_nn", "_fft", "_linalg", "_special")}
+    found = {f"{home}:{name}": (module, name) for home, module in computing.items() for name in dir(module)}
+    found |= {f"torch:{name}": (torch, name) for name in dir(torch._C._VariableFunctions)}
+    homes: dict[str, tuple[Any, str]] = {
+        "torch._C": (
+            torch._C,
+            "_enter_dual_level _exit_dual_level _log_api_usage_once _set_fwd_grad_enabled _set_grad_enabled",
         ),
+        "torch._C._autograd": (
+            torch._C._autograd,
+            "_get_data_attr _saved_tensors_hooks_disable _saved_tensors_hooks_enable",
+        ),
+        "torch._C._functorch": (torch._C._functorch, _FUNCTORCH),
+        "torch._functorch.eager_transforms": (
+            torch._functorch.eager_transforms,
+            "_autograd_grad _set_tensor_requires_grad",
+        ),
+        "torch._functorch.predispatch": (torch._functorch.predispatch, _PREDISPATCH),
+        "torch.amp.autocast_mode": (torch.amp.autocast_mode, "_enter_autocast _exit_autocast"),
+        "torch.autograd.forward_ad": (torch.autograd.forward_ad, "_maybe_load_decompositions"),
+        "torch.autograd.grad_mode": (torch.autograd.grad_mode, "_enter_inference_mode _exit_inference_mode"),
     }
-    for home in ("_nn", "_fft", "_linalg", "_special"):
-        module = getattr(torch._C, home)
-        homes[f"torch._C.{home}"] = (module, tuple(name for name in dir(module) if not name.startswith("__")))
+    found |= {f"{home}:{name}": (module, name) for home, (module, names) in homes.items() for name in names.split()}
     return {
-        f"{home}:{name}": function
-        for home, (module, names) in homes.items()
-        for name in names
-        if callable(function := getattr(module, name, None))
+        text: function
+        for text, (module, name) in found.items()
+        if not name.startswith("__") and callable(function := getattr(module, name, None))
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
@@ -200,7 +201,8 @@ def numcheck(
     """
     parsed = parse_options(CheckOptions, "numcheck", options)
     dump = _dump_of(gm, parsed, parsed.dump)
-    return _watched(dump, build_region(gm, example_inputs, parsed, mode, investigator=investigate))
+    with nullcontext() if dump is None else dump.compiling():
+        return _watched(dump, build_region(gm, example_inputs, parsed, mode, investigator=investigate))
 
 
 def _compile(
@@ -223,15 +225,16 @@ def _compile(
 
         return run
 
-    compiled = compile_with(
-        gm,
-        example_inputs,
-        options=options,
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        on_joint=None if dump is None else lambda joint, _inputs: dump.write("joint", joint),
-    )
+    with nullcontext() if dump is None else dump.compiling():
+        compiled = compile_with(
+            gm,
+            example_inputs,
+            options=options,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            on_joint=None if dump is None else lambda joint, _inputs: dump.write("joint", joint),
+        )
     return _watched(dump, compiled)
 
 

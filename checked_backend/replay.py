@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import dynamo_control_flow, dynamo_reset, mark_dynamic, tree_leaves
+from checked_backend._torch import dynamo_captures_data, dynamo_control_flow, dynamo_reset, mark_dynamic, tree_leaves
 from checked_backend.dump import Dump
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.options import CheckOptions, parse_options
@@ -91,6 +91,25 @@ def _run(
     session: Session,
     investigator: Investigator | None,
 ) -> Any:
+    outputs, reason = _traced_again(dump, options, seed, training, session, investigator)
+    if reason is None:
+        return outputs
+    session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
+    inputs = _inputs(dump, seed, training)
+    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
+    return build_region(dump.module, inputs, direct, None, thorough=True, investigator=investigator)(*inputs)
+
+
+def _traced_again(
+    dump: Dump,
+    options: CheckOptions,
+    seed: int,
+    training: bool,
+    session: Session,
+    investigator: Investigator | None,
+) -> tuple[Any, str | None]:
+    """Compile the graph as a user's program, whole; or say why Dynamo does not."""
+    backend = partial(_checked, options=options, investigator=investigator)
     dynamo_reset()
     try:
         inputs = _inputs(dump, seed, training)
@@ -99,21 +118,17 @@ def _run(
             for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
                 if isinstance(size, str):
                     mark_dynamic(value, dimension)
-        return torch.compile(dump.module, backend=partial(_checked, options=options, investigator=investigator))(
-            *inputs
-        )
+        with dynamo_captures_data():
+            outputs = torch.compile(dump.module, backend=backend, fullgraph=True)(*inputs)
     except CheckedBackendError:
         raise
     except Exception as error:
         if session.report.coverage.regions:
             raise  # the graph ran, and eager itself raises
-        reason = f"Dynamo cannot trace this graph again ({type(error).__name__}), so only the recorded sizes were run"
-        session.ledger.skip(Skip("dynamic shapes", reason))
+        return None, f"cannot trace this graph again ({type(error).__name__})"
     finally:
         dynamo_reset()
-    inputs = _inputs(dump, seed, training)
-    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
-    return build_region(dump.module, inputs, direct, None, thorough=True, investigator=investigator)(*inputs)
+    return outputs, None if session.report.coverage.regions else "leaves this graph in Python"
 
 
 def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import fx
 
 from checked_backend._torch import HigherOrderOperator, OpOverload, shape_facts, size_hint, triton_kernel
 from checked_backend.dump.portable import attribute
-from checked_backend.dump.targets import encode_target, needed_import
+from checked_backend.dump.targets import encode_target, is_importable, known_function, needed_import
 from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
 from checked_backend.interpret.source import source_line
 
@@ -84,7 +84,14 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
 def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
     target = encode_target(node.op, node.target)
     if node.op == "call_function":
-        if (needed := needed_import(target)) is not None:
+        if (
+            target.startswith("function:")
+            and known_function(node.target) is None
+            and not is_importable(target, node.target)
+        ):
+            what = target.removeprefix("function:")
+            found.unsupported[f"node {node.name} calls {what}, an object that cannot be imported"] = None
+        elif (needed := needed_import(target)) is not None:
             found.requires[needed] = None
         if "triton_kernel_wrap" in target:
             kernel = triton_kernel(int(node.kwargs["kernel_idx"]))  # type: ignore[arg-type]

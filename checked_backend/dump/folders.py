@@ -65,6 +65,13 @@ class DumpSlot:
             ) from error
         return target
 
+    def discard(self) -> None:
+        """Remove the graphs of this index, and give it back. What cannot be removed stays."""
+        for path in self.folder.glob(f"{self.name}_*_{self.index}"):
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            (self.folder / _CLAIMS / str(self.index)).unlink()
+
 
 def claim_slot(root: Path, name: str) -> DumpSlot:
     """Claim the next free index of a name, also against other threads and processes.

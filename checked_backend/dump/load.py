@@ -15,6 +15,7 @@ from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
 from checked_backend.errors import DumpError
+from checked_backend.report.view import clean
 
 __all__ = ["Dump", "load_dump"]
 
@@ -72,16 +73,15 @@ class Dump:
         """
         if self._module is None:
             if self._graph.unsupported:
-                why = "; ".join(self._graph.unsupported)
+                why = clean("; ".join(self._graph.unsupported))
                 raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
             try:
                 self._module = rebuild_graph(
                     self._graph.graph, self._built_constants(), self._graph.stacks, self._imported
                 )
             except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
-                needs = (
-                    f". The dump says that it needs: {', '.join(self._graph.requires)}" if self._graph.requires else ""
-                )
+                needs = clean(", ".join(self._graph.requires))
+                needs = f". The dump says that it needs: {needs}" if needs else ""
                 raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
         return self._module
 

@@ -15,9 +15,11 @@ from torch import fx, nn
 from checked_backend._torch import dump_code
 from checked_backend.dump import standalone
 from checked_backend.dump.encode import EncodedGraph
+from checked_backend.dump.targets import known_function
 
 __all__ = ["graph_name", "module_source", "repro_source"]
 
+_INTERPRETING = ("higher_order:autograd_function_apply", "higher_order:tag_activation_checkpoint")
 _KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree")
 
 _HEADER = '''\
@@ -63,6 +65,15 @@ def _constants(specs):
 
 '''
 
+_BODY = '''
+def _graph_module(body, inputs):
+    """A body as the graph that operators expect which take it apart, as checkpoints do."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_module("body", tuple(graph.placeholder(name) for name in inputs)))
+    return torch.fx.GraphModule({"body": body}, graph)
+
+'''
+
 _REPRO = """
 
 # ---- the repro ----
@@ -76,7 +87,11 @@ def main():
     parser = argparse.ArgumentParser(description="Run the graph of this folder; needs {needs}.")
     parser.add_argument("--compiler", help="a backend of torch.compile to compare with eager")
     parser.add_argument("--seed", type=int, default=0, help="for input values that were not saved")
+    parser.add_argument("--save", metavar="FILE", help="write eager's outputs there, for torch.load")
     chosen = parser.parse_args()
+    unsupported = {unsupported}
+    if unsupported:
+        raise SystemExit("this graph cannot be run from its dump: " + "; ".join(unsupported))
     here = os.path.dirname(os.path.abspath(__file__))
     with open(os.path.join(here, "inputs.json"), encoding="utf-8") as stream:
         document = json.load(stream)
@@ -100,6 +115,8 @@ def main():
             return [leaf for leaf in torch.utils._pytree.tree_leaves(call(*inputs))]
 
     reference = run(False)
+    if chosen.save:
+        torch.save([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in reference], chosen.save)
     candidate = run(True) if chosen.compiler else reference
     for index, (expected, actual) in enumerate(zip(reference, candidate, strict=True)):
         if not isinstance(expected, torch.Tensor):
@@ -161,14 +178,16 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
         needs=_comment(f"Needs {needs}."),
         imports="".join(f"{line}\n" for line in dict.fromkeys(imports)),
     )
-    constants = _CONSTANTS if encoded.constants.storages() else ""
-    return header + constants + "\n\n".join(classes) + "\n"
+    helpers = _CONSTANTS if encoded.constants.storages() else ""
+    helpers += _BODY if any("_graph_module(" in text for text in classes) else ""
+    return header + helpers + "\n\n".join(classes) + "\n"
 
 
 def repro_source(encoded: EncodedGraph) -> str:
     """The text of ``repro.py``, which runs the dump's graph with nothing but torch."""
     text = inspect.getsource(standalone)
-    return text.rstrip() + _REPRO.format(needs=_comment(_needs(encoded)).replace("{", "").replace('"', "'"))
+    needs = _comment(_needs(encoded)).replace("{", "").replace('"', "'")
+    return text.rstrip() + _REPRO.format(needs=needs, unsupported=ascii(list(encoded.unsupported)))
 
 
 def _needs(encoded: EncodedGraph) -> str:
@@ -185,6 +204,10 @@ def _import(name: str, value: Any) -> str:
         return f"import {value.__name__} as {name}"
     if isinstance(value, str):
         return f"{name} = {value!r}"  # an annotation that was never evaluated
+    known = known_function(value)
+    if known is not None:
+        home, _, path = known.partition(":")
+        return f"{name} = torch.Tensor.{path}" if home == "torch.Tensor" else f"from {home} import {path} as {name}"
     module = getattr(value, "__module__", None) or type(value).__module__
     qualified = getattr(value, "__qualname__", name)
     if module == "__main__" or "<" in qualified or "." in qualified:
@@ -201,10 +224,15 @@ def _add_class(
     names: dict[str, Any],
 ) -> None:
     made: list[str] = []
+    taken_apart = _taken_apart(graph)
     for attribute in graph["subgraphs"]:
         child = f"{'' if name == 'GraphModule' else name + '_'}{_local(attribute).replace('.', '_')}"
         _add_class(_submodule(gm, attribute), graph["subgraphs"][attribute], encoded, child, classes, names)
-        made.append(f"{_assign(_local(attribute), made)} = {child}()")
+        new = f"{child}()"
+        if attribute in taken_apart:
+            inputs = [node["name"] for node in graph["subgraphs"][attribute]["nodes"] if node["op"] == "placeholder"]
+            new = f"_graph_module({new}, {inputs})"
+        made.append(f"{_assign(_local(attribute), made)} = {new}")
     if graph["constants"]:
         made.append(f"constants = _constants({_specs(graph['constants'], encoded)})")
         made += [f"{_assign(attribute, made)} = constants[{attribute!r}]" for attribute in graph["constants"]]
@@ -222,6 +250,14 @@ def _add_class(
         body += ["    " + line for line in lines] + [""]
     body.append(textwrap.indent(code.strip("\n").rstrip(), "    "))
     classes.append("\n".join(body))
+
+
+def _taken_apart(graph: Mapping[str, Any]) -> set[str]:
+    """The subgraphs of operators that do not call their body, but interpret its nodes."""
+    targets = {node["name"]: node["target"] for node in graph["nodes"] if node["op"] == "get_attr"}
+    calls = [node for node in graph["nodes"] if node["target"] in _INTERPRETING]
+    given = [value for node in calls for value in node["args"]["tuple"] if isinstance(value, dict) and "node" in value]
+    return {targets[value["node"]] for value in given if value["node"] in targets}
 
 
 def _local(attribute: str) -> str:

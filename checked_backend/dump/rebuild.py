@@ -79,7 +79,8 @@ def _check_target(graph: Graph, node: Node, where: str) -> None:
         args = node.args["tuple"]
         if node.op == "call_method" and not (args and isinstance(args[0], dict) and "node" in args[0]):
             raise BadGraph(f"{where}: a method needs a node to be called on")
-        if node.target == "function:builtins:getattr" and not (len(args) == 2 and attribute_allowed(args[1])):
+        reads = node.target == "function:builtins:getattr"
+        if reads and (len(args) != 2 or not attribute_allowed(args[1]) or node.kwargs["dict"]):
             raise BadGraph(f"{where}: a dump may not read this attribute")
 
 

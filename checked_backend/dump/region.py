@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import disable_current_modes
+from checked_backend._torch import disable_current_modes, dynamo_restarts
 from checked_backend.dump.encode import EncodedGraph, encode_graph, recorded, tensor_bytes
 from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.folders import DumpSlot, claim_slot
@@ -79,6 +79,15 @@ class RegionDump:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
                 _warn(error)
                 return None
+            raise
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """While the region is compiled. A graph that Dynamo traces anew, in another form, leaves no dump."""
+        try:
+            yield
+        except dynamo_restarts():
+            self._slot.discard()
             raise
 
     def write(self, kind: str, gm: fx.GraphModule) -> None:

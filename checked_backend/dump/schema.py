@@ -40,6 +40,8 @@ def _path(name: str) -> str:
 
 
 Size = Annotated[int, Field(ge=0, lt=2**48)]
+Sizes = Annotated[list[Size], Field(max_length=1000)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Identifier = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_identifier)]
 Path = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_path)]
@@ -68,8 +70,8 @@ class Tensor(_Model):
     """How a tensor lies in memory."""
 
     dtype: Dtype
-    shape: list[Size]
-    stride: list[Size]
+    shape: Sizes
+    stride: Sizes
     storage_offset: Size
     device: Device
     requires_grad: bool
@@ -203,7 +205,7 @@ class GraphFile(_Model):
 
     format: str
     version: int
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
+    name: Name
     kind: GraphKind
     index: Size
     torch: str
@@ -216,7 +218,7 @@ class GraphFile(_Model):
     stacks: list[str]
     symbols: dict[str, Symbol]
     relations: list[str]
-    pairs: dict[GraphKind, str]
+    pairs: dict[GraphKind, Name]
     saved: list[Saved]
     requires: list[str]
     unsupported: list[str]

@@ -29,7 +29,16 @@ from checked_backend._torch import (
     internal_functions,
 )
 
-__all__ = ["Unresolved", "attribute_allowed", "checked_target", "encode_target", "needed_import", "resolve_target"]
+__all__ = [
+    "Unresolved",
+    "attribute_allowed",
+    "checked_target",
+    "encode_target",
+    "is_importable",
+    "known_function",
+    "needed_import",
+    "resolve_target",
+]
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _OP = re.compile(rf"op:({_NAME})\.({_NAME})\.({_NAME})")
@@ -38,7 +47,9 @@ _FUNCTION = re.compile(rf"function:({_NAME}(?:\.{_NAME})*):({_NAME}(?:\.{_NAME})
 _METHOD = re.compile(rf"method:({_NAME})")
 
 _BUILT_IN = frozenset({"aten", "prims", "prim", "quantized", "inductor", "higher_order", "profiler", "rngprims"})
-# They open files, or call what they are given.
+_TEXT = re.compile(r"\bstr\b")
+_FILE_ARGUMENT = re.compile(r"file|path|folder|dir$|ur[il]$")
+# They open files, or call what they are given. Those of other libraries are found by the names of their arguments.
 _FORBIDDEN_OPS = frozenset(
     {"aten.from_file", "aten.save", "debugprims.load_tensor", "image.read_file", "image.write_file"}
 )
@@ -108,7 +119,7 @@ def encode_target(op: str, target: Any) -> str:
         return f"higher_order:{target.name()}"
     if isinstance(target, OpOverloadPacket):
         return f"packet:{target}"
-    known = _names().get(target) if callable(target) and target.__hash__ is not None else None
+    known = known_function(target)
     if known is not None:
         return f"function:{known}"
     module = getattr(target, "__module__", None) or type(target).__module__
@@ -131,6 +142,22 @@ def needed_import(text: str) -> str | None:
     if match and f"{match[1]}:{match[2]}" not in _functions():
         return match[1]
     return None
+
+
+def known_function(function: Any) -> str | None:
+    """``module:name`` of a function that a dump may call; None for another."""
+    return _names().get(function) if callable(function) and type(function).__hash__ is not None else None
+
+
+def is_importable(text: str, target: Any) -> bool:
+    """Whether a function's text, from `encode_target`, leads to it again in a process that imports its module."""
+    match = _FUNCTION.fullmatch(text)
+    if match is None:
+        return False
+    value: Any = sys.modules.get(match[1])
+    for step in match[2].split("."):
+        value = getattr(value, step, None)
+    return value is target
 
 
 def checked_target(text: str) -> None:
@@ -170,6 +197,7 @@ def resolve_target(text: str, imported: Collection[str] = ()) -> Any:
         overload = getattr(packet, match[3], None) if packet is not None else None
         if not isinstance(overload, OpOverload):
             raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
+        _refuse_files(text, [overload])
         return overload
     if match := _PACKET.fullmatch(text):
         namespace, _, name = match[1].rpartition(".")
@@ -178,6 +206,8 @@ def resolve_target(text: str, imported: Collection[str] = ()) -> Any:
         packet = find_op_packet(namespace or "higher_order", name)
         if packet is None:
             raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
+        if isinstance(packet, OpOverloadPacket):
+            _refuse_files(text, [getattr(packet, name) for name in packet.overloads()])
         return packet
     if match := _METHOD.fullmatch(text):
         return match[1]
@@ -190,9 +220,16 @@ def resolve_target(text: str, imported: Collection[str] = ()) -> Any:
     raise Unresolved(f"{text!r} is not among the functions of torch and Python that a dump may call{_hint(text)}")
 
 
+def _refuse_files(text: str, overloads: Collection[OpOverload]) -> None:
+    for overload in overloads:
+        for argument in overload._schema.arguments:
+            if _TEXT.search(str(argument.real_type)) and _FILE_ARGUMENT.search(argument.name.lower()):
+                raise Unresolved(f"{text!r}: a dump may not call an operator that opens a file ({argument.name})")
+
+
 def attribute_allowed(name: object) -> bool:
     """Whether a graph may read this attribute of a tensor with ``getattr``."""
-    return name in _ATTRIBUTES
+    return isinstance(name, str) and name in _ATTRIBUTES
 
 
 def _hint(text: str) -> str:

@@ -144,6 +144,11 @@ GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: relu(d).update(target="function:builtins:getattr", args={"tuple": ["x", "__class__"]}),
         "may not read",
     ),
+    "getattr of a node": (
+        lambda d: relu(d).update(target="function:builtins:getattr", args={"tuple": [5, {"node": "primals_1"}]}),
+        "may not read",
+    ),
+    "a path in pairs": (lambda d: d["pairs"].update(joint="../../x"), "pairs"),
     "code in target": (lambda d: relu(d).update(target="op:aten.relu.default()\nimport os"), "names no operator"),
     "code in name": (lambda d: relu(d).update(name="a\nimport os"), "identifier"),
     "keyword": (lambda d: relu(d).update(name="import"), "reserved"),
@@ -189,6 +194,20 @@ def test_a_hostile_graph_is_refused(dump: Path, name: str, monkeypatch: pytest.M
     assert not (dump.parent / "pwned").exists()
 
 
+def test_an_operator_that_opens_files_is_refused(dump: Path) -> None:
+    library = torch.library.Library("dump_files", "DEF")
+    library.define("read(Tensor x, *, str? file_name=None) -> Tensor")
+    library.impl("read", lambda x, file_name=None: x.clone(), "CPU")
+    for target in ("op:dump_files.read.default", "packet:dump_files.read"):
+        edit(dump / "graph.json", lambda document, target=target: relu(document).update(target=target))
+        checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+        edit(dump / "inputs.json", lambda document, checksum=checksum: document.update(graph=checksum))
+        refused(dump, "graph.json", r"opens a file \(file_name\)")
+        text = (dump / "graph.json").read_text()
+        (dump / "graph.json").write_text(text.replace(target, "op:aten.relu.default"))
+        edit(dump / "graph.json", lambda document: None)
+
+
 INPUT_EDITS: dict[str, tuple[Edit, str]] = {
     "no such memory": (lambda d: d["inputs"][0]["tensor"].update(shape=[2**40, 2**40]), "beyond|cannot"),
     "device": (lambda d: d["storages"][0].update(device="__import__('os')"), "device"),
@@ -205,6 +224,7 @@ INPUT_EDITS: dict[str, tuple[Edit, str]] = {
     "expression": (lambda d: d["inputs"][0]["tensor"].update(symbolic={"shape": 5}), "symbolic"),
     "other dump": (lambda d: d.update(graph="0" * 64), "another dump"),
     "stride": (lambda d: d["inputs"][0]["tensor"].update(stride=[]), "lengths"),
+    "dimensions": (lambda d: d["inputs"][0]["tensor"].update(shape=[1] * 10**5, stride=[1] * 10**5), "at most 1000"),
 }
 
 

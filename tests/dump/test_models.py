@@ -58,6 +58,8 @@ def leaves(value: Any) -> list[Any]:
 
 
 SLOW = (pytest.mark.slow, pytest.mark.ci_sample)
+# Dynamo makes an instance of a user's autograd.Function to trace its backward
+TRACED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 @pytest.mark.parametrize("make", [bert, pytest.param(gpt2, marks=SLOW), resnet])
@@ -142,6 +144,30 @@ def imaginary(x: torch.Tensor) -> torch.Tensor:
     return (x * x.conj()).real + x.imag
 
 
+def transformed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return (x**3).sum()
+
+    return torch.func.grad(cube)(x), torch.vmap(cube)(x.view(3, 1)), torch.randn_like(x)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2 * ctx.saved_tensors[0]
+
+
+def interpreted(x: torch.Tensor) -> torch.Tensor:
+    """Operators that do not call their bodies but take them apart."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    return checkpoint(lambda x: Squared.apply(x.sin()), x.clone().requires_grad_(), use_reentrant=False).detach()  # type: ignore[no-any-return]
+
+
 def program(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     wide = torch.randn(2, 3, 4, 4)
     return {
@@ -149,14 +175,18 @@ def program(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         "custom": (custom, (torch.randn(3),)),
         "layouts": (layouts, (wide.to(memory_format=torch.channels_last), torch.randn(2, 1, 1, 4).expand(2, 3, 4, 4))),
         "float8": (low, (torch.randn(4, 4).to(torch.float8_e4m3fn),)),
+        "transformed": (transformed, (torch.randn(3),)),
+        "interpreted": (interpreted, (torch.randn(3),)),
         "complex": (imaginary, (torch.randn(3, dtype=torch.complex64),)),
     }[name]
 
 
 PROGRAMS = ["cond", "custom", "layouts", "float8", "complex"]
+MORE = ["transformed", "interpreted"]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@TRACED
+@pytest.mark.parametrize("name", [*PROGRAMS, *(pytest.param(name, marks=SLOW) for name in MORE)])
 def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
     function, args = program(name)
     compiled = torch.compile(function, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})
@@ -173,8 +203,13 @@ def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("cond", "layouts") else pytest.param(name, marks=SLOW) for name in PROGRAMS if name != "custom"],
+    [
+        name if name in ("cond", "layouts") else pytest.param(name, marks=SLOW)
+        for name in (*PROGRAMS, *MORE)
+        if name != "custom"
+    ],
 )
+@TRACED
 def test_repro_runs_from_its_folder_with_nothing_but_torch(name: str, tmp_path: Path) -> None:
     function, args = program(name)
     torch.compile(copy.deepcopy(function), backend="graph_dumper", options={"dump": str(tmp_path / "d")})(*args)

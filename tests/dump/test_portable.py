@@ -135,3 +135,34 @@ def test_inputs_that_a_dump_cannot_hold_are_said(tmp_path: Path) -> None:
     done = python("repro.py", folder=dump.path)
     assert done.returncode == 1
     assert "input sparse is a tensor of layout torch.sparse_coo, which a dump cannot hold" in done.stderr
+
+
+def add_kernel(x: Any, out: Any, count: int) -> None:
+    """Stands for a Triton kernel: torch keeps it in a table of the process, and graphs name its place there."""
+
+
+def test_a_triton_kernel_is_shown_and_refused(tmp_path: Path) -> None:
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
+    place = kernel_side_table.add_kernel(add_kernel)
+    graph = fx.Graph()
+    x, out = graph.placeholder("x"), graph.placeholder("out")
+    rest = {"constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+    kwargs = {"kernel_idx": place, **rest, "kwargs": {"x": x, "out": out}}
+    graph.call_function(triton_kernel_wrapper_mutation, (), kwargs)
+    graph.output((graph.call_function(torch.ops.aten.sin.default, (out,)),))
+    dump = dumped(fx.GraphModule(nn.Module(), graph), [torch.ones(2), torch.ones(2)], tmp_path)
+    why = f"runs the Triton kernel {__name__}:add_kernel"
+    assert dump.metadata["requires"] == [__name__]
+    text = render_dump(dump)
+    assert f"needs: import {__name__}" in text
+    assert f"cannot be run from the dump: node triton_kernel_wrapper_mutation {why}" in text
+    assert "= aten.sin.default(out)" in text
+    assert why in (dump.path / "module.py").read_text()
+    assert [value.tolist() for value in dump.inputs()] == [[1, 1], [1, 1]]
+    with pytest.raises(cb.DumpError, match=f"cannot be run from its dump: node .* {why}"):
+        _ = dump.module
+    done = python("repro.py", folder=dump.path)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].endswith(why)
+    assert "Traceback" not in done.stderr

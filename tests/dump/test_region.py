@@ -309,3 +309,14 @@ def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Pa
         for node in relu:
             assert node["expected"]["tensor"]["shape"] == [4, 2]
             assert "in forward: return self.linear(x).relu()" in node["source"]
+
+
+def test_a_graph_that_dynamo_traces_anew_leaves_no_dump(tmp_path: Path) -> None:
+    def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
+        return nn.functional.batch_norm(x, None, None, training=True, eps=eps)
+
+    options = {"dump": str(tmp_path), "dump_values": True}
+    torch.compile(normalised, backend="graph_dumper", dynamic=True, options=options)(torch.randn(4, 3), 0.125)
+    found = dumps(tmp_path)
+    assert set(found) == {"normalised_dynamo_0", "normalised_inference_0"}
+    assert all(cb.load_dump(path).has_values for path in found.values())

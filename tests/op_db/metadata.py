@@ -2,15 +2,17 @@
 
 A sample is traced with `make_fx` on fake tensors, and the graph runs with all checks. One line per operator:
 ``mismatches`` (real metadata bugs of torch), ``errors`` (this package raised where the bare graph did not: always a bug
-here), ``untraceable`` (torch itself cannot trace it) and ``ran``.
+here), ``untraceable`` (torch itself cannot trace it), ``killed`` (the bare graph kills its process, or hangs: a bug of
+one of torch's kernels) and ``ran``.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from checked_backend.interpret.metadata import MetadataInterpreter
 from checked_backend.record import Finding
+from checked_backend.worker import Death, run_in_worker
 
 from .entries import name_of, operators
 from .results import append, read
 
 __all__ = ["KNOWN", "document", "interesting", "run_sample", "summary", "sweep"]
 
+SECONDS_PER_SAMPLE, SECONDS_PER_OPERATOR = 60, 1200
+Run = Callable[[Any, Any], tuple[str, str, list[dict[str, Any]]]]
 KNOWN = Path(__file__).parent / "known_metadata_bugs.json"
 
 
@@ -42,8 +47,14 @@ def _is_picture(leaf: Any) -> bool:
     return plain and leaf.shape[1] > 1 and leaf.numel() > 0
 
 
-def run_sample(info: Any, sample: Any) -> tuple[str, list[Finding] | str]:
-    """Trace and run one sample, with its gradients: ``ran`` and findings, or ``untraceable`` or ``errors`` and why."""
+def run_sample(info: Any, sample: Any, *, bare: bool = False) -> tuple[str, list[Finding] | str]:
+    """Trace and run one sample, with its gradients: ``ran`` and findings, or ``untraceable`` or ``errors`` and why.
+
+    Args:
+        info: Its entry.
+        sample: A ``SampleInput``.
+        bare: Run the graph without this package.
+    """
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i].detach().clone() for i in places]
@@ -78,6 +89,8 @@ def run_sample(info: Any, sample: Any) -> tuple[str, list[Finding] | str]:
         else:
             return "untraceable", reason
         found: list[Finding] = []
+        if bare:
+            return "ran", found
         torch.set_rng_state(state)
         try:
             MetadataInterpreter(gm, "inference", found.extend)([tensor.clone() for tensor in tensors])
@@ -90,7 +103,36 @@ def _differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def sweep_operator(info: Any, limit: int | None) -> dict[str, Any]:
+def _told(info: Any, sample: Any) -> tuple[str, str, list[dict[str, Any]]]:
+    """The outcome of a sample, why, and its mismatches."""
+    outcome, result = run_sample(info, sample)
+    if isinstance(result, str):
+        return outcome, result, []
+    return outcome, "", [_mismatch(finding) for finding in result if not finding.evidence["inherited"]]
+
+
+def _mismatch(finding: Finding) -> dict[str, Any]:
+    return {
+        "op": finding.op,
+        "detail": finding.detail,
+        "output": finding.subject.partition("]")[2].strip("[]"),
+        "recorded": finding.expected,
+        "ran": finding.actual,
+        "fault": str(finding.evidence.get("likely at fault", "")).replace(_SITE, ""),
+    }
+
+
+def _told_alone(info: Any, sample: Any) -> tuple[str, str, list[dict[str, Any]]]:
+    """The same in a process of its own, and whose fault it is if that dies."""
+    told = run_in_worker(lambda: json.dumps(_told(info, sample)), timeout=SECONDS_PER_SAMPLE)
+    if not isinstance(told, Death):
+        outcome, reason, mismatches = json.loads(told)
+        return outcome, reason, mismatches
+    bare = run_in_worker(lambda: run_sample(info, sample, bare=True)[0], timeout=SECONDS_PER_SAMPLE)
+    return ("killed" if isinstance(bare, Death) else "errors"), told.words, []
+
+
+def sweep_operator(info: Any, limit: int | None, run: Run = _told) -> dict[str, Any]:
     """All samples of one operator."""
     torch.manual_seed(0)
     counts: Counter[str] = Counter()
@@ -99,29 +141,24 @@ def sweep_operator(info: Any, limit: int | None) -> dict[str, Any]:
     for number, sample in enumerate(info.sample_inputs("cpu", torch.float32, requires_grad=False)):
         if limit is not None and number >= limit:
             break
-        findings: list[Finding] = []
         for variant in layouts(sample):
-            outcome, result = run_sample(info, variant)
+            outcome, reason, told = run(info, variant)
             counts[outcome] += 1
-            if isinstance(result, str):
-                reasons.setdefault(outcome, result)
-            else:
-                findings += result
-        for finding in findings:
-            if not finding.evidence["inherited"]:
-                mismatches.setdefault(
-                    f"{finding.op} {finding.detail} {finding.subject.partition(']')[2]}".strip(),
-                    {
-                        "op": finding.op,
-                        "detail": finding.detail,
-                        "output": finding.subject.partition("]")[2].strip("[]"),
-                        "recorded": finding.expected,
-                        "ran": finding.actual,
-                        "fault": str(finding.evidence.get("likely at fault", "")).replace(_SITE, ""),
-                        "sample": number,
-                    },
-                )
+            if reason:
+                reasons.setdefault(outcome, reason)
+            for mismatch in told:
+                key = f"{mismatch['op']} {mismatch['detail']} {mismatch['output']}"
+                mismatches.setdefault(key, {**mismatch, "sample": number})
     return {"name": name_of(info), **counts, "mismatches": list(mismatches.values()), "reasons": reasons}
+
+
+def _sweep_in_worker(info: Any, limit: int | None) -> dict[str, Any]:
+    """All samples in one other process; if that dies, each in its own."""
+    told = run_in_worker(lambda: json.dumps(sweep_operator(info, limit)), timeout=SECONDS_PER_OPERATOR)
+    if isinstance(told, Death):
+        return sweep_operator(info, limit, _told_alone)
+    result: dict[str, Any] = json.loads(told)
+    return result
 
 
 _SITE = str(Path(torch.__file__).parent.parent) + "/"
@@ -144,7 +181,7 @@ def sweep(path: Path, *, seconds: float, samples: int | None = None, every: int 
                 continue
             if time.monotonic() - began > seconds:
                 return
-            result = sweep_operator(info, samples)
+            result = _sweep_in_worker(info, samples)
             append(path, result)
             yield result
 
@@ -160,7 +197,7 @@ def summary(path: Path) -> str:
     names = set()
     for result in read(path):
         names.add(result["name"])
-        totals.update({key: result.get(key, 0) for key in ("ran", "untraceable", "errors")})
+        totals.update({key: result.get(key, 0) for key in ("ran", "untraceable", "killed", "errors")})
     return f"{len(names)} of {len(operators())} operators; samples: {dict(totals)}"
 
 

@@ -1,0 +1,57 @@
+"""What nodes call, as text and back."""
+
+from __future__ import annotations
+
+import dis
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from checked_backend.dump.encode import encode_graph
+from checked_backend.dump.module import module_source
+from checked_backend.dump.targets import Unresolved, encode_target, needed_import, resolve_target
+
+FUNCTIONS: list[Any] = [
+    *(torch.rand_like, torch.randn_like, torch.randint_like, torch.zeros_like, torch.dropout, torch.arange),
+    *(torch._foreach_add, torch._foreach_sqrt_, torch._weight_norm, torch._scaled_mm, torch._int_mm),
+    *(torch.nn.functional.scaled_dot_product_attention, torch._C._nn.gelu, torch.Tensor.add_, torch.fft.rfft),
+    *(torch._C._functorch._grad_increment_nesting, torch._C._functorch._wrap_for_grad, torch._C._set_grad_enabled),
+    *(
+        torch._C._autograd._get_data_attr,
+        torch.autograd.grad_mode._enter_inference_mode,
+    ),
+    torch._functorch.eager_transforms._autograd_grad,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_function_that_dynamo_writes_needs_nothing_and_comes_back(function: Any) -> None:
+    text = encode_target("call_function", function)
+    assert needed_import(text) is None
+    assert resolve_target(text) is function
+    graph = fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("x"),)))
+    gm = fx.GraphModule(nn.Module(), graph)
+    source = module_source(gm, encode_graph(gm), "title", "2")
+    names: dict[str, Any] = {}
+    exec(compile(source, "module.py", "exec"), names)  # importable: each name it uses is there
+    assert "cannot be imported" not in source
+    instructions = dis.get_instructions(names["GraphModule"].forward)
+    assert {one.argval for one in instructions if one.opname == "LOAD_GLOBAL"} <= names.keys()
+
+
+@pytest.mark.parametrize("name", ["from_file", "load", "save", "compile", "_C._jit_pass_dce"])
+def test_functions_of_torch_that_do_not_compute_are_refused(name: str) -> None:
+    with pytest.raises(Unresolved):
+        resolve_target(f"function:torch:{name}")
+
+
+def test_an_object_of_the_process_is_said_to_be_one() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(lambda x: x, (graph.placeholder("x"),)))
+    found = encode_graph(fx.GraphModule(nn.Module(), graph))
+    (why,) = found.unsupported
+    assert "<lambda>, an object that cannot be imported" in why
+    assert not found.requires
