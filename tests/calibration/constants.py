@@ -50,7 +50,6 @@ CONSTANTS = (
     "run_to_run.ROUNDING_SHRINKS",
     "run_to_run.ROUNDOFFS",
 )
-MULTIPLES = (0.25, 0.5, 2.0, 4.0)
 
 
 def _number(name: str) -> float | int:
@@ -98,13 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="JSON lines written by python -m tests.calibration --resume")
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--constants", nargs="*", default=CONSTANTS, choices=CONSTANTS, metavar="NAME")
+    parser.add_argument("--multiples", nargs="*", type=float, default=[0.25, 0.5, 2.0, 4.0])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     outcomes = [Outcome.from_json(json.loads(line)) for line in options.results.read_text().splitlines()]
     hard = nearest(outcomes, options.cases)
     print(f"{len(hard)} cases nearest to a change of verdict, of {len(outcomes)}")
     for name in options.constants:
-        for multiple in MULTIPLES:
+        for multiple in options.multiples:
             value = _number(name) * multiple
             with changed([f"{name}={value}"]):
                 again = [run_case(each.case, effects=False) for each in hard]
