@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cli_tools import Run
 
 from checked_backend import cli
 from checked_backend.record import Coverage, Finding, Kind, Skip
@@ -20,20 +21,6 @@ from checked_backend.report.write import read_reports, write_report
 PASS = Report((), Coverage(checked={"outputs": 1}), "fine")
 FAIL = replace(PASS, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),), title="bad")
 VAGUE = replace(PASS, coverage=Coverage(checked={"outputs": 1}, skipped=(Skip("x", "y", matters=True),)), title="vague")
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def go(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-    return go
 
 
 @pytest.mark.parametrize(

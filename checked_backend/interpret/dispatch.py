@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
+
+import torch
 
 from checked_backend._torch import (
     HigherOrderOperator,
@@ -27,7 +30,8 @@ class OperatorMode(TorchDispatchMode):
     """A dispatch mode whose :meth:`run` gets each operator together with its facts.
 
     Compositions (visible under inference mode), higher-order operators (cond, while_loop, flex_attention, ...) and
-    operators on wrapper subclasses are taken apart first, so that ``run`` sees what is inside.
+    operators on wrapper subclasses are taken apart first, so that ``run`` sees what is inside. Autocast's cache of
+    weights is off while the mode is active: a cached cast would carry the mode's values out of it, or others in.
     """
 
     supports_higher_order_operators = True
@@ -35,6 +39,19 @@ class OperatorMode(TorchDispatchMode):
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
         self._operators: dict[Any, Operator] = {}
+        self._autocast_cache: list[bool] = []
+
+    def __enter__(self) -> OperatorMode:
+        self._autocast_cache.append(torch.is_autocast_cache_enabled())
+        torch.set_autocast_cache_enabled(False)
+        TorchDispatchMode.__enter__(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        TorchDispatchMode.__exit__(self, kind, error, traceback)
+        torch.set_autocast_cache_enabled(self._autocast_cache.pop())
 
     @abstractmethod
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload, TorchDispatchMode, is_alias_of
+from checked_backend._torch import DisableTorchDispatch, OpOverload, is_alias_of
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.noise import NoiseSource, unit_roundoff
 from checked_backend.interpret.operators import (
@@ -115,7 +114,7 @@ class MonteCarloMode(OperatorMode):
     precision. Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
     C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
 
-    No global random generator is touched, and autocast's cache of weights is off while the mode is active.
+    No global random generator is touched.
 
     Args:
         seed: Same seed, same program: same results.
@@ -139,23 +138,6 @@ class MonteCarloMode(OperatorMode):
         self.unperturbed: set[str] = set()
         self._noise = NoiseSource(seed)
         self._poison = _Poison(self._noise)
-        self._autocast_cache: list[bool] = []
-
-    def __enter__(self) -> MonteCarloMode:
-        # A cached cast of a weight would carry perturbed values out of the mode, or unperturbed ones in.
-        self._autocast_cache.append(torch.is_autocast_cache_enabled())
-        torch.set_autocast_cache_enabled(False)
-        TorchDispatchMode.__enter__(self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        TorchDispatchMode.__exit__(self, kind, error, traceback)
-        torch.set_autocast_cache_enabled(self._autocast_cache.pop())
 
     def opaque(self, name: str) -> None:
         """Take note of a higher-order operator whose inside cannot be perturbed."""

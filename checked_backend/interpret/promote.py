@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload, TorchDispatchMode
+from checked_backend._torch import DisableTorchDispatch, OpOverload
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.operators import Operator, argument
 from checked_backend.interpret.shadow import PromotionError, Shadows, promote, promote_tensors, promoted_dtype
@@ -36,8 +36,7 @@ class HighPrecisionMode(OperatorMode):
     active. Low-precision tensors that the program holds (constants, buffers that are not among the promoted inputs) are
     replaced, where an operator meets them, by a float64 copy of their memory; in-place operators change that copy,
     never the original. Whatever gradients are taken of must come from :func:`promote`, because autograd itself refuses
-    a float64 gradient of a float32 leaf. Under autocast float64 is not cast; autocast's cache of weights is off while
-    the mode is active.
+    a float64 gradient of a float32 leaf. Under autocast float64 is not cast.
 
     Args:
         default_dtype: Whether to set torch's default dtype to float64. It is the whole process's, so a program that
@@ -57,27 +56,21 @@ class HighPrecisionMode(OperatorMode):
         self._default_dtype = default_dtype
         self.lossy: set[str] = set()
         self._shadows = Shadows()
-        self._before: list[tuple[torch.dtype, bool]] = []
+        self._before: list[torch.dtype] = []
 
-    def __enter__(self) -> HighPrecisionMode:
-        self._before.append((torch.get_default_dtype(), torch.is_autocast_cache_enabled()))
+    def __enter__(self) -> OperatorMode:
+        self._before.append(torch.get_default_dtype())
         if self._default_dtype:
             torch.set_default_dtype(torch.float64)
-        torch.set_autocast_cache_enabled(False)
-        TorchDispatchMode.__enter__(self)
-        return self
+        return super().__enter__()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        TorchDispatchMode.__exit__(self, kind, error, traceback)
-        dtype, cache = self._before.pop()
+        super().__exit__(kind, error, traceback)
+        dtype = self._before.pop()
         if self._default_dtype:
             torch.set_default_dtype(dtype)
-        torch.set_autocast_cache_enabled(cache)
 
     def promoted(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor in this mode: for a low-precision one that the program holds, its float64 copy.

@@ -9,25 +9,11 @@ from pathlib import Path
 import faults
 import pytest
 import torch
+from cli_tools import Run
 from dump_tools import dumps, python
 from torch import nn
 
 import checked_backend as cb
-from checked_backend import cli
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def go(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-    return go
 
 
 @pytest.fixture
