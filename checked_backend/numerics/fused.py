@@ -35,7 +35,7 @@ _TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
 class FusedStatistics(ctypes.Structure):
     """What a loop is told about earlier blocks, and what it says of one (``struct statistics`` in ``fused.c``).
 
-    If ``peak`` or ``squares`` is not finite, the block holds a NaN, an infinity, or numbers beyond float32, and the
+    If ``peak`` or ``top`` is not finite, the block holds a NaN, an infinity, or a difference beyond float32, and the
     other numbers mean nothing.
 
     Attributes:
