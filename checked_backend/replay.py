@@ -91,8 +91,14 @@ def _run(
     session: Session,
     investigator: Investigator | None,
 ) -> Any:
-    outputs, reason = _traced_again(dump, options, seed, training, session, investigator)
+    outputs, reason = _traced_again(dump, options, seed, training, session, investigator, whole=True)
     if reason is None:
+        return outputs
+    outputs, again = _traced_again(dump, options, seed, training, session, investigator, whole=False)
+    if again is None:
+        session.ledger.skip(
+            Skip("some operators", f"Dynamo {reason} as a whole: what is between the parts ran in eager")
+        )
         return outputs
     session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
     inputs = _inputs(dump, seed, training)
@@ -107,8 +113,10 @@ def _traced_again(
     training: bool,
     session: Session,
     investigator: Investigator | None,
+    *,
+    whole: bool,
 ) -> tuple[Any, str | None]:
-    """Compile the graph as a user's program, whole; or say why Dynamo does not."""
+    """Compile the graph as a user's program, whole or in parts; or say why Dynamo does not."""
     backend = partial(_checked, options=options, investigator=investigator)
     dynamo_reset()
     try:
@@ -119,7 +127,7 @@ def _traced_again(
                 if isinstance(size, str):
                     mark_dynamic(value, dimension)
         with dynamo_captures_data():
-            outputs = torch.compile(dump.module, backend=backend, fullgraph=True)(*inputs)
+            outputs = torch.compile(dump.module, backend=backend, fullgraph=whole)(*inputs)
     except CheckedBackendError:
         raise
     except Exception as error:

@@ -135,7 +135,7 @@ class RegionDump:
                     pairs = zip(joint.names, joint.traced, strict=True)
                     self._complete(joint, [known.get(name, value) for (name, _), value in pairs])
         except Exception as error:  # see the module's docstring
-            _warn(error)
+            _warn(error, f"the inputs of {pending.folder} were not recorded")
 
     def _complete(self, pending: _Pending, args: Sequence[Any]) -> None:
         document, table = describe_inputs(pending.names, pending.traced, args)
@@ -264,6 +264,6 @@ def _rank() -> tuple[int, int]:
     return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
 
 
-def _warn(error: Exception) -> None:
+def _warn(error: Exception, what: str = "a graph was not dumped") -> None:
     why = str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
-    warnings.warn(f"a graph was not dumped, the program goes on: {why}", DumpWarning, stacklevel=3)
+    warnings.warn(f"{what}, the program goes on: {why}", DumpWarning, stacklevel=3)

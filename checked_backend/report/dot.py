@@ -41,7 +41,7 @@ def graph_to_dot(graph: fx.Graph, title: str = "graph") -> str:
     """
     lines = [
         f"digraph {_quote(title)} {{",
-        "    rankdir=TB;",
+        "    rankdir=TB; nslimit=1; nslimit1=1;",  # bounds on Graphviz's search, else minutes for some hundred nodes
         '    node [shape=box, style=filled, fontname="monospace"];',
     ]
     for node in graph.nodes:

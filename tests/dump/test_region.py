@@ -87,6 +87,40 @@ def test_a_full_disk_is_a_warning_and_the_program_goes_on(tmp_path: Path, monkey
         assert leftovers == []
 
 
+LIMITED = """
+import resource, signal, sys, warnings, torch
+from torch import nn
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+torch.manual_seed(0)
+net, x = nn.Sequential(nn.Linear(300, 400), nn.ReLU()), torch.ones(600, 300)
+net(x).sum().backward()
+expected, net[0].weight.grad = net[0].weight.grad, None
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]) << 10,) * 2)
+options = {"dump": sys.argv[1], "dump_values": True}
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    torch.compile(net, backend="graph_dumper", options=options)(x).sum().backward()
+assert torch.equal(expected, net[0].weight.grad)
+print(*[str(one.message) for one in told if one.category.__name__ == "DumpWarning"], sep="\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kib", "graphs", "why"), [(3, 0, "cannot write the dump"), (100, 4, "were not recorded")])
+def test_files_that_really_cannot_grow_are_a_warning(tmp_path: Path, kib: int, graphs: int, why: str) -> None:
+    root = tmp_path / "d"
+    done = python("-c", LIMITED, root, kib, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.strip().splitlines()
+    assert told
+    assert all(why in line and "the program goes on" in line and "File too large" in line for line in told)
+    found = {name: cb.load_dump(path) for name, path in dumps(root).items()}
+    assert len(found) == graphs
+    for dump in found.values():
+        dump.module(*dump.inputs())
+    assert [path for path in root.rglob("*") if path.name.startswith(".") and path.name != ".claims"] == []
+
+
 def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -78,6 +79,40 @@ def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
     code, _, err = run("replay", found["forward"], "--import", "no_such_module_here")
     assert code == 3
     assert "--import no_such_module_here" in err
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2 * ctx.saved_tensors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_what_dynamo_cannot_trace_again_is_checked_nevertheless(tmp_path: Path) -> None:
+    from checked_backend.replay import replay
+
+    def own(x: torch.Tensor) -> torch.Tensor:  # Dynamo refuses its own operator for Squared
+        return Squared.apply(x.sin())  # type: ignore[no-any-return]
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:  # and AOT autograd the one that keeps random states
+        inner = nn.Sequential(nn.ReLU(), nn.Dropout(0.3))
+        return torch.utils.checkpoint.checkpoint(inner, x * 2, use_reentrant=False)  # type: ignore[no-any-return]
+
+    for program, kind, skipped in ((own, "dynamo", "dynamic shapes"), (checkpointed, "forward", "some operators")):
+        options = {"dump": str(tmp_path), "dump_values": True}
+        x = torch.randn(4, requires_grad=True)
+        torch.compile(program, backend="graph_dumper", options=options)(x).sum().backward()
+        report = replay(cb.load_dump(dumps(tmp_path)[f"{program.__name__}_{kind}_0"]), compiler="aot_eager")
+        assert report.verdict is cb.Verdict.PASS
+        assert report.coverage.checked["outputs"] > 0
+        assert skipped in [skip.subject for skip in report.coverage.skipped]
 
 
 def test_replay_leaves_the_random_state_alone(found: dict[str, Path], run: Run) -> None:
