@@ -18,7 +18,7 @@ from typing import Any
 from checked_backend._torch import inductor_mode_options, without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
-from checked_backend.localize import Cut, Location, locate, operator_name
+from checked_backend.localize import Cut, Location, locate
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, keep_out, reduce, write_repro
 from checked_backend.reduce.judge import judge_trial
@@ -156,12 +156,14 @@ def _described(location: Location) -> _Found:
     evidence = {}
     if location.message:
         evidence["at the operator"] = location.message
+    if location.within:
+        evidence["decomposition"] = location.within
     if location.notes:
         evidence["how it was localized"] = "; ".join(location.notes)
     node = location.node
     found = _Found(location.stage, location.graph, evidence=evidence)
     if node is not None:
-        found.node, found.op, found.source = node.name, operator_name(node), source_line(node)
+        found.node, found.op, found.source = node.name, location.op, source_line(node)
     return found
 
 

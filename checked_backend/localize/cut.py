@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
+from checked_backend.interpret.effects import has_effects, writes
 from checked_backend.localize.subgraph import (
     calls_of,
-    has_effects,
     is_item,
     is_symbolic,
     is_view,
@@ -22,7 +22,6 @@ from checked_backend.localize.subgraph import (
     recorded_value,
     tensors_made,
     unshared,
-    writes,
 )
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding

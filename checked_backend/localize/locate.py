@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.localize.naming import aten_name, decomposed_from
 from checked_backend.localize.probe import bytes_of, probe
 from checked_backend.localize.raising import raising_node
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
@@ -42,21 +44,33 @@ class Location:
         stage: The first stage that is wrong: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
         graph: Which graph: ``forward``, ``backward`` or ``inference``; None if it is not known.
         node: The operator that errs.
+        op: What ATen calls it: the operator that the user's call came down to.
+        within: How the node is related to the operator of the user's graph, where a decomposition made it.
         message: What is wrong with its result.
         cut: A small trial that fails.
         notes: What was tried, and why it went no further.
+        gross: Whether the cut shows only to a judge of gross differences.
     """
 
     stage: str
     graph: str | None = None
     node: fx.Node | None = None
+    op: str | None = None
+    within: str | None = None
     message: str = ""
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
+    gross: bool = False
 
 
 def locate(
-    failure: Failure, findings: Sequence[Finding], judge: Judge, tell: Callable[[str], None] = lambda _text: None
+    failure: Failure,
+    findings: Sequence[Finding],
+    judge: Judge,
+    tell: Callable[[str], None] = lambda _text: None,
+    *,
+    gross: Judge = lambda _trial: (),
+    known: Callable[[Location], None] = lambda _location: None,
 ) -> Location:
     """Find out where a failure comes from.
 
@@ -65,23 +79,33 @@ def locate(
         findings: What its check found.
         judge: Tries a trial, safely: the compiler may crash.
         tell: Told what is being done.
+        gross: Tries a trial too, and finds only gross differences, without asking whether rounding explains them: for
+            a region of which no part is wrong by itself.
+        known: Told what is known already, whenever that is more.
 
     Raises:
         Exception: The call cannot be run again.
     """
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        return _located(failure, findings, judge, tell)
+        return _located(failure, findings, (judge, gross), tell, known)
     finally:
         before.restore()
 
 
-def _located(failure: Failure, findings: Sequence[Finding], judge: Judge, tell: Callable[[str], None]) -> Location:
+def _located(
+    failure: Failure,
+    findings: Sequence[Finding],
+    judges: tuple[Judge, Judge],
+    tell: Callable[[str], None],
+    known: Callable[[Location], None],
+) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
         return _raised(failure)
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    known(Location(stage.name))
     if not sets_modes(failure.graph):
         # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
         inputs, _ = failure.inputs.fresh()
@@ -92,8 +116,12 @@ def _located(failure: Failure, findings: Sequence[Finding], judge: Judge, tell: 
         )
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
-    search = _Search(graphs, candidate, compiler, lambda trial: _alike(failing, judge(trial)), tell)
-    return search.run(stage, failing)
+    judge, gross = (partial(_tried, failing, one) for one in judges)
+    return _Search(graphs, candidate, compiler, judge, gross, tell, known).run(stage, failing)
+
+
+def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:
+    return _alike(failing, judge(trial))
 
 
 def _raised(failure: Failure) -> Location:
@@ -103,7 +131,9 @@ def _raised(failure: Failure) -> Location:
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
-    return Location("compiled", "dynamo", node, f"eager raises {type(error).__name__}: {error}")
+    inputs, _ = failure.inputs.fresh()  # it may have written to those
+    op = aten_name(failure.graph, inputs, node)
+    return Location("compiled", "dynamo", node, op, None, f"eager raises {type(error).__name__}: {error}")
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -169,21 +199,29 @@ class _Search:
         options: Name the candidate.
         compiler: The first wrong stage, as a compiler.
         judge: Tries a trial.
+        gross: Tries a trial, and finds gross differences alone.
         tell: Told what is being done.
+        known: Told what is known already.
     """
 
     graphs: Sequence[Recorded]
     options: CheckOptions
     compiler: Compiler
     judge: Judge
+    gross: Judge
     tell: Callable[[str], None]
+    known: Callable[[Location], None]
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
         notes: list[str] = []
         in_values = any(finding.kind in _IN_VALUES and finding.detail not in _LAYOUT for finding in failing)
-        found = self._probed(stage, notes) if in_values else None
-        return found or self._bisected(stage, notes) or self._whole(stage, notes)
+        found = (self._probed(stage, notes) if in_values else None) or self._bisected(stage, notes)
+        if found is None and in_values:
+            blunt = replace(self, judge=self.gross)
+            found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
+            found = None if found is None else replace(found, gross=True)
+        return found or self._whole(stage, notes)
 
     def _probed(self, stage: Stage, notes: list[str]) -> Location | None:
         for recorded in self.graphs:
@@ -200,12 +238,24 @@ class _Search:
             if culprit is None:
                 continue
             self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
+            self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
             cut = self._cut(recorded, recorded.inputs, culprit.node)
             if cut is None:
                 notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is")
             node = culprit.node if cut is None else cut.node
-            return Location(stage.name, recorded.kind, node, culprit.finding.message, cut, tuple(notes))
+            return self._at(stage, recorded, node, culprit.finding.message, cut, notes)
         return None
+
+    def _at(
+        self, stage: Stage, recorded: Recorded, node: fx.Node, message: str, cut: Cut | None, notes: Sequence[str]
+    ) -> Location:
+        within = decomposed_from(node)
+        op = aten_name(recorded.graph, recorded.inputs or (), node)
+        if within is not None and stage.name == "partitioned":
+            op, within = within, f"{within}, shown by {op} in its decomposition"  # passes see what decompositions make
+        elif within is not None:
+            within = f"{op} in the decomposition of {within}"
+        return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes))
 
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
         cut = None
@@ -221,9 +271,10 @@ class _Search:
             prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
             if prefix is None:
                 continue
+            self.known(self._at(stage, recorded, prefix.node, prefix.finding.message, None, notes))
             cut = self._cut(recorded, recorded.inputs, prefix.node) or prefix
-            notes.append("found by bisection over prefixes of the graph: with every tensor exposed nothing is wrong")
-            return Location(stage.name, recorded.kind, prefix.node, prefix.finding.message, cut, tuple(notes))
+            notes.append("found by bisection over prefixes of the graph")
+            return self._at(stage, recorded, prefix.node, prefix.finding.message, cut, notes)
         return None
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
@@ -236,7 +287,7 @@ class _Search:
             if findings:
                 node = _output_node(recorded.graph, findings[0].subject)
                 cut = None if node is None else Cut(trial, node, findings[0])
-                return Location(stage.name, recorded.kind, None, findings[0].message, cut, tuple(notes))
+                return Location(stage.name, recorded.kind, None, None, None, findings[0].message, cut, tuple(notes))
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
         notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
         return Location(stage.name, notes=tuple(notes))

@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from checked_backend._torch import OpOverload, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.interpret.effects import writes
 from checked_backend.interpret.operators import OperatorKind, describe_operator
 from checked_backend.interpret.random import RandomTape, RecordRandom
 from checked_backend.localize.local import Call, judge_call
@@ -29,7 +30,6 @@ from checked_backend.localize.subgraph import (
     tensors_made,
     unshared,
     with_outputs,
-    writes,
 )
 from checked_backend.record import Finding
 from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph

@@ -10,16 +10,16 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
-from checked_backend.interpret.operators import describe_operator
+from checked_backend.interpret.effects import has_effects, sets_mode, writes
 from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
     "calls_of",
     "can_be_walked",
-    "has_effects",
     "is_item",
     "is_symbolic",
     "is_view",
+    "is_view_operator",
     "operator_name",
     "outputs_of",
     "part_of",
@@ -28,29 +28,8 @@ __all__ = [
     "tensors_made",
     "unshared",
     "with_outputs",
-    "writes",
 ]
 
-_IN_PLACE = frozenset(
-    [
-        "setitem",
-        "iadd",
-        "iand",
-        "iconcat",
-        "ifloordiv",
-        "ilshift",
-        "imatmul",
-        "imod",
-        "imul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-    ]
-)
-_MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
 _CALLS = ("call_function", "call_method", "call_module")
 
 
@@ -74,7 +53,7 @@ def can_be_walked(gm: fx.GraphModule) -> bool:
 
 
 def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
-    if node.op == "call_module" or _name(node).startswith(_MODES):
+    if node.op == "call_module" or sets_mode(node):
         return True
     if not has_effects(node):
         return False
@@ -90,21 +69,7 @@ def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
 
 def sets_modes(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph sets a mode on its way: a part of it would run under another one."""
-    return any(_name(node).startswith(_MODES) for node in calls_of(gm))
-
-
-def has_effects(node: fx.Node) -> bool:
-    """Whether a call in a Dynamo graph writes to what it is given."""
-    name = _name(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _IN_PLACE or node.kwargs.get("inplace") is True or "out" in node.kwargs
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether a call writes to what it is given, in a graph of either kind."""
-    if isinstance(node.target, OpOverload):
-        return bool(describe_operator(node.target).mutated)
-    return node.op in _CALLS and has_effects(node)
+    return any(map(sets_mode, gm.graph.nodes))
 
 
 def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -184,9 +149,12 @@ def is_item(node: fx.Node) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Whether an ATen operator returns its input's memory, and changes nothing in it."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    returned = [item.alias_info for item in node.target._schema.returns]
+    return isinstance(node.target, OpOverload) and is_view_operator(node.target)
+
+
+def is_view_operator(target: OpOverload) -> bool:
+    """Whether an operator returns its input's memory, and changes nothing in it."""
+    returned = [item.alias_info for item in target._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
 

@@ -10,20 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, changed_settings, default_settings
+from checked_backend._torch import changed_settings, default_settings
 from checked_backend.reduce.program import Program
 from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.trial import Trial
 
-__all__ = ["CompileCode", "settings_that_matter", "write_compile"]
+__all__ = ["CompileCode", "Settings", "settings_that_matter", "write_compile"]
 
 _IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
 """Words in names of settings that change how compilation goes, not what comes out."""
 
 Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of torch, by the module that has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def write_compile(program: Program, settings: Settings) -> CompileCode:
     """
     options = program.trial.options
     given = dict(options.compiler_options)
+    if not is_random(program):  # the checker sets it everywhere
+        given.pop("fallback_random", None)
     lines: list[str] = []
     problem = ""
     if isinstance(options.compiler, str):
@@ -72,11 +75,8 @@ def write_compile(program: Program, settings: Settings) -> CompileCode:
 
 
 def is_random(program: Program) -> bool:
-    """Whether a program draws random numbers."""
-    return any(
-        isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-        for node in program.trial.graph.graph.nodes
-    )
+    """Whether a program draws random numbers, or may do so: found by running it on fake tensors."""
+    return find_effects(program.trial.graph, program.trial.inputs).random
 
 
 def settings_that_matter(trial: Trial, shows: Callable[[Trial], bool]) -> Settings:

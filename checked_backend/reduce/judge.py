@@ -8,6 +8,7 @@ import torch
 
 from checked_backend._torch import warm_inductor, without_compile_caches
 from checked_backend.errors import CheckedBackendError
+from checked_backend.numerics import measure
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.regions.candidate import copy_graph, resolve_compiler
 from checked_backend.regions.inputs import copy_values
@@ -15,10 +16,13 @@ from checked_backend.regions.trial import Trial
 from checked_backend.report import Report
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
-__all__ = ["Judge", "judge_trial", "screen_trials", "warm_up"]
+__all__ = ["Judge", "judge_grossly", "judge_trial", "screen_trials", "warm_up"]
 
 Judge = Callable[[Trial, float], tuple[Finding, ...] | None]
 """Finds what is wrong with a trial within so many seconds; None if that could not be found out."""
+
+GROSS = 0.1
+"""The share of a result's size, in rms, beyond which no rounding of one operator in half precision is."""
 
 
 def warm_up(trial: Trial) -> None:
@@ -51,6 +55,52 @@ def judge_trial(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
         message = "the process that compiled and ran the program died"
         return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
     return Report.from_json(answer).findings
+
+
+def judge_grossly(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
+    """Compare a trial with eager, and find only what is NaN or infinite on one side, or far off.
+
+    For a part of a program that is known to be wrong: by itself it may be so ill-conditioned that the verdict on it
+    alone must be "rounding explains it", as when it divides by a count of equal elements.
+
+    Args:
+        trial: The trial.
+        timeout: Seconds, after which the compiler counts as hung.
+
+    Returns:
+        A finding for each such output; None for a program that eager cannot run.
+    """
+
+    def produce() -> str:
+        with torch.no_grad(), without_compile_caches():
+            expected = trial.graph(*copy_values(trial.inputs))
+            compiler = resolve_compiler(trial.options)
+            compiled = torch.compile(copy_graph(trial.graph), backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+            actual = compiled(*copy_values(trial.inputs))
+        found = [
+            _gross(place, one, other)
+            for place, (one, other) in enumerate(zip(expected, actual, strict=True))
+            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        ]
+        return Report(tuple(one for one in found if one is not None), Coverage(), title="trial").to_json()
+
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None
+    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding | None:
+    metrics = measure(reference=expected, candidate=actual)
+    subject = f"output[{place}]"
+    if metrics.nonfinite_mismatched:
+        message = "NaN or infinity on one side only"
+        return Finding(Kind.NONFINITE, subject, message, str(Kind.NONFINITE), metrics=metrics)
+    if metrics.rmse > GROSS * metrics.reference_rms:
+        message = f"off by more than {GROSS:.0%} of the values' size"
+        return Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)
+    return None
 
 
 def screen_trials(trials: Sequence[Trial], timeout: float) -> list[bool]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend.interpret.effects import sets_mode, writes
 from checked_backend.regions.candidate import copy_graph
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
@@ -116,7 +116,7 @@ class Draft:
     def finish(self) -> Program:
         """Drop what nothing uses, and make the program."""
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op not in ("placeholder", "output") and not _writes(node):
+            if not node.users and node.op not in ("placeholder", "output") and not _acts(node):
                 self.graph.erase_node(node)
         for node in self.graph.find_nodes(op="placeholder"):
             if not node.users:
@@ -196,10 +196,8 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
     return value
 
 
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and any(
-        argument.alias_info is not None and argument.alias_info.is_write for argument in node.target._schema.arguments
-    )
+def _acts(node: fx.Node) -> bool:
+    return writes(node) or sets_mode(node)
 
 
 def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce.compile_code import settings_that_matter, write_compile
+from checked_backend.reduce.compile_code import Settings, settings_that_matter, write_compile
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.program import Program
 from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, write_script
@@ -75,9 +75,11 @@ def write_repro(
     program = Program.of(trial, subject)
     warm_up(trial)
     finding = _finding(program.trial, subject, kind, judge, timeout)
-    settings = settings_that_matter(
-        program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
-    )
+    settings: Settings = {}
+    if finding is not None:  # else it cannot be told which of them matter
+        settings = settings_that_matter(
+            program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
+        )
     compiled = write_compile(program, settings)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"

@@ -87,7 +87,8 @@ def keep_out(op: str, source: str | None) -> Workaround:
         op: The operator, such as ``aten.relu.default``.
         source: The user's line.
     """
-    base = op.split(".")[1].rstrip("_") if op.count(".") else op
+    steps = op.split(".")
+    base = (steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]).rstrip("_")
     homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
     known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
     where = f"\n# and call eager_{base} at {source}" if source else f"\n# and call eager_{base} instead"

@@ -90,13 +90,14 @@ def _apart(program: Program) -> tuple[Program, list[tuple[str, str]]]:
 
 def near_output(problem: Problem) -> None:
     """Keep only the calls that are so many calls away from the tracked output; the values of others are recorded."""
-    depth = 1
+    depth, last = 1, 0
     while True:
         program = problem.best
         kept = _near(program, depth)
         calls = {node.name for node in call_nodes(program.trial.graph.graph)}
-        if not calls - kept or not kept:
+        if not calls - kept or len(kept) == last:  # calls for their effect alone are never near the output
             return
+        last = len(kept)
         if problem.consider(with_recorded(program, frozenset(calls - kept))):
             return
         depth *= 2
