@@ -108,6 +108,7 @@ __all__ = [
     "inductor_compile_graph",
     "inductor_decompositions",
     "inductor_front",
+    "inductor_graph_passes",
     "inductor_mode_options",
     "inductor_settings",
     "inner_exception",
@@ -346,6 +347,31 @@ def default_settings(names: Mapping[str, Iterable[str]]) -> Iterator[None]:
             module: Any = sys.modules[module_name]
             stack.enter_context(module.patch({name: copy.copy(module._config[name].default) for name in chosen}))
         yield
+
+
+@contextmanager
+def inductor_graph_passes(names: list[str]) -> Iterator[None]:
+    """Note the graph passes that Inductor runs in a block, by the names that ``config.disabled_passes`` takes.
+
+    Args:
+        names: Gets the names, in the order in which the passes run. Seen are the subsystems of graph passes that
+            ``CompilerBisector`` knows.
+    """
+    from torch._inductor.compiler_bisector import CompilerBisector  # noqa: PLC0415  Inductor is slow to import
+
+    bisector: Any = CompilerBisector
+    original = vars(bisector)["disable_subsystem"]
+
+    def noting(cls: Any, backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
+        if subsystem.endswith("_passes") and debug_info is not None:
+            names.append(debug_info())
+        return bool(original.__func__(cls, backend, subsystem, debug_info))
+
+    bisector.disable_subsystem = classmethod(noting)
+    try:
+        yield
+    finally:
+        bisector.disable_subsystem = original
 
 
 def fall_back(op: OpOverload) -> None:

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checked_backend._torch import inductor_mode_options, without_compile_caches
+from checked_backend._torch import without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
-from checked_backend.localize import Cut, Location, locate
+from checked_backend.localize import Cut, Location, locate, operator_name
+from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Repro, Untranslatable, Workaround, find_workaround, keep_out, reduce, write_repro
-from checked_backend.reduce.judge import judge_trial
+from checked_backend.reduce import (
+    Repro,
+    Untranslatable,
+    Workaround,
+    find_workaround,
+    keep_out,
+    reduce,
+    without_line,
+    write_repro,
+)
+from checked_backend.reduce.judge import Judge, judge_grossly, judge_trial
 from checked_backend.regions.ambient import RngState
-from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
@@ -69,6 +80,31 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
+class _Notebook:
+    """What is known so far, on disk, so that it outlives the worker."""
+
+    path: Path
+
+    def note(self, found: _Found) -> None:
+        """Write it down, whole or not at all."""
+        half = self.path.with_suffix(".half")
+        half.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        half.replace(self.path)
+
+    def after(self, death: Death) -> _Found:
+        """What was known when the worker died.
+
+        Raises:
+            CheckedBackendError: Nothing was.
+        """
+        if not self.path.exists():
+            raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
+        found = _Found(**json.loads(self.path.read_text("utf-8")))
+        found.evidence = {**(found.evidence or {}), "stopped": f"the process that looked further died: {death.words}"}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Investigation:
     """How to investigate.
 
@@ -98,13 +134,13 @@ class Investigation:
         """
         if not any(finding.kind in _INVESTIGATED for finding in findings):
             return findings
-        work = partial(_work, failure, findings, self)
         # AOT autograd traces forward and backward together
         here = cannot_fork() or cannot_differentiate_in_worker()
-        answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
-        if isinstance(answer, Death):
-            raise CheckedBackendError(f"the process that looked for the operator died: {answer.words}")
-        found = _Found(**json.loads(answer))
+        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+            notebook = _Notebook(Path(folder) / "found.json")
+            work = partial(_work, failure, findings, self, notebook)
+            answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
+            found = notebook.after(answer) if isinstance(answer, Death) else _Found(**json.loads(answer))
         return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
 
 
@@ -117,30 +153,38 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     return Investigation()(failure, findings)
 
 
-def _work(failure: Failure, findings: Sequence[Finding], how: Investigation) -> str:
+def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> str:
     before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
     try:
         with without_compile_caches():
-            return json.dumps(asdict(_investigated(failure, findings, how.tell, how.journal)))
+            return json.dumps(asdict(_investigated(failure, findings, how, notebook)))
     finally:
         before.restore()
 
 
-def _investigated(
-    failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None], journal: Path | None
-) -> _Found:
+def _investigated(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> _Found:
     deadline = time.monotonic() + TIME_LIMIT - PATIENCE
-    location = locate(failure, findings, _judge, tell)
+    last = [Location("compiled")]
+
+    def known(location: Location) -> None:
+        last[:] = [location]
+        notebook.note(_described(location))
+
+    try:
+        location = locate(failure, findings, _judge, how.tell, gross=_judge_grossly, known=known)
+    except KeyboardInterrupt:
+        found = _described(last[0])
+        found.evidence = {**(found.evidence or {}), "stopped": "by the user"}
+        return found
+    known(location)
     found = _described(location)
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
+    search = _Search(failure, findings, location, found, evidence, deadline, how)
     try:
-        reduced = _reduced(location.cut, deadline, tell, evidence, journal)
-        repro = _repro(reduced, deadline, failure, found, tell, evidence)
-        found.repro = None if repro is None else str(repro.path)
-        workaround = _workaround(reduced, deadline, failure, findings, found, tell)
-        found.workaround = None if workaround is None else workaround.code
+        for reached in search.steps():
+            notebook.note(reached)
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
     except Exception as error:  # the operator is known: what failed after that must not lose it
@@ -150,6 +194,10 @@ def _investigated(
 
 def _judge(trial: Trial) -> Sequence[Finding]:
     return [finding for finding in judge_trial(trial, TRIAL_LIMIT) or () if finding.kind.fails]
+
+
+def _judge_grossly(trial: Trial) -> Sequence[Finding]:
+    return judge_grossly(trial, TRIAL_LIMIT) or ()
 
 
 def _described(location: Location) -> _Found:
@@ -174,74 +222,132 @@ class _Reduced:
     kind: Kind
 
 
-def _reduced(
-    cut: Cut, deadline: float, tell: Callable[[str], None], evidence: dict[str, str], journal: Path | None
-) -> _Reduced:
-    reduction = reduce(
-        cut.trial,
-        subject=cut.finding.subject,
-        kind=cut.finding.kind,
-        deadline=min(time.monotonic() + REDUCTION_LIMIT, deadline),
-        progress=lambda progress: tell(str(progress)),
-        journal=journal,
-    )
-    if not reduction.shown:
-        evidence["reduced"] = "no: it did not show again in a process of its own"
-        return _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
-    evidence["reduced"] = f"to {reduction.size}; {reduction.tried} programs tried, {reduction.stopped}"
-    return _Reduced(reduction.trial, reduction.subject, reduction.kind)
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is done once the operator is known: reduce, write a script, look for a workaround.
 
+    Attributes:
+        found: What was found out, to be completed.
+        evidence: What was tried, for people; part of ``found``.
+    """
 
-def _repro(
-    reduced: _Reduced,
-    deadline: float,
-    failure: Failure,
-    found: _Found,
-    tell: Callable[[str], None],
-    evidence: dict[str, str],
-) -> Repro | None:
-    tell("writing a script and running it in a fresh process")
-    name = f"{(found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    try:
-        repro = write_repro(
-            reduced.trial,
-            failure.options.report_dir,
-            name=name,
-            subject=reduced.subject,
-            kind=reduced.kind,
-            source=found.source,
-            timeout=max(LEAST_SCRIPT_LIMIT, (deadline - time.monotonic()) / 4),  # it may take four runs
+    failure: Failure
+    findings: Sequence[Finding]
+    location: Location
+    found: _Found
+    evidence: dict[str, str]
+    deadline: float
+    how: Investigation
+
+    def steps(self) -> Iterator[_Found]:
+        """Do it; what is found is given after each step.
+
+        Raises:
+            Exception: Whatever a step raises.
+        """
+        cut = self.location.cut
+        if cut is None:
+            return
+        reduced = self._reduced(cut)
+        yield self.found
+        repro = self._repro(reduced)
+        self.found.repro = None if repro is None else str(repro.path)
+        yield self.found
+        workaround = self._workaround(reduced)
+        self.found.workaround = None if workaround is None else workaround.code
+        yield self.found
+
+    @property
+    def _judge(self) -> Judge:
+        return judge_grossly if self.location.gross else judge_trial
+
+    def _reduced(self, cut: Cut) -> _Reduced:
+        whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
+        if cut.finding.kind is Kind.EXCEPTION:  # eager raises: there are no results to judge a smaller program by
+            return whole
+        reduction = reduce(
+            cut.trial,
+            subject=cut.finding.subject,
+            kind=cut.finding.kind,
+            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.deadline),
+            progress=lambda progress: self.how.tell(str(progress)),
+            journal=self.how.journal,
+            judge=self._judge,
         )
-    except (Untranslatable, OSError) as error:
-        evidence["repro"] = f"none: {error}"
-        return None
-    if not repro.confirmed:
-        last = (repro.output.strip().splitlines() or ["nothing"])[-1]
-        evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
-    return repro
+        if not reduction.shown:
+            self.evidence["reduced"] = "no: it did not show again in a process of its own"
+            return whole
+        self.evidence["reduced"] = f"to {reduction.size}; {reduction.tried} programs tried, {reduction.stopped}"
+        return _Reduced(reduction.trial, reduction.subject, reduction.kind)
 
+    def _repro(self, reduced: _Reduced) -> Repro | None:
+        cut = self.location.cut
+        self.how.tell("writing a script and running it in a fresh process")
+        name = f"{(self.found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        try:
+            repro = write_repro(
+                reduced.trial,
+                self.failure.options.report_dir,
+                name=name,
+                subject=reduced.subject,
+                kind=reduced.kind,
+                source=self.found.source,
+                timeout=max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 4),  # it may take four runs
+                judge=self._judge,
+                known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
+            )
+        except (Untranslatable, OSError) as error:
+            self.evidence["repro"] = f"none: {error}"
+            return None
+        if not repro.confirmed:
+            last = (repro.output.strip().splitlines() or ["nothing"])[-1]
+            self.evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+        return repro
 
-def _workaround(
-    reduced: _Reduced,
-    deadline: float,
-    failure: Failure,
-    findings: Sequence[Finding],
-    found: _Found,
-    tell: Callable[[str], None],
-) -> Workaround | None:
-    tell("trying settings")
-    workaround = find_workaround(reduced.trial, deadline=min(time.monotonic() + WORKAROUND_LIMIT, deadline))
-    if workaround is not None and workaround.setting is not None:
-        tell(f"trying {workaround.name} on the whole region")
-        options = failure.options
-        if failure.mode:
-            modal = {**inductor_mode_options(failure.mode), **options.compiler_options}
-            options = options.model_copy(update={"compiler_options": modal})
-        again = rehearse(failure, resolve_compiler(workaround.setting.on(options)))
-        wrong = {finding.subject for finding in findings if finding.kind.fails}
-        if not any(finding.kind.fails and finding.subject in wrong for finding in again):
-            return workaround
-    return None if found.op is None else keep_out(found.op, found.source)
+    def _workaround(self, reduced: _Reduced) -> Workaround | None:
+        self.how.tell("trying settings")
+        workaround = None
+        if reduced.kind is not Kind.EXCEPTION:
+            limit = min(time.monotonic() + WORKAROUND_LIMIT, self.deadline)
+            workaround = find_workaround(reduced.trial, deadline=limit, judge=self._judge)
+        if workaround is not None and workaround.setting is not None:
+            self.how.tell(f"trying {workaround.name} on the whole region")
+            if self._vanishes(resolve_compiler(workaround.setting.on(self._options))):
+                return workaround
+        return self._last_resort()
+
+    def _last_resort(self) -> Workaround | None:
+        """Leave the user's line to eager, if that helps."""
+        op, source, node = self.found.op, self.found.source, self.location.node
+        if op is None or node is None:
+            return None
+        if source is None:
+            self.evidence["workaround"] = "not tried: the user's line is not known"
+        else:
+            self.how.tell("trying it with that line outside of the compiler")
+            try:
+                helps = self._vanishes(without_line(resolve_compiler(self._options), source))
+            except Exception as error:  # the region cannot be taken apart there
+                self.evidence["workaround"] = f"not tried: {type(error).__name__}: {error}".splitlines()[0]
+            else:
+                if not helps:
+                    self.evidence["workaround"] = "none found: it is there with that line outside of the compiler too"
+                    return None
+        return keep_out(operator_name(node) if self.found.graph == "dynamo" else op, source)
+
+    @property
+    def _options(self) -> CheckOptions:
+        """The user's options with the user's mode spelled out."""
+        options = self.failure.options
+        if options.compiler != "inductor":
+            return options
+        return options.model_copy(update={"compiler_options": inductor_patches(options, self.failure.mode)})
+
+    def _vanishes(self, compiler: Compiler) -> bool:
+        """Whether the region is right with another compiler."""
+        again = rehearse(self.failure, compiler)
+        wrong = {finding.subject for finding in self.findings if finding.kind.fails}
+        return not any(finding.kind.fails and finding.subject in wrong for finding in again)
 
 
 def _enriched(finding: Finding, found: _Found) -> Finding:

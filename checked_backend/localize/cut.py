@@ -28,7 +28,7 @@ from checked_backend.record import Finding
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 
-__all__ = ["Cut", "Judge", "cut_out", "shortest_wrong_prefix", "wrong_prefix"]
+__all__ = ["Cut", "Judge", "cut_before", "cut_out", "shortest_wrong_prefix", "wrong_prefix"]
 
 Judge = Callable[[Trial], Sequence[Finding]]
 """Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
@@ -80,6 +80,32 @@ def cut_out(
         if cut is not None:
             return cut
     return None
+
+
+def cut_before(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
+) -> Cut:
+    """A node alone, on the values that eager has when it reaches it: for a node that raises there.
+
+    Args:
+        gm: A graph.
+        inputs: Its inputs; they may be written to.
+        node: The node.
+        options: Name the candidate.
+        finding: What is wrong.
+    """
+    values: dict[fx.Node, Any] = {}
+    interpreter = fx.Interpreter(gm)
+    interpreter.env = values
+    given = iter(inputs)
+    with torch.no_grad():
+        for each in gm.graph.nodes:
+            if each is node:
+                break
+            values[each] = next(given) if each.op == "placeholder" else interpreter.run_node(each)
+    part, sources = part_of(gm, [node], [node])
+    trial = Trial(part, tuple(copy_values([values[source] for source in sources])), options, is_symbolic(gm))
+    return Cut(trial, node, finding)
 
 
 def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge) -> Cut | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
-from checked_backend.localize.naming import aten_name, decomposed_from
+from checked_backend.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.localize.naming import aten_name, origin_of
 from checked_backend.localize.probe import bytes_of, probe
 from checked_backend.localize.raising import raising_node
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
@@ -106,10 +106,11 @@ def _located(
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
+    inputs, _ = failure.inputs.fresh()
+    dynamo = Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))
     if not sets_modes(failure.graph):
         # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
-        inputs, _ = failure.inputs.fresh()
-        graphs = [*graphs, Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))]
+        graphs = [*graphs, dynamo]
     if not graphs:
         return Location(
             stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
@@ -117,7 +118,7 @@ def _located(
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     judge, gross = (partial(_tried, failing, one) for one in judges)
-    return _Search(graphs, candidate, compiler, judge, gross, tell, known).run(stage, failing)
+    return _Search(graphs, dynamo, candidate, compiler, judge, gross, tell, known).run(stage, failing)
 
 
 def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:
@@ -133,7 +134,11 @@ def _raised(failure: Failure) -> Location:
     node, error = raised
     inputs, _ = failure.inputs.fresh()  # it may have written to those
     op = aten_name(failure.graph, inputs, node)
-    return Location("compiled", "dynamo", node, op, None, f"eager raises {type(error).__name__}: {error}")
+    message = f"eager raises {type(error).__name__}: {error}"
+    finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
+    inputs, _ = failure.inputs.fresh()
+    cut = None if sets_modes(failure.graph) else cut_before(failure.graph, inputs, node, _candidate(failure), finding)
+    return Location("compiled", "dynamo", node, op, None, message, cut)
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -196,6 +201,7 @@ class _Search:
 
     Attributes:
         graphs: The graphs with their inputs, in the order in which they run.
+        dynamo: Dynamo's graph, which has what the user called.
         options: Name the candidate.
         compiler: The first wrong stage, as a compiler.
         judge: Tries a trial.
@@ -205,6 +211,7 @@ class _Search:
     """
 
     graphs: Sequence[Recorded]
+    dynamo: Recorded
     options: CheckOptions
     compiler: Compiler
     judge: Judge
@@ -249,12 +256,13 @@ class _Search:
     def _at(
         self, stage: Stage, recorded: Recorded, node: fx.Node, message: str, cut: Cut | None, notes: Sequence[str]
     ) -> Location:
-        within = decomposed_from(node)
-        op = aten_name(recorded.graph, recorded.inputs or (), node)
-        if within is not None and stage.name == "partitioned":
-            op, within = within, f"{within}, shown by {op} in its decomposition"  # passes see what decompositions make
-        elif within is not None:
-            within = f"{op} in the decomposition of {within}"
+        op, within = aten_name(recorded.graph, recorded.inputs or (), node), None
+        origin = None if recorded.kind == "dynamo" else origin_of(node, self.dynamo.graph)
+        whole = None if origin is None else aten_name(self.dynamo.graph, self.dynamo.inputs or (), origin)
+        if whole is not None and whole != op:
+            within = f"{op} is in the decomposition of {whole}"
+            if stage.name == "partitioned" and whole.startswith("aten."):
+                op = whole  # what passes work on is what decompositions made, not what was called
         return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes))
 
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:

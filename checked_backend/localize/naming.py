@@ -14,7 +14,7 @@ from checked_backend.localize.subgraph import is_view_operator, operator_name
 from checked_backend.regions.candidate import eager_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["aten_name", "decomposed_from"]
+__all__ = ["aten_name", "origin_of"]
 
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
 """Operators that functions call on their way, besides the one that they are about."""
@@ -59,12 +59,13 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     return str(whole[0]) if len(set(whole)) == 1 else operator_name(node)
 
 
-def decomposed_from(node: fx.Node) -> str | None:
-    """The operator that a node of an ATen graph was made from by a decomposition; None if it is itself."""
-    original = node.meta.get("original_aten")
-    if not isinstance(original, OpOverload) or original == node.target:
+def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:
+    """The node of Dynamo's graph that a node of an ATen forward graph was made from; None if that is not known."""
+    stack = node.meta.get("source_fn_stack")
+    if not stack:
         return None
-    return str(original)
+    found: fx.Node | None = next((one for one in dynamo.graph.nodes if one.name == stack[-1][0]), None)
+    return found
 
 
 def _called(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]) -> Sequence[OpOverload]:

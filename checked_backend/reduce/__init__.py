@@ -1,5 +1,6 @@
 """After a failure: how small? Reduce a program that goes wrong, write a script that shows it, find a workaround."""
 
+from checked_backend.reduce.apart import without_line
 from checked_backend.reduce.problem import Progress
 from checked_backend.reduce.repro import Repro, write_repro
 from checked_backend.reduce.sequence import Reduction, reduce
@@ -20,5 +21,6 @@ __all__ = [
     "helps",
     "keep_out",
     "reduce",
+    "without_line",
     "write_repro",
 ]

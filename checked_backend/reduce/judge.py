@@ -8,7 +8,7 @@ import torch
 
 from checked_backend._torch import warm_inductor, without_compile_caches
 from checked_backend.errors import CheckedBackendError
-from checked_backend.numerics import measure
+from checked_backend.numerics.measure import measure
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.regions.candidate import copy_graph, resolve_compiler
 from checked_backend.regions.inputs import copy_values

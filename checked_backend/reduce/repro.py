@@ -48,6 +48,7 @@ def write_repro(
     about: Sequence[str] = (),
     timeout: float = 120,
     judge: Judge = judge_trial,
+    known: Finding | None = None,
 ) -> Repro:
     """Write a trial as a script, and run it from disk in a fresh process.
 
@@ -64,6 +65,7 @@ def write_repro(
         about: Further lines for the script's docstring.
         timeout: Seconds for each run.
         judge: Judges one trial.
+        known: What is wrong, for a trial that no judge can run because it raises in eager.
 
     Returns:
         The script, and whether it showed the bug.
@@ -74,7 +76,7 @@ def write_repro(
     """
     program = Program.of(trial, subject)
     warm_up(trial)
-    finding = _finding(program.trial, subject, kind, judge, timeout)
+    finding = None if known is not None else _finding(program.trial, subject, kind, judge, timeout)
     settings: Settings = {}
     if finding is not None:  # else it cannot be told which of them matter
         settings = settings_that_matter(
@@ -84,7 +86,7 @@ def write_repro(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
     values = path.with_suffix(".safetensors")
-    shown = finding or Finding(kind, subject, "did not show when it was tried once more")
+    shown = finding or known or Finding(kind, subject, "did not show when it was tried once more")
     about = [*([f"Found at {source}"] if source else []), *about]
     output, first = "", ""
     for plain in (True, False):

@@ -39,6 +39,15 @@ wrong = not torch.allclose(actual, expected, rtol=0, atol={tolerance!r}, equal_n
 """
 )
 
+_NONFINITE = (
+    _RUN_BOTH
+    + """\
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = not (torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf()))
+"""
+)
+
 _STRUCTURE = (
     _RUN_BOTH
     + """\
@@ -229,6 +238,8 @@ def _tail(program: Program, finding: Finding) -> str:
         return _RELATIONS
     if finding.kind is Kind.MUTATION:
         return _MUTATION.format(**numbers)
+    if finding.kind is Kind.NONFINITE:
+        return _NONFINITE.format(**numbers)
     if finding.kind is Kind.STRUCTURE and tracked is not None:
         return _STRUCTURE.format(**numbers)
     if finding.kind is Kind.CRASH and finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,21 @@ from torch import fx
 
 from checked_backend._torch import OpOverload, fall_back, inductor_settings, is_composite, lookup_backend
 from checked_backend.options import CheckOptions
-from checked_backend.regions.candidate import Compiler
+from checked_backend.regions.candidate import Compiler, resolve_compiler
 from checked_backend.regions.trial import Trial
 
-__all__ = ["COSTLY", "SETTINGS", "Setting", "applicable", "operator_fallbacks"]
+__all__ = [
+    "ABOUT_PASSES",
+    "COSTLY",
+    "PROCESS",
+    "SETTINGS",
+    "Setting",
+    "applicable",
+    "flags_not_set",
+    "operator_fallbacks",
+    "pass_settings",
+    "together",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +36,21 @@ class Setting:
         name: What it does, for people.
         patches: Inductor's config patches.
         fallback: An operator that Inductor is to leave to eager's kernel.
+        flags: Settings of the process, by their dotted name under ``torch``.
         devices: Types of devices on which it means something; empty for all.
     """
 
     name: str
     patches: Mapping[str, Any] = field(default_factory=dict)
     fallback: OpOverload | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
 
     @property
     def code(self) -> str:
         """What to paste."""
+        if self.flags:
+            return "\n".join(f"torch.{name} = {value!r}" for name, value in self.flags.items())
         if self.fallback is None:
             return f"torch.compile(model, options={dict(self.patches)!r})"
         return (
@@ -46,9 +61,18 @@ class Setting:
         )
 
     def on(self, options: CheckOptions) -> CheckOptions:
-        """The options under this setting. An operator's fallback changes the process that compiles, for good."""
-        if self.fallback is None:
-            changed: dict[str, Any] = {"compiler_options": {**options.compiler_options, **self.patches}}
+        """The options under this setting.
+
+        An operator's fallback, and flags, change the process that compiles, for good.
+        """
+        changed: dict[str, Any]
+        if self.flags:
+            changed = {"compiler": _flagged(self.flags, options), "compiler_options": {}}
+        elif self.fallback is None:
+            patches = {**options.compiler_options, **self.patches}
+            if _PASSES in self.patches and options.compiler_options.get(_PASSES):
+                patches[_PASSES] = f"{options.compiler_options[_PASSES]},{self.patches[_PASSES]}"
+            changed = {"compiler_options": patches}
         else:
             patches = {"fallback_random": True, **options.compiler_options}
             changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
@@ -64,6 +88,30 @@ def _falling_back(op: OpOverload, patches: Mapping[str, Any]) -> Compiler:
 
     return compiler
 
+
+def _flagged(flags: Mapping[str, Any], options: CheckOptions) -> Compiler:
+    inner = resolve_compiler(options)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for name, value in flags.items():
+            home, _, last = name.rpartition(".")
+            setattr(_found(home), last, value)
+        return inner(gm, example_inputs)
+
+    return compiler
+
+
+def _found(name: str) -> Any:
+    holder: Any = torch
+    for step in name.split("."):
+        holder = getattr(holder, step)
+    return holder
+
+
+_PASSES = "disabled_passes"
+
+_INDISPENSABLE = ("decompose_", "stable_sort", "fix_")
+"""Beginnings of the names of passes that Inductor cannot do without."""
 
 SETTINGS: Sequence[Setting] = (
     Setting("keep eager's casts between fused operators", {"emulate_precision_casts": True}),
@@ -111,10 +159,69 @@ COSTLY: Sequence[Setting] = (
 """Settings that make the whole model slower, tried when no other helps."""
 
 
+PROCESS: Sequence[Setting] = (
+    Setting(
+        "no TF32",
+        flags={"backends.cuda.matmul.allow_tf32": False, "backends.cudnn.allow_tf32": False},
+        devices=("cuda",),
+    ),
+    Setting(
+        "no bfloat16 inside of float32 products",
+        flags={"backends.mkldnn.matmul.fp32_precision": "ieee", "backends.mkldnn.conv.fp32_precision": "ieee"},
+        devices=("cpu",),
+    ),
+)
+"""Settings of the whole process, of eager too, tried where a process of its own can be had."""
+
+ABOUT_PASSES = frozenset(
+    {
+        "joint_graph_constant_folding",
+        "pattern_matcher",
+        "reorder_for_locality",
+        "use_pre_grad_passes",
+        "use_joint_graph_passes",
+        "use_post_grad_passes",
+    }
+)
+"""Inductor's settings that turn several graph passes off at once: if one helps, it is one of them."""
+
+
+def pass_settings(names: Iterable[str]) -> list[Setting]:
+    """For each graph pass: leave it out. Those that Inductor cannot do without are not among them."""
+    single = [name for name in dict.fromkeys(names) if not name.startswith(_INDISPENSABLE)]
+    return [Setting(f"no graph pass {name}", {_PASSES: name}) for name in single]
+
+
+def together(settings: Sequence[Setting]) -> Setting:
+    """Several settings of Inductor's configuration as one."""
+    patches: dict[str, Any] = {}
+    for setting in settings:
+        for key, value in setting.patches.items():
+            patches[key] = f"{patches[key]},{value}" if key == _PASSES and key in patches else value
+    return Setting(" and ".join(setting.name for setting in settings), patches)
+
+
+def flags_not_set(settings: Sequence[Setting], trial: Trial) -> list[Setting]:
+    """The settings of the process that this version of torch has, that are not set already, and fit the devices."""
+    devices = _devices(trial)
+    return [setting for setting in settings if devices & set(setting.devices) and _differs(setting)]
+
+
+def _differs(setting: Setting) -> bool:
+    try:
+        return any(_found(name) not in (value, "none") for name, value in setting.flags.items())  # "none": the default
+    except (AttributeError, RuntimeError):  # this version of torch has another name for it
+        return False
+
+
+def _devices(trial: Trial) -> set[str]:
+    return {value.device.type for value in trial.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+
+
 def applicable(settings: Sequence[Setting], trial: Trial) -> list[Setting]:
     """The settings that this version of Inductor has, that are not set like this already, and that fit the devices."""
     present = {**inductor_settings(), **trial.options.compiler_options}
-    devices = {value.device.type for value in trial.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+    devices = _devices(trial)
     return [
         setting
         for setting in settings

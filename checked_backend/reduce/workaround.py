@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from checked_backend._torch import inductor_graph_passes, without_compile_caches
+from checked_backend.errors import CheckedBackendError
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
-from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, applicable, operator_fallbacks
+from checked_backend.reduce.settings import (
+    ABOUT_PASSES,
+    COSTLY,
+    PROCESS,
+    SETTINGS,
+    Setting,
+    applicable,
+    flags_not_set,
+    operator_fallbacks,
+    pass_settings,
+    together,
+)
 from checked_backend.regions.trial import Trial
-from checked_backend.worker import cannot_fork
+from checked_backend.worker import Death, cannot_fork, run_in_worker
 
 __all__ = ["Workaround", "find_workaround", "helps", "keep_out"]
 
@@ -37,18 +51,21 @@ def find_workaround(
     deadline: float,
     confirm: Trial | None = None,
     settings: Sequence[Setting] = SETTINGS,
+    process: Sequence[Setting] = PROCESS,
     costly: Sequence[Setting] = COSTLY,
     judge: Judge = judge_trial,
 ) -> Workaround | None:
     """Find a setting under which a program that goes wrong is right.
 
-    First cheap ones, then eager's kernel for one operator, then those that slow the whole model down.
+    First cheap ones, down to a single graph pass, then eager's kernel for one operator, then those that change eager
+    too, then those that slow the whole model down.
 
     Args:
         trial: A small program that goes wrong.
         deadline: A `time.monotonic` moment.
         confirm: The region that the program was cut from: what helps must help there too.
         settings: Cheap settings, in order of preference.
+        process: Those of the whole process.
         costly: The others.
         judge: Judges one trial.
 
@@ -59,12 +76,31 @@ def find_workaround(
         return None
     warm_up(trial)
     search = _Search(trial, confirm, deadline, judge)
+    alone = cannot_fork() is None  # some settings change the whole process
     found = search.one_of(applicable(settings, trial))
-    if found is None and cannot_fork() is None:  # it changes Inductor for the whole process
-        found = search.first_of(list(operator_fallbacks(trial)))
+    if found is not None and alone and found.patches.keys() & ABOUT_PASSES:
+        found = search.one_of(pass_settings(_passes_of(trial, deadline))) or found
+    if found is None and alone:
+        found = search.first_of([*operator_fallbacks(trial), *flags_not_set(process, trial)])
     if found is None:
         found = search.first_of(applicable(costly, trial))
     return None if found is None else Workaround(found.name, found.code, found)
+
+
+def _passes_of(trial: Trial, deadline: float) -> list[str]:
+    """The graph passes that Inductor runs on a trial."""
+
+    def produce() -> str:
+        names: list[str] = []
+        with without_compile_caches(), inductor_graph_passes(names):
+            trial.findings()
+        return json.dumps(names)
+
+    try:
+        answer = run_in_worker(produce, timeout=max(1.0, deadline - time.monotonic()))
+    except CheckedBackendError:
+        return []
+    return [] if isinstance(answer, Death) else list(json.loads(answer))
 
 
 def helps(setting: Setting, trial: Trial, *, timeout: float, judge: Judge = judge_trial) -> bool:
@@ -81,19 +117,20 @@ def helps(setting: Setting, trial: Trial, *, timeout: float, judge: Judge = judg
 
 
 def keep_out(op: str, source: str | None) -> Workaround:
-    """The last resort, which always helps: the call is left to eager, at the price of a graph break.
+    """The last resort: the call is left to eager, at the price of a graph break.
 
     Args:
-        op: The operator, such as ``aten.relu.default``.
+        op: The operator (``aten.relu.default``), or the function (``torch.nn.functional.relu``, ``Tensor.add_``).
         source: The user's line.
     """
     steps = op.split(".")
-    base = (steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]).rstrip("_")
+    base = steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]
     homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
     known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
-    where = f"\n# and call eager_{base} at {source}" if source else f"\n# and call eager_{base} instead"
+    eager = f"eager_{base.strip('_')}"
+    where = f"\n# and call {eager} at {source}" if source else f"\n# and call {eager} instead"
     return Workaround(
-        f"{base} outside of the compiler", f"eager_{base} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}"
+        f"{base} outside of the compiler", f"{eager} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}"
     )
 
 
@@ -112,12 +149,12 @@ class _Search:
 
     def one_of(self, settings: Sequence[Setting]) -> Setting | None:
         """One that helps, found by halving: if all of them together do not help, none does alone."""
-        if not settings or not self._helps(_all(settings)):
+        if not settings or not self._helps(together(settings)):
             return None
         left = list(settings)
         while len(left) > 1:
             half = left[: len(left) // 2]
-            left = half if self._helps(_all(half)) else left[len(left) // 2 :]
+            left = half if self._helps(together(half)) else left[len(left) // 2 :]
         return left[0] if self._helps_both(left[0]) else self.first_of(settings)
 
     def _helps(self, setting: Setting) -> bool:
@@ -131,8 +168,3 @@ class _Search:
         return self._confirm is None or (
             seconds > 0 and helps(setting, self._confirm, timeout=seconds, judge=self._judge)
         )
-
-
-def _all(settings: Sequence[Setting]) -> Setting:
-    patches = {key: value for setting in settings for key, value in setting.patches.items()}
-    return Setting(" and ".join(setting.name for setting in settings), patches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +13,15 @@ from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, RegionInfo, Skip
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger, split_ignored
-from checked_backend.regions.session import active_sessions
+from checked_backend.regions.session import active_sessions, investigations
 from checked_backend.report.write import write_report
 
 __all__ = ["Response"]
 
 log = logging.getLogger(__name__)
+
+LONG_ENOUGH = 180.0
+"""Seconds after which, where nothing raises, no further operator is looked for in the same session."""
 
 
 class Response:
@@ -109,10 +113,7 @@ class Response:
         ]
         reported, ignored = split_ignored(named, self._options.ignore)
         if investigate is not None and any(finding.kind.fails for finding in self._own.unknown(reported)):
-            try:
-                reported = list(investigate(reported))
-            except Exception as error:  # the verdict stands without it
-                self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
+            reported = self._investigated(reported, investigate)
         new: tuple[Finding, ...] = ()
         for ledger in reversed(self._ledgers()):
             new = ledger.add_findings(reported, ignored)
@@ -133,5 +134,34 @@ class Response:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
 
+    def _investigated(
+        self, reported: Sequence[Finding], investigate: Callable[[Sequence[Finding]], Sequence[Finding]]
+    ) -> list[Finding]:
+        """Look into each place once, and into no more of them than a person would wait for."""
+        spent = investigations()
+        place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.kind.fails}))
+        unattended = self._options.on_divergence != "raise"
+        if unattended and place in spent.places:
+            return _told(reported, "not anew: the same findings in another region of the same lines were")
+        if unattended and spent.seconds > LONG_ENOUGH:
+            return _told(
+                reported,
+                f"no: {spent.seconds:.0f} s were spent on earlier findings; mend those first, or dump this graph "
+                "(option dump) and run checked-backend localize on it",
+            )
+        begun = time.monotonic()
+        try:
+            return list(investigate(reported))
+        except Exception as error:  # the verdict stands without it
+            self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
+            return list(reported)
+        finally:
+            spent.places.add(place)
+            spent.seconds += time.monotonic() - begun
+
     def _fallback_source(self) -> str | None:
         return self._info.sources[0] if self._info.sources else None
+
+
+def _told(findings: Sequence[Finding], words: str) -> list[Finding]:
+    return [replace(finding, evidence={**finding.evidence, "localized": words}) for finding in findings]

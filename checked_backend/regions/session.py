@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from checked_backend.regions.ledger import Ledger
 from checked_backend.report import Report
 
-__all__ = ["Session", "active_sessions", "collect"]
+__all__ = ["Investigations", "Session", "active_sessions", "collect", "investigations"]
+
+
+@dataclass(slots=True)
+class Investigations:
+    """What was spent on looking for operators, so that a program with many failures does not wait for hours.
+
+    Attributes:
+        seconds: How long that took, all together.
+        places: What was looked into: source lines and kinds of findings.
+    """
+
+    seconds: float = 0.0
+    places: set[tuple[object, ...]] = field(default_factory=set)
 
 
 class Session:
@@ -17,10 +31,12 @@ class Session:
 
     Attributes:
         ledger: Where checks write to.
+        investigations: What was spent on looking for operators.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.investigations = Investigations()
 
     @property
     def report(self) -> Report:
@@ -51,6 +67,21 @@ class Session:
 
 
 _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())
+
+
+_outside: ContextVar[Investigations | None] = ContextVar("checked_backend_investigations", default=None)
+
+
+def investigations() -> Investigations:
+    """Those of the innermost session; outside of all sessions, those of this thread."""
+    sessions = _sessions.get()
+    if sessions:
+        return sessions[-1].investigations
+    known = _outside.get()
+    if known is None:
+        known = Investigations()
+        _outside.set(known)
+    return known
 
 
 def active_sessions() -> tuple[Session, ...]:

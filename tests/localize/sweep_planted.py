@@ -34,7 +34,7 @@ from programs import PROGRAMS  # noqa: E402
 
 from checked_backend import collect, numcheck  # noqa: E402
 from checked_backend._torch import without_compile_caches  # noqa: E402
-from checked_backend.localize import Location, locate, operator_name  # noqa: E402
+from checked_backend.localize import Location, locate  # noqa: E402
 from checked_backend.options import CheckOptions  # noqa: E402
 from checked_backend.record import Finding  # noqa: E402
 from checked_backend.reduce.judge import judge_trial  # noqa: E402
@@ -146,7 +146,12 @@ def _run(on: str, name: str, compile_it: Callable[[Any], Any]) -> None:
 def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, told: dict[str, Any], folder: Path) -> Any:
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         if not told:
-            location = locate(failure, findings, lambda trial: _failing(judge_trial(trial, 60)))
+            location = locate(
+                failure,
+                findings,
+                lambda trial: _failing(judge_trial(trial, 60)),
+                gross=lambda trial: judge_grossly(trial, 60) or (),
+            )
             told.update(_located(location, findings))
         return findings
 
@@ -163,7 +168,7 @@ def _located(location: Location, findings: Sequence[Finding]) -> dict[str, Any]:
     if location.cut is not None:
         cut = sum(node.op == "call_function" for node in location.cut.trial.graph.graph.nodes)
     return {
-        "op": None if location.node is None else operator_name(location.node),
+        "op": location.op,
         "node": location.node and location.node.name,
         "stage": location.stage,
         "graph": location.graph,

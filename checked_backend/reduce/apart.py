@@ -1,0 +1,51 @@
+"""A compiler that leaves the calls of one source line to eager, as ``torch.compiler.disable`` on them would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from checked_backend.interpret.source import source_line
+from checked_backend.regions.candidate import Compiler, copy_graph
+
+__all__ = ["without_line"]
+
+_BEFORE, _THE_LINE, _BEHIND = 0, 1, 2
+
+
+def without_line(compiler: Compiler, source: str) -> Compiler:
+    """Compile what comes before a line, and what comes behind it, each by itself.
+
+    Args:
+        compiler: The candidate.
+        source: The line, as `source_line` tells it.
+    """
+
+    def compile_region(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        parts = _parts(gm, source)
+        if _THE_LINE not in parts.values():
+            raise LookupError(f"the region has no call from {source}")
+        copied = copy_graph(gm)
+        split: Any = split_module(copied, copied, lambda node: parts[node.name], keep_original_order=True)
+        for part in (_BEFORE, _BEHIND):
+            inner = getattr(split, f"submod_{part}", None)
+            if inner is not None:  # Dynamo again: it brings the part into the form that compilers expect
+                inner.forward = torch.compile(copy_graph(inner), backend=compiler, fullgraph=True)
+        function: Callable[..., Any] = split.forward
+        return function
+
+    return compile_region
+
+
+def _parts(gm: fx.GraphModule, source: str) -> dict[str, int]:
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    places = [place for place, node in enumerate(calls) if source_line(node) == source]
+    first, last = (min(places), max(places)) if places else (len(calls), len(calls))
+    parts = {}
+    for place, node in enumerate(calls):
+        parts[node.name] = _BEFORE if place < first else _THE_LINE if place <= last else _BEHIND
+    return parts
