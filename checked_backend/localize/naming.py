@@ -49,13 +49,13 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     """
     if isinstance(node.target, OpOverload):
         return str(node.target)
-    single = _called(gm, inputs, node, lambda: torch.no_grad())
+    single, raised = _called(gm, inputs, node, lambda: torch.no_grad())
     if len(single) > 1:
         about = [func for func in single if not _helps(func)]
         single = about or single
-    if len(set(single)) == 1:
+    if len(set(single)) == 1 and not raised:  # what raises may be a check that the operator makes
         return str(single[0])
-    whole = _called(gm, inputs, node, lambda: torch.inference_mode())
+    whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
     return str(whole[0]) if len(set(whole)) == 1 else operator_name(node)
 
 
@@ -68,7 +68,10 @@ def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:
     return found
 
 
-def _called(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]) -> Sequence[OpOverload]:
+def _called(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]
+) -> tuple[Sequence[OpOverload], bool]:
+    """The operators that a node calls, and whether it raises."""
     calls = _Calls()
 
     class _Follower(fx.Interpreter):
@@ -89,7 +92,7 @@ def _called(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Call
         pass
     except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
         raised = True
-    return calls.found[-1:] if raised else calls.found
+    return calls.found, raised
 
 
 class _Reached(Exception):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from checked_backend.interpret.source import source_line
-from checked_backend.regions.candidate import Compiler, copy_graph
+from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
 
 __all__ = ["without_line"]
 
@@ -33,12 +32,31 @@ def without_line(compiler: Compiler, source: str) -> Compiler:
         split: Any = split_module(copied, copied, lambda node: parts[node.name], keep_original_order=True)
         for part in (_BEFORE, _BEHIND):
             inner = getattr(split, f"submod_{part}", None)
-            if inner is not None:  # Dynamo again: it brings the part into the form that compilers expect
-                inner.forward = torch.compile(copy_graph(inner), backend=compiler, fullgraph=True)
+            if inner is not None:
+                inner.forward = _compiled_at_first_call(compiler, inner)
         function: Callable[..., Any] = split.forward
         return function
 
     return compile_region
+
+
+def _compiled_at_first_call(compiler: Compiler, part: fx.GraphModule) -> Callable[..., Any]:
+    """Compile a part for what it is called with first. Compilers expect a graph that returns a tuple."""
+    graph = copy_graph(part)
+    output = graph.graph.output_node()
+    single = not isinstance(output.args[0], (tuple, list))
+    if single:
+        output.args = ((output.args[0],),)
+        graph.recompile()
+    made: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if not made:
+            made.append(compile_candidate(compiler, graph, list(args)))
+        results = made[0](*args)
+        return results[0] if single else results
+
+    return run
 
 
 def _parts(gm: fx.GraphModule, source: str) -> dict[str, int]:

@@ -69,19 +69,10 @@ class Session:
 _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())
 
 
-_outside: ContextVar[Investigations | None] = ContextVar("checked_backend_investigations", default=None)
-
-
 def investigations() -> Investigations:
-    """Those of the innermost session; outside of all sessions, those of this thread."""
+    """Those of the innermost session. Outside of all sessions nothing is remembered from one region to the next."""
     sessions = _sessions.get()
-    if sessions:
-        return sessions[-1].investigations
-    known = _outside.get()
-    if known is None:
-        known = Investigations()
-        _outside.set(known)
-    return known
+    return sessions[-1].investigations if sessions else Investigations()
 
 
 def active_sessions() -> tuple[Session, ...]:

@@ -37,7 +37,7 @@ from checked_backend._torch import without_compile_caches  # noqa: E402
 from checked_backend.localize import Location, locate  # noqa: E402
 from checked_backend.options import CheckOptions  # noqa: E402
 from checked_backend.record import Finding  # noqa: E402
-from checked_backend.reduce.judge import judge_trial  # noqa: E402
+from checked_backend.reduce.judge import judge_grossly, judge_trial  # noqa: E402
 from checked_backend.regions.backend import build_region  # noqa: E402
 from checked_backend.regions.failure import Failure  # noqa: E402
 from checked_backend.worker import Death, run_in_worker  # noqa: E402

@@ -13,8 +13,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from checked_backend.localize import Location, locate, operator_name
+from checked_backend.localize.naming import aten_name
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
+from checked_backend.reduce.judge import judge_grossly
 from checked_backend.regions.backend import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.trial import Trial
@@ -154,6 +156,7 @@ def test_a_wrong_view_is_named_and_not_its_reader() -> None:
 def test_a_compiler_that_knows_the_operators_of_dynamo() -> None:
     location = located(training, Net(), faults.wrong_operator(str(F.gelu)))
     assert operator_of(location) == "torch._C._nn.gelu"
+    assert location.op == "aten.gelu.default"
     assert (location.stage, location.graph) == ("compiled", "dynamo")
     assert line_of(location) == "hidden = F.gelu(hidden)"
 
@@ -231,6 +234,7 @@ def test_what_writes_to_a_view_is_found_by_bisection() -> None:
 
     location = located(lambda compiled: compiled(torch.randn(4, 4)), function, faults.left_out("mul_", "python"))
     assert operator_of(location) == "Tensor.mul_"
+    assert location.op == "aten.mul_.Tensor"
     assert location.graph == "dynamo"
     assert "bisection" in location.notes[-1]
 
@@ -293,5 +297,59 @@ def test_an_operator_that_should_have_raised() -> None:
 
     location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
     assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
+    assert (location.op or "").startswith("aten.linalg_cholesky")
     assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
-    assert location.cut is None
+    assert location.cut is not None
+    assert calls(location.cut.trial) == [str(torch.linalg.cholesky)]  # alone, on the values that eager had there
+    assert torch.equal(location.cut.trial.inputs[0], torch.sin(torch.eye(3)) - 10)
+
+
+def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.multilabel_margin_loss(x, torch.zeros(2, 3, dtype=torch.long)),
+            torch.ldexp(x, x),
+            F.layer_norm(x, (3,)),
+            x.expand(2, 3).clone().mul_(2),
+            x.to(torch.float64),
+        )
+
+    names: dict[str, str] = {}
+
+    def backend(gm: fx.GraphModule, _examples: Any) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            names.update({node.name: aten_name(gm, inputs, node) for node in gm.graph.nodes if "call" in node.op})
+            return gm(*inputs)
+
+        return run
+
+    torch.compile(function, backend=backend)(torch.rand(2, 3))
+    assert names["multilabel_margin_loss"] == "aten.multilabel_margin_loss_forward.default"
+    assert names["ldexp"] == "aten.ldexp.Tensor"
+    assert names["layer_norm"] == "aten.native_layer_norm.default"
+    assert names["mul_"] == "aten.mul_.Tensor"
+    assert names["to"] == "aten._to_copy.default"
+
+
+def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
+    """As if rounding explained whatever a part does: the verdicts about parts are all passes."""
+    found: list[Location] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        found.append(locate(failure, findings, lambda _trial: (), gross=lambda trial: judge_grossly(trial, 60) or ()))
+        return findings
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler=faults.wrong_operator(str(torch.tanh)), on_divergence="record")
+        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
+
+    def function(x: Tensor) -> Tensor:
+        x = torch.sin(x)
+        x[1:3].mul_(2)  # such a graph is not probed
+        return torch.tanh(x) + 1
+
+    torch.compile(function, backend=backend)(torch.randn(4, 4))
+    [location] = found
+    assert location.gross
+    assert location.op == "aten.tanh.default"
+    assert "rounding alone" in location.notes[0]

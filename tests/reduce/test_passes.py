@@ -180,3 +180,27 @@ def test_a_layout_that_matters_stays() -> None:
     )
     assert left.inputs[0].stride() == (1, 4)
     assert not left.inputs[0].any()
+
+
+def test_a_call_for_its_effect_alone_does_not_hang_a_pass() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        aten.copy_.default(x, aten.relu.default(y))
+        return (aten.neg.default(aten.exp.default(y)),)
+
+    left = run(passes.near_output, calls("aten.copy_.default"), program, torch.ones(3), torch.ones(3))
+    assert "aten.relu.default" not in targets(left)
+
+
+def test_statements_of_a_dynamo_graph_stay() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = torch.relu(x)
+        z.mul_(y)
+        return torch.neg(z), torch.exp(y)
+
+    left = run(passes.drop_outputs, lambda _trial: True, program, torch.ones(3), torch.ones(3))
+    assert names(left) == ["relu", "mul_", "neg"]
+
+
+def names(trial: Trial) -> list[str]:
+    calls_made = [node.target for node in trial.graph.graph.nodes if node.op.startswith("call_")]
+    return [str(getattr(target, "__name__", target)) for target in calls_made]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 from reduce_tools import trial_of
+from torch import fx
 
 from checked_backend._torch import inductor_settings
+from checked_backend.interpret.source import source_line
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import COSTLY, SETTINGS, find_workaround, keep_out
-from checked_backend.reduce.settings import applicable
+from checked_backend.reduce import COSTLY, SETTINGS, Setting, find_workaround, keep_out, without_line
+from checked_backend.reduce.settings import PROCESS, applicable, flags_not_set
 from checked_backend.regions.trial import Trial
+from checked_backend.worker import run_in_worker
 
 aten = torch.ops.aten
 
@@ -79,3 +82,106 @@ def test_the_last_resort_can_be_pasted() -> None:
     exec(code, names)
     assert torch.equal(names["eager_relu"](torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
     assert "model.py:4" in code
+
+
+def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
+    assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None).code
+    assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
+
+
+def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["remove_noop_ops", "decompose_something", "guilty", "pass_pattern_0", "guilty"]
+    monkeypatch.setattr("checked_backend.reduce.workaround._passes_of", lambda *_: names)
+    tried: list[Mapping[str, Any]] = []
+
+    def right(options: Mapping[str, Any]) -> bool:
+        passes = str(options.get("disabled_passes", ""))
+        assert "decompose_something" not in passes  # Inductor cannot do without it
+        return options.get("use_post_grad_passes") is False or "guilty" in passes.split(",")
+
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=right_if(right, tried))
+    assert found is not None
+    assert found.code == "torch.compile(model, options={'disabled_passes': 'guilty'})"
+    given = TRIAL.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
+    assert found.setting is not None
+    assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,guilty"}
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.fx_passes import post_grad
+
+    def spoils(graph: fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.relu.default):
+            node.target = aten.abs.default
+
+    monkeypatch.setattr(post_grad, "remove_assert_ops", spoils)
+    trial = trial_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
+    found = find_workaround(trial, deadline=time.monotonic() + 600)
+    assert found is not None
+    assert found.code == "torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})"
+
+
+@pytest.fixture
+def with_tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("with_tf32")
+def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "backends.cuda.matmul.allow_tf32"
+    precise = Setting("no TF32", flags={name: False}, devices=("cpu",))
+    monkeypatch.setattr("checked_backend.reduce.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm)
+
+    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+        if not callable(trial.options.compiler):
+            return WRONG
+
+        def produce() -> str:
+            assert callable(trial.options.compiler)
+            trial.options.compiler(trial.graph, ())
+            return str(torch.backends.cuda.matmul.allow_tf32)
+
+        return () if run_in_worker(produce, timeout=60) == "False" else WRONG
+
+    view = trial_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
+    found = find_workaround(
+        view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), judge=judge
+    )
+    assert found is not None
+    assert found.code == f"torch.{name} = False"
+    assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
+    assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], TRIAL)
+    assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], TRIAL)
+    assert not flags_not_set([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], TRIAL)
+    assert any(name in setting.flags for setting in PROCESS)
+
+
+def test_a_line_can_be_left_to_eager() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        y = torch.relu(y) * 2
+        return torch.cos(y)
+
+    compiled_calls: list[list[str]] = []
+
+    def compiler(gm: fx.GraphModule, _inputs: Any) -> Any:
+        compiled_calls.append([node.name for node in gm.graph.nodes if node.op == "call_function"])
+        return gm.forward
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        [line] = {source_line(node) for node in gm.graph.nodes if node.name == "relu"}
+        assert line is not None
+        return without_line(compiler, line)(gm, inputs)
+
+    x = torch.randn(4)
+    assert torch.equal(torch.compile(function, backend=backend)(x), function(x))
+    assert compiled_calls == [["sin"], ["cos"]]
+    torch._dynamo.reset()
+    with pytest.raises(LookupError, match="no call from elsewhere"):
+        without_line(compiler, "elsewhere")(TRIAL.graph, ())

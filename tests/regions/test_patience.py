@@ -1,4 +1,4 @@
-"""Looking for operators takes long: each place is looked into once, and not for ever."""
+"""Looking for operators takes long: in a session each place is looked into once, and not for ever."""
 
 from __future__ import annotations
 
