@@ -120,6 +120,7 @@ class _Writer:
         """A call that Python has a statement for, which changes its first argument; None for every other call."""
         if node.target is operator.setitem:
             target, place, value = node.args
+            self._names[node] = "None"  # what an assignment is as a value, where a cut returns it
             return f"{self.text(target)}[{self._index(place)}] = {self.text(value)}"
         first = node.args[0] if node.args else None
         if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and _is_tensor(first):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -127,10 +128,14 @@ def keep_out(op: str, source: str | None) -> Workaround:
     base = steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]
     homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
     known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
+    first = ""
+    if steps[0] == "operator" and hasattr(operator, base):  # what Python's own signs call
+        known, first = f"operator.{base}", "import operator\n"
     eager = f"eager_{base.strip('_')}"
     where = f"\n# and call {eager} at {source}" if source else f"\n# and call {eager} instead"
     return Workaround(
-        f"{base} outside of the compiler", f"{eager} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}"
+        f"{base} outside of the compiler",
+        f"{first}{eager} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}",
     )
 
 

@@ -143,6 +143,15 @@ def test_names_are_those_that_people_use() -> None:
     assert name_of(lambda x: x) is None
 
 
+def test_an_assignment_that_is_returned_is_none() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(operator.setitem, (x, 0, 1.0)),))
+    gm = fx.GraphModule(graph_of(lambda x: x), graph)
+    text = write_program(Program.of(Trial(gm, (torch.zeros(2),), CheckOptions()), "output[0]"), plain=True)
+    assert text.lines == ("x[0] = 1.0", "return None")
+
+
 def test_what_no_script_can_name_is_said() -> None:
     def local(x: Tensor) -> Tensor:
         return x

@@ -86,6 +86,8 @@ def test_the_last_resort_can_be_pasted() -> None:
 
 def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
     assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None).code
+    assignment = keep_out("operator.setitem", None).code
+    assert assignment.startswith("import operator\neager_setitem = torch.compiler.disable(operator.setitem)")
     assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
 
 
