@@ -140,6 +140,7 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "triton_kernel",
+    "uses_numpy",
     "warm_inductor",
     "will_engine_execute_node",
     "without_compile_caches",
@@ -162,6 +163,12 @@ def dynamo_counters() -> dict[str, Counter[str]]:
 def dynamo_restarts() -> tuple[type[BaseException], ...]:
     """Those of `dynamo_control_flow` after which Dynamo traces the frame anew, to another form of the same graph."""
     return (TensorifyScalarRestartAnalysis,)
+
+
+def uses_numpy(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo traced NumPy's functions into a graph, as torch operators in their place."""
+    wrappers = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
+    return any(type(node.target).__name__ in wrappers for node in gm.graph.nodes)
 
 
 def dynamo_reset() -> None:

@@ -26,10 +26,12 @@ class Tracing:
     Attributes:
         breaks: Its own words on each graph break.
         frames: How many frames it looked at (``total``) and translated (``ok``).
+        numpy: Whether it traced NumPy's functions, which compute in torch then.
     """
 
     breaks: Counter[str] = field(default_factory=Counter)
     frames: Counter[str] = field(default_factory=Counter)
+    numpy: bool = False
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -183,7 +183,8 @@ class _Plan:
             return self._again(replace(trial.program, calls=showing_calls(shown, trial)), options)
 
         shown = with_baked_values(shown, trial, alone)
-        return with_levels([told(entry, trial) for entry in shown], self.options.compiler, with_compiler)
+        findings = [told(entry, trial) for entry in shown]
+        return with_levels(findings, self.options.compiler, with_compiler, numpy=trial.tracing.numpy)
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})

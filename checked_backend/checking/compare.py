@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from checked_backend._torch import inner_exception
@@ -16,7 +17,7 @@ from checked_backend.regions.compare import Part, compare_aliasing, compare_part
 from checked_backend.regions.controls import Controls
 from checked_backend.regions.judgement import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.ledger import Ledger
-from checked_backend.regions.problems import rng_state_differs
+from checked_backend.regions.problems import is_out_of_memory, rng_state_differs
 
 __all__ = ["compare_runs", "in_step"]
 
@@ -62,7 +63,7 @@ def compare_runs(
             found += [(index, f) for f in _compare_errors(*errors, ledger, during="backward")]
             if reference.backward_error is not None:
                 ledger.skip(Skip("gradients", f"eager has none: {_told(reference.backward_error)}"))
-        structure, mine = _compare_structure(reference, candidate, trained=trained)
+        structure, mine = _compare_structure(reference, candidate, ledger, trained=trained)
         found += [(index, finding) for finding in structure]
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
         found += [(index, finding) for finding in _compare_random_state(reference, candidate)]
@@ -83,7 +84,9 @@ def _plain(subject: str) -> str:
     return rest if colon and index.isdigit() else subject
 
 
-def _compare_structure(reference: Outcome, candidate: Outcome, *, trained: bool) -> tuple[list[Finding], list[Pair]]:
+def _compare_structure(
+    reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool
+) -> tuple[list[Finding], list[Pair]]:
     mine, theirs = reference.subjects, candidate.subjects
     if reference.backward_error is not None or candidate.backward_error is not None:
         mine = {name: value for name, value in mine.items() if not name.startswith("grad[")}
@@ -103,6 +106,11 @@ def _compare_structure(reference: Outcome, candidate: Outcome, *, trained: bool)
     judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
     structure = [f for f in compare_parts(judged) if not _free(f)]
     findings += structure
+    for part in parts:
+        if _is_numpys_scalar(part.reference, part.candidate):
+            ledger.note(
+                f"{part.subject}: eager's NumPy scalar is an array of no dimensions when compiled, as documented"
+            )
     findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
     incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
     pairs = []
@@ -122,7 +130,14 @@ def _seen(value: object) -> object:
 def _number(part: Part, side: int) -> object:
     """A number as a tensor, if both sides have one of the same type: its rounding is judged."""
     value = (part.reference, part.candidate)[side]
-    return as_tensor(value) if type(part.reference) is type(part.candidate) else value
+    alike = type(part.reference) is type(part.candidate) or _is_numpys_scalar(part.reference, part.candidate)
+    return as_tensor(value) if alike else value
+
+
+def _is_numpys_scalar(reference: object, candidate: object) -> bool:
+    """Whether eager has a NumPy scalar where the compiled program has an array of no dimensions, as is documented."""
+    array = isinstance(candidate, np.ndarray) and candidate.ndim == 0
+    return array and isinstance(reference, np.generic) and reference.dtype == getattr(candidate, "dtype", None)
 
 
 def _free(finding: Finding) -> bool:
@@ -153,6 +168,7 @@ def _compare_errors(
 ) -> Iterator[Finding]:
     if reference is not None and candidate is not None:
         if _is_the_same(reference, candidate):
+            ledger.note(f"eager and the compiled program both raise{_where(during)}: {_told(reference)}")
             return
         if _first_line(reference) and _first_line(reference) in str(candidate):
             ledger.note(
@@ -161,7 +177,7 @@ def _compare_errors(
             )
             return
     only_compiled = reference is None
-    where = "" if during == "running" else " in the backward pass"
+    where = _where(during)
     yield Finding(
         kind=Kind.CRASH if only_compiled else Kind.EXCEPTION,
         detail=_crash_detail(candidate, during)
@@ -182,14 +198,17 @@ def _compare_errors(
     )
 
 
+def _where(during: str) -> str:
+    return "" if during == "running" else " in the backward pass"
+
+
 def _is_the_same(reference: Exception, candidate: Exception) -> bool:
     causes = (candidate, candidate.__cause__, inner_exception(candidate))
     return any(isinstance(cause, type(reference)) for cause in causes)
 
 
 def _crash_detail(error: Exception | None, during: str) -> str:
-    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-    return "crash.memory" if out_of_memory else f"crash.{during}"
+    return "crash.memory" if is_out_of_memory(error) else f"crash.{during}"
 
 
 def _first_line(error: Exception) -> str:

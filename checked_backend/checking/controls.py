@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import torch
+from torch import fx
 
 from checked_backend.checking.compare import in_step
 from checked_backend.checking.program import Modes, Outcome, Program
@@ -31,11 +35,14 @@ class ProgramControls:
 
     Attributes:
         program: The program.
+        numpy: Whether NumPy computes a part of it in eager, where no mode sees it, and torch when compiled.
     """
 
     program: Program
+    numpy: bool = False
     _tapes: list[RandomTape] = field(default_factory=list, init=False)
     _recorded: bool = field(default=False, init=False)
+    _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
 
     def repeat(self) -> Values:
         """Eager again, with junk in uninitialised memory; records random tapes, one for each evaluation."""
@@ -61,7 +68,21 @@ class ProgramControls:
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """Eager with every operator's result perturbed."""
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
+        if self.numpy:
+            return self._moved_as_in_torch(noise)
         return self._values(self.program.run_all(modes=self._replaying(noise)))
+
+    def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
+        """Eager's values, moved by what the noise does to the same program with torch in NumPy's place."""
+        quiet, noisy = (self._values(self.program.run_all(self._traced.under(mode))) for mode in (nullcontext(), noise))
+        values = self._values(self.program.run_all())
+        for name in values.keys() & quiet.keys() & noisy.keys():
+            eager, still, moved = values[name], quiet[name], noisy[name]
+            if eager.dtype == torch.bool:
+                values[name] = torch.where(moved == still, eager, moved)
+            elif eager.shape == still.shape == moved.shape and eager.dtype == still.dtype == moved.dtype:
+                values[name] = eager + (moved - still)
+        return values
 
     def high_precision(self, seed: int | None) -> Values:
         """Eager in float64."""
@@ -95,3 +116,22 @@ class ProgramControls:
         if not values and outcomes and outcomes[0].error is not None:
             raise outcomes[0].error
         return values
+
+
+class _Traced:
+    """Makes of a function the same function as Dynamo traces it, run in eager under a mode."""
+
+    def __init__(self) -> None:
+        self._mode: AbstractContextManager[Any] = nullcontext()
+
+    def under(self, mode: AbstractContextManager[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What transforms a function; for one function at a time, because what Dynamo compiled is used again."""
+        self._mode = mode
+        return partial(torch.compile, backend=self._compile)
+
+    def _compile(self, gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with self._mode:
+                return gm.forward(*args)
+
+        return run

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from checked_backend._torch import is_wrapper_type
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.promote import promote
@@ -62,6 +65,7 @@ class Copier:
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
+    _dressed: set[int] = field(default_factory=set)
     _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,9 +131,14 @@ class Copier:
         for _, leaf in leaves(value, ""):
             if isinstance(leaf, torch.Generator) and id(leaf) not in self._memo:
                 self._remember(leaf, leaf.clone_state())
+            elif self.wide and isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fc" and id(leaf) not in self._memo:
+                self._remember(leaf, leaf.astype(np.result_type(leaf.dtype, np.float64)))
         for module in _modules(value):
             self._detached_attributes(module)
         copied = copy.deepcopy(value, self._memo)
+        for module in _modules(value):
+            for parameter in module.parameters():
+                self._dress(parameter)
         for module in _modules(copied):
             if self.wide:
                 module.double()
@@ -137,11 +146,31 @@ class Copier:
                 parameter.grad = None
         return copied
 
+    def _dress(self, parameter: torch.Tensor) -> None:
+        """Give a parameter's copy what torch's deepcopy of it leaves out: attributes and hooks."""
+        duplicate = self._memo.get(id(parameter))
+        if duplicate is None or id(duplicate) in self._dressed:
+            return
+        self._dressed.add(id(duplicate))
+        if not is_wrapper_type(type(parameter)):
+            vars(duplicate).update(copy.deepcopy(vars(parameter), self._memo))
+        self._hook(parameter, duplicate)
+
+    def _hook(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> None:
+        for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
+            duplicate.register_hook(self._held(hook, "hook", quiet=True))
+        for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
+            duplicate.register_post_accumulate_grad_hook(self._held(hook, "hook", quiet=True))
+
     def _detached_attributes(self, module: torch.nn.Module) -> None:
         """Tensors that a module keeps with their autograd history, which deepcopy refuses."""
         for child in module.modules():
             for _, leaf in leaves({**vars(child), "_modules": None}, ""):
-                if isinstance(leaf, torch.Tensor) and not leaf.is_leaf and id(leaf) not in self._memo:
+                if not isinstance(leaf, torch.Tensor) or id(leaf) in self._memo:
+                    continue
+                if isinstance(leaf, UninitializedBuffer):  # a lazy module's, which deepcopy refuses as well
+                    self._remember(leaf, copy.copy(leaf))
+                elif not isinstance(leaf, UninitializedParameter) and not leaf.is_leaf:
                     self._remember(leaf, leaf.detach().clone())
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -149,7 +178,12 @@ class Copier:
         # one there is none
         if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
             return tensor.clone()
-        return copy.deepcopy(tensor, self._memo)
+        kind = type(tensor)
+        if kind in (torch.Tensor, torch.nn.Parameter) or is_wrapper_type(kind) or "__deepcopy__" in vars(kind):
+            return copy.deepcopy(tensor, self._memo)
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = copy.deepcopy(tensor.as_subclass(torch.Tensor), self._memo)
+            return plain.as_subclass(kind)
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
@@ -171,7 +205,11 @@ class Copier:
                 duplicate.requires_grad_(tensor.requires_grad)
             if type(tensor) is torch.Tensor:
                 vars(duplicate).update(vars(tensor))  # what torch._dynamo.mark_dynamic wrote on it
+            elif not is_wrapper_type(type(tensor)):
+                vars(duplicate).update(copy.deepcopy(vars(tensor), self._memo))
             self._remember(tensor, duplicate)
+            if type(tensor) is not torch.nn.Parameter:
+                self._hook(tensor, duplicate)
 
     def _remember(self, original: Any, duplicate: Any) -> None:
         self._memo[id(original)] = duplicate

@@ -20,13 +20,16 @@ _NO_ROUNDING = "its values are wrong, and Dynamo's graph, run in eager, rounds a
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
-def with_levels(findings: Sequence[Finding], compiler: object, failing: Failing) -> list[Finding]:
+def with_levels(
+    findings: Sequence[Finding], compiler: object, failing: Failing, *, numpy: bool = False
+) -> list[Finding]:
     """Tell for each finding at which level it arises first.
 
     Args:
         findings: Those of a check.
         compiler: The candidate.
         failing: Runs a trial with another compiler.
+        numpy: Whether NumPy computes a part of the program in eager: Dynamo's graph then rounds otherwise.
 
     Returns:
         The findings; those that fail have a stage, and the level in words among their evidence.
@@ -48,7 +51,7 @@ def with_levels(findings: Sequence[Finding], compiler: object, failing: Failing)
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
             finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
-            if stage == "eager" and finding.kind is Kind.PRECISION:
+            if stage == "eager" and finding.kind is Kind.PRECISION and not numpy:
                 finding = replace(finding, kind=Kind.LOGIC, detail=str(Kind.LOGIC), message=_NO_ROUNDING)
         told.append(finding)
     return told

@@ -210,9 +210,7 @@ class Run:
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
         with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
-            if any(entry[0] == "error" for entry in warnings.filters):
-                # those that torch gives while it compiles are not the program's errors
-                warnings.filterwarnings("default", module=r"torch\.")
+            _no_warning_is_an_error()
             yield
 
     # the call
@@ -299,6 +297,13 @@ def _raise_if_ours(error: Exception) -> None:
     for cause in (error, inner_exception(error)):
         if isinstance(cause, CheckedBackendError) and not isinstance(cause, CandidateError):
             raise cause
+
+
+def _no_warning_is_an_error() -> None:
+    """Show warnings that filters make errors: torch gives others, and at other times, when it compiles."""
+    shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
+    vars(warnings)["filters"][:] = shown
+    warnings.simplefilter("default", append=True)  # so that it is noticed
 
 
 class _HostRandom:

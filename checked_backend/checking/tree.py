@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
+from checked_backend.errors import CheckedBackendError
+
 __all__ = ["argument_leaves", "comparable", "has_attributes", "leaves", "output_leaves", "settled"]
+
+MOST_YIELDED = 10_000
+"""Items taken from an iterator that a program returns: it may have no end."""
 
 _ATOMS = (torch.Tensor, torch.nn.Module, torch.Generator, str, bytes, type, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -20,8 +27,8 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]:
     """The leaves of nested containers, each with its path.
 
-    Containers are tuples, lists, mappings (Hugging Face outputs are some), dataclasses and objects that have nothing
-    but attributes. Sets are leaves. An object inside of itself is not entered again.
+    Containers are tuples, lists, deques, mappings (Hugging Face outputs are some), dataclasses and objects that have
+    nothing but attributes. Sets are leaves. An object inside of itself is not entered again.
 
     Args:
         value: Anything.
@@ -53,7 +60,7 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
         return [(f"[{key}]", inner) for key, inner in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, deque)):
         return [(f"[{index}]", inner) for index, inner in enumerate(value)]
     if dataclasses.is_dataclass(value):
         return [(f".{member.name}", getattr(value, member.name, None)) for member in dataclasses.fields(value)]
@@ -80,6 +87,8 @@ def comparable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value
     kind = type(value)
+    if isinstance(value, Iterator):
+        return "iterator"  # Dynamo makes its own
     if isinstance(value, (torch.nn.Module, torch.Generator, *_FUNCTIONS)) or not _has_equality(kind):
         return value if value is None or isinstance(value, type) else kind.__qualname__
     try:
@@ -89,8 +98,18 @@ def comparable(value: Any) -> Any:
 
 
 def settled(returned: Any) -> Any:
-    """A result that can be looked at: what a generator yields, as a list."""
-    return list(returned) if isinstance(returned, GeneratorType) else returned
+    """A result that can be looked at: what an iterator yields, as a list.
+
+    Raises:
+        CheckedBackendError: It is a coroutine, of which nothing has run yet.
+    """
+    if isinstance(returned, Coroutine):
+        returned.close()
+        raise CheckedBackendError(
+            "check: the function is asynchronous, so calling it runs nothing. Give a function that runs it: "
+            "check(lambda *args: asyncio.run(fn(*args)), args)."
+        )
+    return list(islice(returned, MOST_YIELDED)) if isinstance(returned, Iterator) else returned
 
 
 def output_leaves(returned: Any) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import dynamo_many_recompilations, dynamo_reset
+from checked_backend._torch import dynamo_many_recompilations, dynamo_reset, uses_numpy
 from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare import compare_runs
 from checked_backend.checking.controls import ProgramControls
@@ -69,30 +69,32 @@ def run_trial(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
     """
-    ledger, shapes, results = Ledger(), Shapes(), RegionResults()
-    backend = partial(_region_backend, options=options, shapes=shapes, results=results)
-    with _fresh_dynamo(), collect() as session:
-        pair = _Pair(Run(program), Run(program, partial(torch.compile, backend=backend, dynamic=dynamic)), results)
-        for call in program.calls:
-            if not pair.step(call) and program.continued:
-                break
-        if variants is not None and pair.going_on:
-            shapes.locate(pair.candidate.leaves(program.calls[0]))
-            for call in variants(program, shapes, ledger):
-                _vary(pair, call, shapes, ledger)
-    if pair.anew:
-        ledger.note(f"compiled anew {'; '.join(pair.anew)}")
-    made = replace(program, calls=pair.calls)
-    found = compare_runs(
-        pair.references, pair.candidates, lambda: ProgramControls(made), ledger, trained=program.optimizer is not None
-    )
+    ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
+    backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing)
+    with _fresh_dynamo():
+        compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
+        pair = _Pair(Run(program), compiled, results, tracing)
+        with collect() as session:
+            for call in program.calls:
+                if not pair.step(call) and program.continued:
+                    break
+            if variants is not None and pair.going_on:
+                shapes.locate(compiled.leaves(program.calls[0]))
+                for call in variants(program, shapes, ledger):
+                    _vary(pair, call, shapes, ledger)
+        if pair.anew:
+            ledger.note(f"compiled anew {'; '.join(pair.anew)}")
+        made = replace(program, calls=pair.calls)
+        controls = partial(ProgramControls, made, numpy=tracing.numpy)
+        trained = program.optimizer is not None
+        found = compare_runs(pair.references, pair.candidates, controls, ledger, trained=trained)
     return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, found, pair.in_regions)
 
 
 class _Pair:
     """Eager's run and the compiled one, in step."""
 
-    def __init__(self, reference: Run, candidate: Run, results: RegionResults) -> None:
+    def __init__(self, reference: Run, candidate: Run, results: RegionResults, tracing: Tracing) -> None:
         self.reference = reference
         self.candidate = candidate
         self.calls: list[Call] = []
@@ -101,7 +103,7 @@ class _Pair:
         self.in_regions: list[tuple[int, Finding]] = []
         self.results = results
         self.anew: list[str] = []
-        self.tracing = Tracing()
+        self.tracing = tracing
 
     @property
     def going_on(self) -> bool:
@@ -145,9 +147,16 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:
 
 
 def _region_backend(
-    gm: Any, example_inputs: Sequence[Any], *, options: CheckOptions, shapes: Shapes, results: RegionResults
+    gm: Any,
+    example_inputs: Sequence[Any],
+    *,
+    options: CheckOptions,
+    shapes: Shapes,
+    results: RegionResults,
+    tracing: Tracing,
 ) -> Callable[..., Any]:
     shapes.note(gm)
+    tracing.numpy |= uses_numpy(gm)
     name = GraphInfo.of(gm).name
     # no report of each region on disk: the check returns one
     region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigate)

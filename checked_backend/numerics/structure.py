@@ -72,10 +72,11 @@ def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDiffe
 
 
 def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[StructureAspect, str, str]]:
-    same_place = reference.shape == candidate.shape and reference.layout == candidate.layout == torch.strided
+    same_shape = _shape(reference) == _shape(candidate)
+    same_place = same_shape and reference.layout == candidate.layout == torch.strided
     aspects: list[tuple[StructureAspect, str, str]] = [
         ("dtype", str(reference.dtype), str(candidate.dtype)),
-        ("shape", str(tuple(reference.shape)), str(tuple(candidate.shape))),
+        ("shape", str(_shape(reference)), str(_shape(candidate))),
         ("device", str(reference.device), str(candidate.device)),
         ("layout", str(reference.layout), str(candidate.layout)),
     ]
@@ -83,6 +84,13 @@ def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[Str
         aspects.append(("stride", str(tuple(reference.stride())), str(tuple(candidate.stride()))))
     aspects.append(("requires_grad", str(reference.requires_grad), str(candidate.requires_grad)))
     return aspects
+
+
+def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The sizes; of a nested tensor in the strided layout, which has none, the sizes of its parts."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return tuple(tuple(part.shape) for part in tensor.unbind())
+    return tuple(tensor.shape)
 
 
 def _type_name(value: Any) -> str:

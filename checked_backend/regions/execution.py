@@ -149,10 +149,13 @@ def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``.
 
-    Of a sparse tensor it is the stored values (COO: those of one place added up), of oneDNN's layout a plain copy.
+    Of a sparse tensor it is the stored values (COO: those of one place added up), of a quantised one and of oneDNN's
+    layout a plain copy, of a nested one its parts. A meta tensor has no values.
     """
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return {}
+    if value.is_nested and value.layout is torch.strided:
+        return {f"{name}[{place}]": part for place, part in enumerate(value.detach().unbind())}
     inner = inner_tensors(value)
     if not inner:
         return {name: _plain(value)}
@@ -164,6 +167,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().coalesce().values()
     if tensor.layout in COMPRESSED:
         return tensor.detach().values()
+    if tensor.is_quantized:
+        return tensor.detach().dequantize()
     return tensor.detach().to_dense() if tensor.is_mkldnn else tensor
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from checked_backend.record import Finding, Kind
 
 __all__ = [
     "candidate_crashed",
     "exception_missing",
     "exception_type_differs",
+    "is_out_of_memory",
     "rng_state_differs",
     "unexpected_mutation",
     "wrong_outputs",
@@ -19,11 +22,16 @@ __all__ = [
 _DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception says that memory has run out; of the CPU's, torch raises a plain ``RuntimeError``."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def candidate_crashed(error: BaseException, *, during: str) -> Finding:
-    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``."""
+    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``; or it runs out of memory."""
     return Finding(
         kind=Kind.CRASH,
-        detail=f"crash.{during}",
+        detail="crash.memory" if is_out_of_memory(error) else f"crash.{during}",
         subject="candidate",
         message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {error}",
         expected="no exception",

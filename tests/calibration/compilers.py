@@ -49,11 +49,13 @@ def _emulate(knobs: dict[str, bool], gm: fx.GraphModule, example_inputs: Sequenc
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
+    with torch._inductor.config.patch(fallback_random=True):  # Inductor's own random operators are no rounding
+        table = select_decomp_table()
     backend = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
         inference_compiler=compile_graph,
-        decompositions=select_decomp_table(),
+        decompositions=table,
     )
     compiled: Callable[..., Any] = backend(gm, example_inputs)
     return compiled

@@ -133,12 +133,14 @@ def test_exceptions_are_compared_in_isolation_too() -> None:
     assert finding.detail == "exception.missing"
 
 
-def test_running_out_of_memory_is_a_crash() -> None:
-    def greedy() -> None:
-        raise MemoryError("no memory left")
+def out_of_memory() -> None:
+    raise MemoryError("no memory left")
 
-    report = cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(greedy))
-    assert {finding.kind for finding in report.findings} == {cb.Kind.CRASH}
+
+@pytest.mark.parametrize("greedy", [out_of_memory, lambda: torch.empty(2**50)], ids=["python", "torch"])
+def test_running_out_of_memory_is_a_crash(greedy: Callable[[], Any]) -> None:
+    finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(greedy)))
+    assert (finding.kind, finding.detail, finding.stage) == (cb.Kind.CRASH, "crash.memory", "compiled")
 
 
 def test_misuse_in_the_worker_is_the_callers() -> None:

@@ -339,6 +339,7 @@ def test_both_raise() -> None:
     for function in (by_type, lambda x: x.view(7), lambda x: x[10], lambda x, missing: x):
         report = cb.check(function, (batch(3),), compiler="eager")
         agreed(report, exceptions=1)
+        assert "both raise" in str(report.coverage.notes)
 
 
 @pytest.mark.parametrize(("when", "detail"), [(True, "crash.running"), (False, "exception.missing")])

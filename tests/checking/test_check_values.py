@@ -1,0 +1,232 @@
+"""Arguments, results and modules of unusual kinds: each is compared, or it is said that it is not."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from check_tools import agreed, batch, found, only, skips
+from torch import fx, nn
+
+import checked_backend as cb
+from checked_backend.checking.backward import Objective, run_backward
+from checked_backend.checking.copies import Copier
+from checked_backend.checking.program import Program
+from checked_backend.checking.tree import MOST_YIELDED, settled
+from checked_backend.errors import CheckedBackendError
+from checked_backend.regions.ambient import RngState
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"
+)
+
+
+def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    for node in gm.graph.find_nodes(op="call_method", target="sin"):
+        node.target = "cos"
+    gm.recompile()
+    return gm.forward
+
+
+ITERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "iter": lambda x: iter([x * 2, x.sin()]),
+    "map": lambda x: map(torch.neg, [x, x.sin()]),
+    "deque": lambda x: deque([x * 2, x.sin()], maxlen=2),
+    "deque inside": lambda x: {"queue": deque([x.sin()])},
+}
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_what_iterators_and_deques_hold_is_compared(name: str) -> None:
+    agreed(cb.check(ITERATORS[name], (batch(),), compiler="eager"))
+    report = cb.check(ITERATORS[name], (batch(),), compiler=wrong_sine)
+    assert {detail for detail, _ in found(report)} == {"logic"}
+
+
+def test_iterators_inside_of_a_result_are_compared_as_such() -> None:
+    agreed(cb.check(lambda x: (x.sin(), iter([3])), (batch(),), compiler="eager"))
+
+
+def test_an_endless_iterator_is_read_in_part() -> None:
+    assert settled(itertools.count()) == list(range(MOST_YIELDED))
+
+
+def test_a_coroutine_is_refused() -> None:
+    async def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(CheckedBackendError, match=r"asynchronous.*asyncio\.run"):
+        cb.check(program, (batch(),), compiler="eager")
+
+
+class Odd:
+    """Its equality raises."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        raise RuntimeError("no equality")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_equality_that_raises_decides_nothing() -> None:
+    agreed(cb.check(lambda x: (x * 2, Odd()), (batch(),), compiler="eager"))
+
+
+def test_a_lazy_module_makes_its_parameters_on_both_sides() -> None:
+    """Dynamo rolls back the random state that the initialisation drew from, which eager does not: a real difference."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyBatchNorm1d())
+    report = cb.check(model, (batch(3, 5),), compiler="eager")
+    assert found(report) == {("rng.state", "rng state")}
+    assert report.coverage.checked["gradients"] == 4
+    assert isinstance(model[0].weight, nn.parameter.UninitializedParameter)
+    wrong = cb.check(model, (batch(3, 5),), compiler=_shifted)
+    assert ("structure.outputs", "param[0.weight]") not in found(wrong)
+    assert "logic" in {detail for detail, _ in found(wrong)}
+
+
+def _shifted(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return lambda *args: tuple(output + 1 for output in gm.forward(*args))
+
+
+def test_nested_tensors_in_the_strided_layout_have_parts() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), torch.nested.nested_tensor([x.detach().sin(), y.detach()])
+
+    agreed(cb.check(program, (batch(2, 3), batch(4, 3)), compiler="eager"))
+    wrong = cb.check(program, (batch(2, 3), batch(4, 3)), compiler=wrong_sine)
+    assert {subject for _, subject in found(wrong)} >= {"output[0]"}
+    x = torch.nested.nested_tensor([batch(2, 3), batch(4, 3)])
+    in_eager = cb.check(lambda x: x * 2, (x,), compiler="eager")
+    assert not found(in_eager)
+    assert in_eager.coverage.checked["tensors"] >= 4
+
+
+def test_quantised_results_are_compared_by_what_they_stand_for() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.quantize_per_tensor(x.sin(), 0.05, 0, torch.qint8)
+
+    agreed(cb.check(program, (batch(),), compiler="eager"), outputs=1)
+    assert only(cb.check(program, (batch(),), compiler=wrong_sine)).subject == "output[0]"
+
+
+def test_meta_tensors_have_a_structure_and_no_values() -> None:
+    x = torch.empty(3, 4, device="meta")
+    agreed(cb.check(lambda x: x.sin(), (x,), compiler="eager"))
+    report = cb.check(lambda x: x.sin(), (x,), compiler=lambda gm, _: lambda *args: (gm.forward(*args)[0].t(),))
+    assert ("structure.shape", "output[0]") in found(report)
+
+
+class Tagged(torch.Tensor):
+    """A subclass without a ``new_empty`` of its own."""
+
+
+def test_a_plain_subclass_is_copied_with_its_type() -> None:
+    x: Any = batch(grad=True).as_subclass(Tagged)
+    x.label = ["mine"]
+    (copied,), _ = Copier().arguments(lambda x: x, (x,), {})
+    assert type(copied) is Tagged
+    assert torch.equal(copied.as_subclass(torch.Tensor), x.as_subclass(torch.Tensor))
+    assert copied.data_ptr() != x.data_ptr()
+    assert copied.label == ["mine"]
+    assert copied.requires_grad
+    agreed(cb.check(lambda x: x * 2, (batch().as_subclass(Tagged),), compiler="eager"))
+
+
+def test_attributes_of_a_parameter_are_copied() -> None:
+    model: Any = nn.Linear(3, 3)
+    model.weight.scale = 3.0
+    model.weight.offset = torch.ones(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (model(x) * model.weight.scale + model.weight.offset).sin()
+
+    agreed(cb.check(program, (batch(2, 3),), compiler="eager"))
+    assert only(cb.check(program, (batch(2, 3),), compiler=wrong_sine, gradients=False)).subject == "output[0]"
+
+
+def test_hooks_of_parameters_and_arguments_run_in_the_copies_and_leave_the_users_state() -> None:
+    model, seen = nn.Linear(3, 3), []
+    model.weight.register_hook(lambda gradient: gradient * 3)
+    model.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad))
+    x = batch(2, 3, grad=True)
+    x.register_hook(lambda gradient: gradient / 2)
+    outcome = Program(model, (x,), {}, RngState.capture(()), gradients=True).run()
+    model(x).backward(_random_gradient_of(model(x)))
+    for name, tensor in (("weight", model.weight), ("bias", model.bias), ("input", x)):
+        assert torch.equal(outcome.gradients[f"grad[{name}]"], tensor.grad), name
+    assert len(seen) == 1
+    agreed(cb.check(model, (x,), compiler="aot_eager"), gradients=3)
+    assert len(seen) == 1
+
+
+def _random_gradient_of(output: torch.Tensor) -> torch.Tensor:
+    leaf = output.detach().requires_grad_()
+    run_backward([leaf * 1], [leaf], Objective())
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_numpys_scalars_are_arrays_when_compiled() -> None:
+    def program(x: Any) -> Any:
+        return {"sum": x.sum(), "int": x.argmax()}
+
+    report = agreed(cb.check(program, (batch().numpy(),), compiler="eager"))
+    assert "output[sum]: eager's NumPy scalar is an array of no dimensions when compiled" in str(report.coverage.notes)
+    wrong = cb.check(program, (batch().numpy(),), compiler=_shifted)
+    assert {detail for detail, _ in found(wrong)} == {"logic"}
+
+
+def standard_deviations(x: Any, y: torch.Tensor) -> Any:
+    scaled = np.exp(x - x.max(axis=1, keepdims=True))
+    return (
+        scaled / scaled.sum(axis=1, keepdims=True),
+        torch.from_numpy(x.std(axis=0)) * y,
+        (x * x).mean() - x.mean() ** 2,
+    )
+
+
+def slightly_wrong(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return lambda *args: tuple(output * 1.00001 for output in gm.forward(*args))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_numpy_rounds_otherwise_than_torch_in_its_place(seed: int) -> None:
+    """Dynamo computes in torch what NumPy computes in eager, so their roundings differ; no mode sees NumPy's."""
+    x = np.random.default_rng(seed).normal(size=(20, 30)).astype(np.float32) + 10
+    agreed(cb.check(standard_deviations, (x, torch.randn(30)), compiler="eager"))
+    report = cb.check(standard_deviations, (x, torch.randn(30)), compiler=slightly_wrong)
+    assert {detail for detail, _ in found(report)} == {"logic"}
+    assert len(report.findings) == 3
+
+
+def test_warnings_are_no_errors_of_the_program() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            warnings.warn("only in eager", UserWarning, stacklevel=1)
+        return x.sin()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        report = cb.check(program, (batch(),), compiler="eager")
+        assert list(warnings.filters) == before
+    agreed(report)
+    assert [str(entry.message) for entry in seen] == ["only in eager"]
+
+
+def _yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield x.sin()
+
+
+def test_a_generator_function_is_skipped_by_dynamo_and_said_so() -> None:
+    report = cb.check(_yields, (batch(),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Dynamo compiled no region of it: it skips this code" in skips(report)
