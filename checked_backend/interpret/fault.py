@@ -39,6 +39,8 @@ def likely_fault(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...
         return f"the schema of {operator}, or its kernel: declare the argument as Tensor(a!) or do not write to it"
     if mismatch.what == "alias" and is_custom(node):
         return f"the kernel of {operator}, which returns memory that its schema says is its own: return a copy"
+    if mismatch.what == "requires_grad" and is_custom(node):
+        return f"the kernel of {operator}, which returns a tensor that requires grad: detach it"
     original = node.meta.get("original_aten")
     if isinstance(original, OpOverload) and original.name() != operator.name() and original.namespace == "aten":
         origin = f", which a decomposition of {original} put there"

@@ -65,7 +65,7 @@ def to_finding(problem: Problem) -> Finding:
     if not problem.inherited:
         fault = likely_fault(node, mismatch, problem.inputs)
         lines.append(f"    likely at fault: {fault}")
-        script = operator_script(node, problem.inputs, lines[0])
+        script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
     evidence: dict[str, Any] = {"inherited": problem.inherited}
     evidence |= {"likely at fault": fault} if fault else {}
     evidence |= {"module": module} if module else {}

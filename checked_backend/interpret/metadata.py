@@ -235,7 +235,7 @@ class Run:
         plan = self._code.plans[index]
         result, mismatches = call_watched(plan.node, target, args, kwargs)
         checks = self._owner.settings.checks
-        self._add(plan, [mismatch for mismatch in mismatches if mismatch.what in checks], {})
+        self._add(plan, [mismatch for mismatch in mismatches if mismatch.what in checks], {}, (args, kwargs))
         return result
 
     def finite(self, index: int, value: Any, given: tuple[Any, ...], variables: dict[str, Any]) -> None:
@@ -288,7 +288,13 @@ class Run:
             return None
         return expected if base.storage_offset() == began else int(base.storage_offset() + want - began)
 
-    def _add(self, plan: NodePlan, mismatches: Sequence[Mismatch], variables: dict[str, Any]) -> None:
+    def _add(
+        self,
+        plan: NodePlan,
+        mismatches: Sequence[Mismatch],
+        variables: dict[str, Any],
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> None:
         index = next((i for i, other in enumerate(self._code.plans) if other is plan), 0) if mismatches else 0
         for mismatch in mismatches:
             inherited = not self._wrong.isdisjoint(plan.inputs)
@@ -296,9 +302,8 @@ class Run:
                 inherited = plan.node.name in self._owner.wrong_before
             elif self._owner.kind == "forward":
                 self._owner.wrong_before.update(item.name for item in (plan.node, *plan.node.users))
-            problem = Problem(
-                plan.node, mismatch, self._owner.kind, self._place(), inherited, self._inputs(plan, variables)
-            )
+            inputs = given or self._inputs(plan, variables)
+            problem = Problem(plan.node, mismatch, self._owner.kind, self._place(), inherited, inputs)
             self._wrong.add(index)
             self._deliver(problem)
 

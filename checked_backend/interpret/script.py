@@ -22,15 +22,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 torch.manual_seed(0)
 
 
-def tensor(shape, stride, dtype, device="cpu", offset=0, values=None, low=0, high=1):
+def tensor(shape, stride, dtype, device="cpu", offset=0, values=None, low=None, high=None):
     size = 1 + offset + sum((n - 1) * s for n, s in zip(shape, stride) if n > 0)
     if values is not None:
         memory = torch.empty(size, dtype=dtype, device=device).as_strided(shape, stride, offset)
         return memory.copy_(torch.tensor(values).view(shape))
-    if dtype.is_floating_point or dtype.is_complex:
+    if not dtype.is_floating_point and not dtype.is_complex:
+        memory = torch.randint(low, high + 1, (size,), device=device).to(dtype)
+    elif low is None:
         memory = torch.randn(size, device=device).to(dtype)
     else:
-        memory = torch.randint(low, high + 1, (size,), device=device).to(dtype)
+        memory = (low + (high - low) * torch.rand(size, dtype=torch.float64, device=device)).to(dtype)
+        memory[-1], memory[offset] = high, low
     return memory.as_strided(shape, stride, offset)
 
 
@@ -41,37 +44,88 @@ def show(value):
     if value.layout is torch.strided:
         significant = [s for n, s in zip(value.shape, value.stride()) if n > 1 and value.numel() > 0]
         text += f" significant strides={significant} storage offset={value.storage_offset()}"
+        text += " conjugated" * value.is_conj() + " negated" * value.is_neg()
+    else:
+        text += f" layout={value.layout}"
     return text
+
+
+def tensors(values):
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 """
 
 _TAIL = """
+
+def memory(value):
+    return value.untyped_storage()._cdata if value.layout is torch.strided else None
+
+
+def shown(results, given):
+    owners = {memory(value): f"tensor argument {i}" for i, value in enumerate(given) if memory(value) is not None}
+    for i, value in enumerate(tree_leaves(results)):
+        text = show(value)
+        if isinstance(value, torch.Tensor) and memory(value) is not None and value.numel() > 0:
+            owner = owners.setdefault(memory(value), f"output {i}")
+            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
+        yield text
+
+
+def undeclared_writes(before):
+    for i, argument in enumerate(operator._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        for now in tensors(value):
+            was = before.pop(0)
+            same = torch.equal(now, was) or now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True)
+            if not declared and not same:
+                yield argument.name
+
+
 with FakeTensorMode(allow_non_fake_inputs=True) as mode:
     fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     fake = operator(*fake_args, **fake_kwargs)
+    expected = list(shown(fake, tensors((fake_args, fake_kwargs))))
+before = [value.clone() for value in tensors((args, kwargs))]
 real = operator(*args, **kwargs)
-expected, actual = list(map(show, tree_leaves(fake))), list(map(show, tree_leaves(real)))
+actual, written = list(shown(real, tensors((args, kwargs)))), list(undeclared_writes(before))
 print("its fake kernel says:", *expected, sep="\\n    ")
 print("its kernel returns:", *actual, sep="\\n    ")
-raise SystemExit("THEY DIFFER" if expected != actual else "they agree here")
+print("its kernel writes to what its schema does not declare as written:", written or "nothing")
+raise SystemExit("THEY DIFFER" if expected != actual or written else "they agree here")
+"""
+
+_TAIL_NONFINITE = """
+def finite(value):
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return not value.is_floating_point() or bool(value.float().isfinite().all())
+
+
+print("it is given:", *(f"{show(value)} finite={finite(value)}" for value in tensors((args, kwargs))), sep="\\n    ")
+real = tensors(operator(*args, **kwargs))
+print("it returns:", *(f"{show(value)} finite={finite(value)}" for value in real), sep="\\n    ")
+raise SystemExit("finite here" if all(map(finite, real)) else "NOT FINITE")
 """
 
 
-def operator_script(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, title: str) -> str | None:
+def operator_script(
+    node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, title: str, *, nonfinite: bool = False
+) -> str | None:
     """The script, or None if the node is no operator or has an argument that cannot be written down.
 
     Args:
         node: The node.
         inputs: Its real arguments: their metadata is used, and the values of small integer tensors.
         title: What the script shows.
+        nonfinite: Show that the operator makes a NaN or an infinity, from the values or the range of each input.
     """
     target = node.target
     if inputs is None or not isinstance(target, OpOverload):
         return None
     args, kwargs = inputs
     try:
-        written = "".join(f"    {_write(value)},\n" for value in args)
-        keywords = "".join(f"    {name!r}: {_write(value)},\n" for name, value in kwargs.items())
+        written = "".join(f"    {_write(value, nonfinite)},\n" for value in args)
+        keywords = "".join(f"    {name!r}: {_write(value, nonfinite)},\n" for name, value in kwargs.items())
     except TypeError:
         return None
     lines = [f"# {line}" for line in title.splitlines()]
@@ -79,12 +133,12 @@ def operator_script(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]
         lines.append(f"# First import the module that registers {target.name()}.")
     packet = f"torch.ops.{target.namespace}.{target._schema.name.partition('::')[2]}.{target._overloadname}"
     call = f"operator = {packet}\nargs = (\n{written})\nkwargs = {{\n{keywords}}}\n"
-    return "\n".join(lines) + "\n" + _HEAD + call + _TAIL
+    return "\n".join(lines) + "\n" + _HEAD + call + (_TAIL_NONFINITE if nonfinite else _TAIL)
 
 
-def _write(value: Any) -> str:
+def _write(value: Any, exact: bool) -> str:
     if isinstance(value, torch.Tensor):
-        return _write_tensor(value)
+        return _write_tensor(value, exact)
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
     if isinstance(value, float):
@@ -92,7 +146,7 @@ def _write(value: Any) -> str:
     if isinstance(value, complex):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(_write, value))
+        inner = ", ".join(_write(item, exact) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return str(value)
@@ -101,25 +155,28 @@ def _write(value: Any) -> str:
     raise TypeError(type(value))
 
 
-def _write_tensor(tensor: torch.Tensor) -> str:
+def _write_tensor(tensor: torch.Tensor, exact: bool) -> str:
     if (
         tensor.layout is not torch.strided
         or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         or tensor.is_quantized
     ):
         raise TypeError(tensor.layout)
-    parts = [str(tuple(tensor.shape)), str(tuple(tensor.stride())), str(tensor.dtype), *_details(tensor)]
+    parts = [str(tuple(tensor.shape)), str(tuple(tensor.stride())), str(tensor.dtype), *_details(tensor, exact)]
     return f"tensor({', '.join(parts)})"
 
 
-def _details(tensor: torch.Tensor) -> Iterator[str]:
+def _details(tensor: torch.Tensor, exact: bool) -> Iterator[str]:
     if tensor.device.type != "cpu":
         yield f"device={str(tensor.device)!r}"
     if tensor.storage_offset():
         yield f"offset={tensor.storage_offset()}"
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
+    inexact = tensor.is_floating_point() or tensor.is_complex()
+    if tensor.numel() == 0 or (inexact and not exact):
         return
     if tensor.numel() <= _LITERAL and all(stride > 0 for stride in tensor.stride()):
         yield f"values={tensor.tolist()}"
-    else:
-        yield f"low={int(tensor.min())}, high={int(tensor.max())}"
+    elif not tensor.is_complex():
+        plain = tensor.detach().float() if inexact and tensor.dtype.itemsize < 4 else tensor.detach()
+        low, high = plain.min().item(), plain.max().item()
+        yield f"low={low if inexact else int(low)}, high={high if inexact else int(high)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -80,3 +82,18 @@ def test_what_was_given_or_written_is_not_made() -> None:
     assert made(lambda x: torch.where(x > 0, x, float("-inf")).softmax(0), torch.tensor([1.0, -1.0])) == []
     assert made(lambda x, y: x * y, torch.ones(2), float("nan")) == []
     assert made(lambda x: torch.empty(3).fill_(1) + x, torch.ones(3)) == []
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_the_script_shows_the_operator_alone(size: int) -> None:
+    options = {"nonfinite": True, "on_divergence": "record"}
+    compiled = torch.compile(lambda x: (x + 1).log(), backend=debug_interpreter, options=options)
+    with cb.collect() as session:
+        compiled(torch.linspace(-1, 1, size))
+    (finding,) = session.report.findings
+    printed = StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit, match="NOT FINITE"):
+        exec(compile(finding.evidence["script"], "script.py", "exec"), {})
+    given, returned = printed.getvalue().split("it returns:")
+    assert "finite=True" in given
+    assert "finite=False" in returned
