@@ -45,7 +45,13 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library.simple_registry import singleton as _library_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
 from torch.fx.graph_module import _forward_from_src
 from torch.utils._python_dispatch import (
@@ -99,6 +105,7 @@ __all__ = [
     "dynamo_restarts",
     "evaluate_expression",
     "fake_kernel",
+    "fake_refusals",
     "fall_back",
     "find_op_packet",
     "forward_from_source",
@@ -169,6 +176,11 @@ def uses_numpy(gm: fx.GraphModule) -> bool:
     """Whether Dynamo traced NumPy's functions into a graph, as torch operators in their place."""
     wrappers = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
     return any(type(node.target).__name__ in wrappers for node in gm.graph.nodes)
+
+
+def fake_refusals() -> tuple[type[Exception], ...]:
+    """What fake tensors raise for an operator whose sizes or results depend on data."""
+    return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 def dynamo_reset() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from checked_backend.checking.baked import with_baked_values
 from checked_backend.checking.copies import eager_function
+from checked_backend.checking.dynamo_level import with_blame
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.layouts import other_layouts
@@ -184,7 +185,8 @@ class _Plan:
 
         shown = with_baked_values(shown, trial, alone)
         findings = [told(entry, trial) for entry in shown]
-        return with_levels(findings, self.options.compiler, with_compiler, numpy=trial.tracing.numpy)
+        findings = with_levels(findings, self.options.compiler, with_compiler, numpy=trial.tracing.numpy)
+        return with_blame(findings, self.program, self.options, self.dynamic) if self.options.localize else findings
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})

@@ -5,6 +5,7 @@ from checked_backend.reduce.problem import Progress
 from checked_backend.reduce.repro import Repro, write_repro
 from checked_backend.reduce.sequence import Reduction, reduce
 from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting
+from checked_backend.reduce.source_script import write_source_repro
 from checked_backend.reduce.translate import Untranslatable
 from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_out
 
@@ -23,4 +24,5 @@ __all__ = [
     "reduce",
     "without_line",
     "write_repro",
+    "write_source_repro",
 ]

@@ -19,7 +19,7 @@ from checked_backend.reduce.program import Program
 from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, write_script
 from checked_backend.regions.trial import Trial
 
-__all__ = ["Repro", "write_repro"]
+__all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,7 @@ def write_repro(
             program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
         )
     compiled = write_compile(program, settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
+    path = script_path(folder, name)
     values = path.with_suffix(".safetensors")
     shown = finding or known or Finding(kind, subject, "did not show when it was tried once more")
     about = [*([f"Found at {source}"] if source else []), *about]
@@ -93,14 +92,33 @@ def write_repro(
         script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
         if script.text == first:
             break
-        _write(path, values, script)
-        confirmed, output = _run(path, timeout)
-        if not confirmed and BUG_GONE not in output:  # a busy machine may have failed to start it
-            confirmed, output = _run(path, timeout)
-        if confirmed:
-            return Repro(path, True, output)
+        repro = write_and_run(path, script, timeout)
+        if repro.confirmed:
+            return repro
+        output = repro.output
         first = script.text
     return Repro(path, False, output)
+
+
+def script_path(folder: Path, name: str) -> Path:
+    """Where a script about something goes, in a folder that is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
+
+
+def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
+    """Write a script, with the values that it reads, and run it from disk in a fresh process.
+
+    Args:
+        path: Where it goes.
+        script: The script.
+        timeout: Seconds for each run; it is run again if it did not come to an end.
+    """
+    _write(path, path.with_suffix(".safetensors"), script)
+    confirmed, output = _run(path, timeout)
+    if not confirmed and BUG_GONE not in output:  # a busy machine may have failed to start it
+        confirmed, output = _run(path, timeout)
+    return Repro(path, confirmed, output)
 
 
 def _finding(trial: Trial, subject: str, kind: Kind, judge: Judge, timeout: float) -> Finding | None:

@@ -16,7 +16,7 @@ from checked_backend.reduce.inputs_code import write_inputs
 from checked_backend.reduce.program import Program, outputs
 from checked_backend.reduce.translate import write_program
 
-__all__ = ["BUG_GONE", "BUG_THERE", "Script", "write_script"]
+__all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "safe", "write_script"]
 
 BUG_THERE = "the bug is there"
 BUG_GONE = "the bug is gone"
@@ -176,7 +176,7 @@ def write_script(
         [
             f'"""{_title(finding)}',
             "",
-            *(_safe(line) for line in (*_facts(), *about)),
+            *(safe(line) for line in (*facts(), *about)),
             "Exits 1 while the bug is there, 0 when it is gone.",
             '"""',
             *imports,
@@ -202,7 +202,7 @@ def write_script(
 def _cannot(problem: str) -> str:
     return textwrap.dedent(
         f"""\
-        backend = None  # {_safe(problem)}: name it here
+        backend = None  # {safe(problem)}: name it here
         if backend is None:
             print("the backend is not named in this script")
             raise SystemExit(2)
@@ -210,18 +210,17 @@ def _cannot(problem: str) -> str:
     )
 
 
-def _facts() -> tuple[str, ...]:
+def facts() -> tuple[str, ...]:
+    """Versions and hardware, as lines for a docstring."""
     machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     return (f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",)
 
 
 def _title(finding: Finding) -> str:
-    return _safe(
-        f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"[:200]
-    )
+    return safe(f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"[:200])
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Text that can stand in a docstring or a comment."""
     return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
 

@@ -304,8 +304,10 @@ def planted(name: str) -> Iterator[Fault]:
 
 
 def _keys(operator: str) -> list[Any]:
-    packet = getattr(torch.ops.aten if hasattr(torch.ops.aten, operator) else torch.ops.prims, operator)
-    return [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+    """An operator's overloads, and those of its form in place, by which Inductor may replace it."""
+    home = torch.ops.aten if hasattr(torch.ops.aten, operator) else torch.ops.prims
+    packets = [getattr(home, name) for name in (operator, f"{operator.rstrip('_')}_") if hasattr(home, name)]
+    return [key for packet in packets for key in (packet, *(getattr(packet, name) for name in packet.overloads()))]
 
 
 def _wrong(right: Spoil, spoil: Spoil) -> Spoil:

@@ -1,0 +1,264 @@
+"""Which operator is to blame where Dynamo's graph, run in eager, is wrong already.
+
+Eager's operator calls are compared with those of Dynamo's graph, in order. An operator whose fake kernel, which tells
+Dynamo the sizes of what is to come, disagrees with its real one is to blame whatever comes after it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from checked_backend._torch import FakeTensorMode, OpOverload, dynamo_reset, fake_refusals
+from checked_backend.checking.program import Program
+from checked_backend.interpret.dispatch import OperatorMode
+from checked_backend.interpret.operators import Operator, OperatorKind
+from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.reduce import Untranslatable, write_source_repro
+
+__all__ = ["Blame", "blame_in_dynamo", "with_blame"]
+
+_HERE = str(Path(__file__).parent.parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The operator to blame.
+
+    Attributes:
+        op: The operator.
+        source: The user's line that called it.
+        why: What is wrong with it.
+    """
+
+    op: str
+    source: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """One operator call: what it was called with and what it gave, and where."""
+
+    op: str
+    key: tuple[Any, ...]
+    source: str | None
+    disagreement: str | None
+
+
+def with_blame(
+    findings: Sequence[Finding], program: Program, options: CheckOptions, dynamic: bool | None
+) -> list[Finding]:
+    """Add to the findings that Dynamo is to blame for: the operator, the user's line, a script, a workaround.
+
+    Args:
+        findings: Those of a check; those whose stage is ``eager`` are Dynamo's.
+        program: The program.
+        options: Say where the script goes.
+        dynamic: As for ``torch.compile``.
+    """
+    if not any(_is_dynamos(finding) for finding in findings):
+        return list(findings)
+    evidence: dict[str, str] = {}
+    blame, repro = None, None
+    try:
+        blame = blame_in_dynamo(program, dynamic=dynamic)
+    except Exception as error:  # the verdict stands without it
+        evidence["how it was localized"] = f"not: {type(error).__name__}: {error}".splitlines()[0]
+    first = next(finding for finding in findings if _is_dynamos(finding))
+    op, source = (None, None) if blame is None else (blame.op, blame.source)
+    try:
+        written = write_source_repro(
+            program.function,
+            program.args,
+            program.kwargs,
+            options.report_dir,
+            name=f"{(op or 'dynamo').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}",
+            title=f"{first.kind}: {first.message}",
+            source=source,
+            dynamic=dynamic,
+        )
+    except (Untranslatable, OSError) as error:
+        evidence["repro"] = f"none: {error}"
+    else:
+        repro = str(written.path)
+        if not written.confirmed:
+            last = (written.output.strip().splitlines() or ["nothing"])[-1]
+            evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+    if blame is not None:
+        evidence["at the operator"] = blame.why
+    return [_told(finding, blame, repro, evidence) if _is_dynamos(finding) else finding for finding in findings]
+
+
+def _is_dynamos(finding: Finding) -> bool:
+    return finding.kind.fails and finding.stage == "eager" and finding.op is None
+
+
+def _told(finding: Finding, blame: Blame | None, repro: str | None, evidence: dict[str, str]) -> Finding:
+    op, source = (None, None) if blame is None else (blame.op, blame.source)
+    return replace(
+        finding,
+        op=op,
+        source=source or finding.source,
+        workaround=_left_to_eager(source),
+        repro=repro,
+        evidence={**finding.evidence, **evidence},
+    )
+
+
+def _left_to_eager(source: str | None) -> str | None:
+    """Leave a whole function out: what Dynamo does not trace it cannot trace wrongly."""
+    found = None if source is None else re.search(r" in (\w+)(:|$)", source)
+    if found is None:
+        return None
+    name = found[1]
+    return f"{name} = torch.compiler.disable({name})  # the function at {source}"
+
+
+def blame_in_dynamo(program: Program, *, dynamic: bool | None) -> Blame | None:
+    """Find the first operator that Dynamo's graph calls otherwise than eager, or whose fake kernel is wrong.
+
+    Args:
+        program: The program; it is run in eager, and as Dynamo's graph.
+        dynamic: As for ``torch.compile``.
+
+    Returns:
+        The operator; None if all calls are the same.
+    """
+    eager = _Watch(look_at_fakes=True)
+    program.run(modes=[lambda: eager])
+    for call in eager.calls:
+        if call.disagreement is not None:
+            return Blame(call.op, call.source, call.disagreement)
+    compiled = _Watch(look_at_fakes=False)
+    dynamo_reset()
+    try:
+        program.run(partial(torch.compile, backend=partial(_watched, watch=compiled), dynamic=dynamic))
+    finally:
+        dynamo_reset()
+    return _first_difference(eager.calls, compiled.calls)
+
+
+def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watch) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with watch:
+            return gm.forward(*args)
+
+    return run
+
+
+def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> Blame | None:
+    matcher = SequenceMatcher(None, [call.key for call in eager], [call.key for call in compiled], autojunk=False)
+    different = [step for step in matcher.get_opcodes() if step[0] != "equal"]
+    # what is only in eager may stand between two graphs
+    for wanted in (("replace",), ("delete", "insert")):
+        for tag, start, _, other, _ in different:
+            if tag in wanted and start < len(eager):
+                call = eager[start]
+                found = compiled[other] if tag != "delete" and other < len(compiled) else None
+                instead = "leaves it out" if found is None else f"calls {found.op}{_shown(found.key)} there"
+                return Blame(call.op, call.source, f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}")
+    return None
+
+
+def _shown(key: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, key[1]))})"
+
+
+class _Watch(OperatorMode):
+    """Notes every operator call."""
+
+    def __init__(self, *, look_at_fakes: bool) -> None:
+        super().__init__()
+        self.calls: list[_Called] = []
+        self._look_at_fakes = look_at_fakes
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = tuple(map(_described, pytree.tree_leaves((args, kwargs))))
+        fakes = _fakes(args, kwargs) if self._look_at_fakes else None
+        result = func(*args, **kwargs)
+        leaves = pytree.tree_leaves(result)
+        made = tuple(map(_described, leaves))
+        marks = () if operator.kind is OperatorKind.UNINITIALISED else tuple(map(_mark, leaves))
+        told = None if fakes is None else _disagreement(func, *fakes, leaves)
+        self.calls.append(_Called(str(func), (str(func), given, made, marks), _users_line(), told))
+        return result
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
+
+
+def _mark(value: Any) -> int | None:
+    return fingerprint(value) if type(value) is torch.Tensor else None
+
+
+def _fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any] | None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+    try:
+        return (mode, *pytree.tree_map(fake, (args, kwargs)))
+    except Exception:  # tensors of which there are no fakes
+        return None
+
+
+def _disagreement(func: OpOverload, mode: FakeTensorMode, args: Any, kwargs: Any, real: Sequence[Any]) -> str | None:
+    """What an operator's fake kernel says otherwise than the real one."""
+    try:
+        with mode, _quiet():
+            fakes = pytree.tree_leaves(func(*args, **kwargs))
+    except fake_refusals():  # it depends on data
+        return None
+    except Exception as error:
+        return f"its fake kernel raises {type(error).__name__}: {error}".splitlines()[0]
+    for fake, value in zip(fakes, real, strict=False):
+        if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and _described(fake) != _described(value):
+            return f"its fake kernel makes {_described(fake)} where the real one makes {_described(value)}"
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs what a fake kernel raises, with a traceback."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _users_line() -> str | None:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_HERE, _TORCH, "<")):
+            code = linecache.getline(file, frame.f_lineno).strip()
+            place = f"{os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
+            return f"{place}: {code}" if code else place
+        frame = frame.f_back
+    return None

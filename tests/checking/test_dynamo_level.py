@@ -1,0 +1,112 @@
+"""What is wrong already in Dynamo's graph: the operator, the user's line, and a script of the user's own source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import checked_backend as cb
+from checked_backend.reduce import Untranslatable, write_source_repro
+
+SCALE = 2
+
+
+def grown(x: Tensor) -> Tensor:
+    return torch.cos(x) + SCALE
+
+
+def differs_in_dynamo(x: Tensor) -> Tensor:
+    y = torch.sin(grown(x))
+    return torch.mul(y, 3 if torch.compiler.is_compiling() else 2)
+
+
+@pytest.fixture
+def doubled() -> Iterator[Callable[[Tensor], Tensor]]:
+    """An operator whose fake kernel forgets that its result is twice as long."""
+    library = torch.library.Library("checked_backend_tests", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: torch.cat([x, x]), "CPU")
+    library.impl("doubled", torch.empty_like, "Meta")
+    yield torch.ops.checked_backend_tests.doubled
+    library._destroy()
+
+
+@pytest.fixture(autouse=True)
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path / "reports"))
+    return tmp_path / "reports"
+
+
+def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
+    x, before = torch.arange(4.0), torch.get_rng_state()
+    report = cb.check(differs_in_dynamo, (x,), compiler="eager", gradients=False, localize=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    [finding] = report.findings
+    assert (finding.stage, finding.op) == ("eager", "aten.mul.Tensor")
+    assert "test_dynamo_level.py:" in str(finding.source)
+    assert "in differs_in_dynamo: return torch.mul(y, 3 if" in str(finding.source)
+    assert "eager calls aten.mul.Tensor(float32[4], 2)" in finding.evidence["at the operator"]
+    assert "Dynamo's graph calls aten.mul.Tensor(float32[4], 3)" in finding.evidence["at the operator"]
+    assert "differs_in_dynamo = torch.compiler.disable(differs_in_dynamo)" in str(finding.workaround)
+    assert "repro" not in finding.evidence  # it was confirmed
+    assert Path(str(finding.repro)).parent == reports
+    text = Path(str(finding.repro)).read_text(encoding="utf-8")
+    assert "SCALE = 2" in text
+    assert "def grown(" in text
+    assert "checked_backend" not in text
+    done = subprocess.run([sys.executable, str(finding.repro)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    Path(str(finding.repro)).write_text(text.replace("3 if", "2 if"), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(finding.repro)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = doubled(torch.sin(x))
+        return torch.cos(y) * y.shape[0]
+
+    report = cb.check(function, (torch.randn(4),), compiler="eager", gradients=False, localize=True)
+    finding = next(found for found in report.findings if found.kind.fails)
+    assert (finding.stage, finding.op) == ("eager", "checked_backend_tests.doubled.default")
+    told = finding.evidence["at the operator"]
+    assert told == "its fake kernel makes float32[4] where the real one makes float32[8]"
+    assert "y = doubled(torch.sin(x))" in str(finding.source)
+    assert "does not show it in a fresh process" in finding.evidence["repro"]  # which has no such operator
+
+
+def test_without_localize_nothing_is_looked_for(reports: Path) -> None:
+    report = cb.check(differs_in_dynamo, (torch.randn(4),), compiler="eager", gradients=False)
+    [finding] = report.findings
+    assert (finding.op, finding.repro) == (None, None)
+    assert not reports.exists()
+
+
+def test_what_a_script_cannot_make_is_said(tmp_path: Path) -> None:
+    def script(function: Any, *args: Any, **kwargs: Any) -> None:
+        write_source_repro(function, args, kwargs, tmp_path, name="x", title="wrong", source=None)
+
+    net = nn.Linear(2, 2)
+    with pytest.raises(Untranslatable, match="Linear, and no plain function"):
+        script(net, torch.ones(2))
+    with pytest.raises(Untranslatable, match="refers to net, a Linear"):
+        script(lambda_free(net), torch.ones(2))
+    with pytest.raises(Untranslatable, match="keyword arguments"):
+        script(grown, x=torch.ones(2))
+    with pytest.raises(Untranslatable, match="input x0 is a"):
+        script(grown, object())
+    assert not list(tmp_path.iterdir())
+
+
+def lambda_free(net: nn.Module) -> Callable[[Tensor], Any]:
+    def function(x: Tensor) -> Any:
+        return net(x)
+
+    return function
