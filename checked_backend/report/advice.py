@@ -82,13 +82,19 @@ NOTHING_CHECKED = (
     "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable), and that the check is not "
     "sampled away (options every and budget)."
 )
+_LOCALIZE = (
+    "To find the operator, a repro and a workaround: cb.check(..., localize=True), or numcheck with "
+    'options={"localize": True}. It takes a minute or two.'
+)
 _SKIPPED = (
     "Something that matters was not checked, so this is not a pass. Each entry under 'Not checked' says why; remove "
     "the reason and check again."
 )
 
 
-def advise(findings: tuple[Finding, ...], *, verdict: Verdict, nothing_checked: bool, skipped: bool) -> tuple[str, ...]:
+def advise(
+    findings: tuple[Finding, ...], *, verdict: Verdict, nothing_checked: bool, skipped: bool, localized: bool
+) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
 
     Args:
@@ -96,11 +102,14 @@ def advise(findings: tuple[Finding, ...], *, verdict: Verdict, nothing_checked: 
         verdict: The report's verdict.
         nothing_checked: Whether no comparison ran.
         skipped: Whether something that matters was skipped.
+        localized: Whether the operator was looked for.
 
     Returns:
         Paragraphs; empty if there is nothing to do.
     """
     lines = list(dict.fromkeys(_for_findings(findings)))
+    if not localized and any(finding.region and finding.kind.fails for finding in findings):
+        lines.insert(0, _LOCALIZE)
     if verdict is Verdict.INCONCLUSIVE and nothing_checked:
         lines.append(NOTHING_CHECKED)
     if verdict is Verdict.INCONCLUSIVE and skipped:

@@ -235,3 +235,17 @@ def test_rich_says_the_same_and_reads_no_markup() -> None:
     assert "[red]not markup[/red] :smile:" in shown
     for line in ("12 of 4096 elements (0.293%)", "What to do next", "Not checked", "stride (1, 4)"):
         assert line in shown
+
+
+def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
+    finding = Finding(Kind.LOGIC, "output[0]", "wrong", region="f [0/0]")
+    coverage = Coverage(checked={"outputs": 1})
+    unsought = Report((finding,), coverage)
+    assert "localize=True" in str(unsought)
+    sought = replace(coverage, notes=("f [0/0]: could not be localized: it died",))
+    for report in (
+        Report((replace(finding, op="aten.relu.default", graph="forward"),), coverage),
+        Report((finding,), sought),
+        Report((), coverage),
+    ):
+        assert "localize=True" not in str(report)
