@@ -11,7 +11,7 @@ from torch import fx
 
 from checked_backend._torch import FakeTensorMode, HigherOrderOperator, OpOverload, fake_kernel, tree_leaves
 from checked_backend.interpret.expected import Mismatch
-from checked_backend.interpret.schema import auto_functionalized, is_custom, operator_name
+from checked_backend.interpret.schema import effectful, is_custom, operator_name, wrapped_operator
 
 __all__ = ["fake_result", "likely_fault"]
 
@@ -30,9 +30,9 @@ def likely_fault(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...
         return "the data: the program was traced for sizes that fulfil this condition"
     if node.op == "placeholder":
         return "the caller: this input is not what the graph was traced for"
-    if isinstance(node.target, HigherOrderOperator) and auto_functionalized(node) is None:
+    if isinstance(node.target, HigherOrderOperator) and wrapped_operator(node) is None:
         return f"how torch traces the higher-order operator {operator_name(node)}"
-    operator = auto_functionalized(node) or node.target
+    operator = wrapped_operator(node) or node.target
     if not isinstance(operator, OpOverload):
         return "what recorded the metadata of this node"
     if mismatch.what == "mutation":
@@ -89,9 +89,13 @@ def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _agrees(node: fx.Node, operator: OpOverload, inputs: Any) -> bool | None:
     """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
-    if inputs is None or operator is not node.target or operator._schema.is_mutable:
+    if inputs is None or operator._schema.is_mutable:
         return None
     args, kwargs = inputs
+    if operator is effectful(node.target, args):
+        args = args[2:]
+    elif operator is not node.target:
+        return None
     state = torch.get_rng_state()
     try:
         fake = tree_leaves(fake_result(operator, args, kwargs))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
 
 from checked_backend._torch import HigherOrderOperator, OpOverload
 
-__all__ = ["arguments", "auto_functionalized", "is_custom", "operator_name", "read_only_inputs"]
+__all__ = [
+    "arguments",
+    "auto_functionalized",
+    "effectful",
+    "is_custom",
+    "operator_name",
+    "read_only_inputs",
+    "wrapped_operator",
+]
 
 # Operators that come with torch. Their kernels are torch's own, and run far below the place where an undeclared write
 # would be seen by the version counter; all others are somebody's own, and are watched.
@@ -50,11 +58,24 @@ def auto_functionalized(node: fx.Node) -> OpOverload | None:
     return None
 
 
+def effectful(target: Any, args: Sequence[Any]) -> OpOverload | None:
+    """The operator that ``with_effects`` runs between two tokens, which keep its order; None for any other target."""
+    if isinstance(target, HigherOrderOperator) and target.name() == "with_effects" and len(args) > 1:
+        return args[1] if isinstance(args[1], OpOverload) else None
+    return None
+
+
+def wrapped_operator(node: fx.Node) -> OpOverload | None:
+    """The operator that a node runs by means of a higher-order operator; None for any other node."""
+    return auto_functionalized(node) or effectful(node.target, node.args)
+
+
 def is_custom(node: fx.Node) -> bool:
     """Whether a node runs an operator that does not come with torch."""
     if auto_functionalized(node) is not None:
         return True
-    return isinstance(node.target, OpOverload) and node.target.namespace not in _BUILT_IN
+    operator = effectful(node.target, node.args) or node.target
+    return isinstance(operator, OpOverload) and operator.namespace not in _BUILT_IN
 
 
 def operator_name(node: fx.Node) -> str:
@@ -63,7 +84,7 @@ def operator_name(node: fx.Node) -> str:
         return node.op
     target = node.target
     if isinstance(target, HigherOrderOperator):
-        inner = auto_functionalized(node)
+        inner = wrapped_operator(node)
         return str(target) if inner is None else str(inner)
     if isinstance(target, (OpOverload, str)):
         return str(target)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload
-from checked_backend.interpret.schema import is_custom
+from checked_backend.interpret.schema import effectful, is_custom
 
 __all__ = ["operator_script"]
 
@@ -119,10 +119,13 @@ def operator_script(
         title: What the script shows.
         nonfinite: Show that the operator makes a NaN or an infinity, from the values or the range of each input.
     """
-    target = node.target
-    if inputs is None or not isinstance(target, OpOverload):
+    if inputs is None:
         return None
     args, kwargs = inputs
+    inner = effectful(node.target, args)
+    target, args = (node.target, args) if inner is None else (inner, args[2:])
+    if not isinstance(target, OpOverload):
+        return None
     try:
         written = "".join(f"    {_write(value, nonfinite)},\n" for value in args)
         keywords = "".join(f"    {name!r}: {_write(value, nonfinite)},\n" for name, value in kwargs.items())

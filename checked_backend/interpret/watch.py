@@ -10,6 +10,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload, tree_leaves
 from checked_backend.interpret.expected import Mismatch
+from checked_backend.interpret.schema import effectful
 from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["call_watched"]
@@ -22,7 +23,8 @@ def call_watched(
 
     Args:
         node: The node that calls it.
-        target: The operator, or ``auto_functionalized``, which runs it on copies of what it may write to.
+        target: The operator; or ``auto_functionalized``, which runs it on copies of what it may write to; or
+            ``with_effects``, which runs it in order.
         args: Its arguments.
         kwargs: Its keyword arguments.
 
@@ -30,7 +32,9 @@ def call_watched(
         What it returned; and inputs changed, or memory shared between outputs, without the schema saying so, and
         outputs that take part in autograd where nothing does.
     """
-    watched = [(name, tensor) for name, tensor in _read_only(target, args, kwargs)]
+    inner = effectful(target, args)
+    operator, given = (target, args) if inner is None else (inner, args[2:])
+    watched = [(name, tensor) for name, tensor in _read_only(operator, given, kwargs)]
     before = [fingerprint(tensor) for _, tensor in watched]
     result = target(*args, **kwargs)
     found = [
@@ -39,11 +43,11 @@ def call_watched(
         if value is not None and fingerprint(tensor) != value
     ]
     outputs = [output for output in tree_leaves(result) if isinstance(output, torch.Tensor)]
-    found.extend(_shared(target, outputs))
-    if not torch.is_grad_enabled() and isinstance(target, OpOverload):
-        given = any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves((args, kwargs)))
+    found.extend(_shared(operator, outputs))
+    if not torch.is_grad_enabled() and isinstance(operator, OpOverload):
+        free = any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves((args, kwargs)))
         for index, output in enumerate(outputs):
-            if output.requires_grad and not given:
+            if output.requires_grad and not free:
                 place = index if len(outputs) > 1 else None
                 found.append(Mismatch("requires_grad", place, "False", "True"))
     return result, found

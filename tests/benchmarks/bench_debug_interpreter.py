@@ -9,6 +9,8 @@ Three questions, for a graph of 1,000 nodes on tiny tensors, static and dynamic:
   without which it does not run: each is its
   runner's time less the time of the same runner without checks (goal: 0.1 or less);
 - preparing the graph over compiling it with AOT autograd (goal: 0.1 or less).
+
+With torch 2.13 on two busy cores of a Xeon, static and dynamic: 0.46 and 0.42; 0.065 and 0.025; 0.075 and 0.024.
 """
 
 from __future__ import annotations

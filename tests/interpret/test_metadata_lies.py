@@ -284,3 +284,54 @@ def test_bad_options_name_what_is_valid(key: str, value: str, valid: str) -> Non
     compiled = torch.compile(lambda x: x + 1, backend=debug_interpreter, options={key: value})
     with pytest.raises(cb.OptionError, match=f"option '{key}' got '{value}'.*{valid}"):
         compiled(torch.ones(2))
+
+
+def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:
+    """Graph, detail and operator of what is wrong of itself, after a step of training where there is one."""
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=debug_interpreter, options={"on_divergence": "record"})
+    with cb.collect() as session:
+        out = compiled(*args)
+        if out.requires_grad:
+            out.sum().backward()
+    return [(f.graph or "", f.detail, f.op) for f in session.report.findings if not f.evidence["inherited"]]
+
+
+def test_a_lie_about_the_tensors_inside_of_a_subclass_is_found(library: Any) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    lie = ("inference", "structure.stride", f"{NAME}.lie.default")
+    with torch.no_grad():
+        assert told(lambda x: operator(x * 2) + 1, pair) == [lie, lie]  # one for each tensor of the pair
+    backward = ("backward", "structure.stride", f"{NAME}.lie.default")
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return operator(gradients[0])  # type: ignore[no-any-return]
+
+    free = TwoTensor(torch.randn(3, 4), torch.randn(3, 4)).requires_grad_()
+    assert told(lambda x: Function.apply(x).sin(), free) == [backward, backward]
+
+
+@pytest.mark.parametrize("lie", ["stride", "mutation", "outputs share memory"])
+def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    schema, kernel, fake, _, detail = LIES[lie]
+    operator = define(library, f"lie{schema}", kernel, fake)
+    handle = _register_effectful_op(operator.default, _EffectType.ORDERED)
+    try:
+        findings, verdict = found(operator, dynamic=False)
+    finally:
+        handle.destroy()
+    ((got, op),) = {(finding.detail, finding.op) for finding in findings}
+    assert (got, op, verdict) == (detail, f"{NAME}.lie.default", Verdict.FAIL)
+    assert f"{NAME}.lie.default" in findings[0].evidence["likely at fault"]
+    assert alone(findings[0]) == "THEY DIFFER"
