@@ -3,8 +3,8 @@
 Run it as a program: ``OMP_NUM_THREADS=1 python tests/benchmarks/bench_dump.py``. It is not a timed test: it prints
 ratios of times taken in one run, on one thread, the minimum of a few rounds.
 
-With torch 2.13 on two busy cores of a Xeon: the dump takes 0.06 of the AOT compile (goal: under 0.5), values are written
-at 0.58 of a copy's bandwidth (goal: 0.5 or more).
+With torch 2.13 on two busy cores of a Xeon: a dump takes 0.06 of the AOT compile (goal: under 0.5), values are written
+at 0.58 of the speed of a copy (goal: 0.5 or more).
 """
 
 from __future__ import annotations
