@@ -315,7 +315,7 @@ def test_check_of_a_program_that_hangs(checked: Checked) -> None:
 def test_check_localizes(checked: Checked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
     code, report = checked("make", "--compiler", "wrong_of_the_cli_test", "--localize")
-    assert (code, [finding.op for finding in report.findings]) == (1, ["Tensor.sin"])
+    assert (code, [finding.op for finding in report.findings]) == (1, ["aten.sin.default"])
     code, report = checked("make", "--compiler", "wrong_of_the_cli_test")
     assert (code, [finding.op for finding in report.findings]) == (1, [None])
 

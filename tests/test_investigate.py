@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import checked_backend as cb
 from checked_backend import investigate as module
+from checked_backend.localize import Location
 from checked_backend.record import Finding
 from checked_backend.regions.failure import Failure
 
@@ -65,6 +68,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert first.workaround is not None  # the last resort: the compiler has no settings
     assert "torch.compiler.disable(torch.relu)" in first.workaround
     assert "test_investigate.py:" in first.workaround
+    assert "workaround" not in first.evidence  # it was tried on the region
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
     assert all("localized" in finding.evidence for finding in later)
@@ -159,3 +163,49 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")
     gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
     assert gone.returncode == 0, gone.stdout + gone.stderr
+
+
+def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: Any, known: Callable[[Location], None], **_kwargs: Any) -> Location:
+        known(Location("compiled"))
+        known(Location("compiled", "forward", op="aten.relu.default", message="wrong"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "locate", stopped)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert (finding.stage, finding.graph) == ("compiled", "forward")
+    assert finding.evidence["stopped"] == "by the user"
+    assert finding.evidence["at the operator"] == "wrong"
+
+
+def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: Any, **_kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_repro", stopped)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert str(finding.evidence["reduced"]).startswith("to 1 calls")
+    assert finding.evidence["stopped"] == "by the user"
+
+
+def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_args: Any, **_kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(module, "reduce", dies)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert "killed by SIGKILL" in finding.evidence["stopped"]
+
+
+def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> None:
+    # the compiler spoils what it is given, wherever the region is cut
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.addmm.default"
+    assert finding.workaround is None
+    assert "that line outside of the compiler too" in finding.evidence["workaround"]

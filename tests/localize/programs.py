@@ -206,7 +206,7 @@ PROGRAMS: Mapping[str, Program] = {
     "convert": _program(lambda x: (x * 3).to(torch.int32)),
     "_to_copy": _program(lambda x: x.to(torch.float64)),
     "copy_": Program(_written, _square),
-    "permute": _program(lambda x: x.reshape(12, 2, 6).permute(0, 2, 1) + x.reshape(12, 6, 2)),
+    "permute": _program(lambda x: x.reshape(4, 6, 6).permute(0, 2, 1) + x.reshape(4, 6, 6)),
     "slice": _program(lambda x: x[:, 2:5] * x[:, 4:7]),
     "select": _program(lambda x: x[3] + x[:, 4]),
     "cat": _program(lambda x, y: torch.cat([x, y], 1), _pair),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import faults
+import pytest
 import torch
 from reduce_tools import targets, trial_of
-from torch import Tensor
+from torch import Tensor, fx
 
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Progress, Reduction, reduce
+from checked_backend.reduce import Progress, Reduction, problem, reduce
 from checked_backend.reduce.judge import judge_trial
 from checked_backend.regions.trial import Trial
 
@@ -85,3 +89,30 @@ def test_a_journal_that_is_out_of_date_is_not_believed(tmp_path: Path) -> None:
     assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
     journal.write_bytes(b"\xff\x00 1\nno journal at all\n")
     assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
+
+
+def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem, "MIN_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(problem, "TIMEOUT_FACTOR", 2.0)
+    events = tmp_path / "events"
+    right = faults.wrong_operator("aten.relu.default")
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        found = [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+        if len(gm.graph.output_node().args[0]) > 3:  # every call on its own
+            with events.open("a") as stream:
+                stream.write("hangs\n")
+            time.sleep(600)
+        if found[-1] == "aten.mul.Tensor":  # an earlier output
+            with events.open("a") as stream:
+                stream.write("dies\n")
+            faulthandler.disable()  # which would print where every thread is
+            os.abort()
+        return right(gm, inputs)
+
+    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=compiler)
+    reduction = reduced(trial, "output[1]")
+    assert (reduction.shown, reduction.stopped) == (True, "done")
+    assert targets(reduction)[0] == "aten.relu.default"
+    assert len(targets(reduction)) <= 3
+    assert {"hangs", "dies"} <= set(events.read_text().split())
