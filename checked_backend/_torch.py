@@ -591,7 +591,7 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
     entry = _library_registry.get(op.name())
     kernel = None if entry is None else entry.fake_impl.kernel
     if kernel is not None:
-        return kernel.func, "register_fake"
+        return _registered(kernel.func), "register_fake"
     function = op.py_kernels.get(torch._C.DispatchKey.Meta)
     if not callable(function):
         function = torch._decomp.meta_table.get(op)
@@ -601,6 +601,19 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
     if callable(function):
         return function, "decomposition"
     return None, "C++"
+
+
+def _registered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that somebody registered, without the functions of ``torch.library`` around it."""
+    while getattr(function, "__module__", "") in ("torch.library", "torch._library.custom_ops"):
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
+        around = [cells[name].cell_contents for name in ("func", "self") if name in cells]
+        inner = getattr(around[0], "_abstract_fn", around[0]) if around else None
+        if not callable(inner):
+            return function
+        function = inner
+    return function
 
 
 def find_op_packet(namespace: str, name: str) -> OpOverloadPacket | HigherOrderOperator | None:

@@ -59,19 +59,20 @@ class TensorChecks(Calls):
             self.plans[self.position[node]].bases[k] = (self.position[base], self.tensors[base].offset or 0)
         self.bind(want, variable)
         failed = f"run.fail({self.position[node]}, {k}, {variable}, locals())"
-        # a kernel may leave out what nobody asked for, such as the gradient of an input that needs none
-        unless_absent = "" if carrier is not None else f"{variable} is not None and "
+        # a kernel of torch may leave out what nobody asked for, such as the gradient of an input that needs none
+        absent = f"{variable} is None or " if is_custom(node) else f"{variable} is not None and "
+        absent = absent if carrier is None else ""
         quick = None if carrier is None else self.quick(node, want, variable, base)
         terms = self.lazy_terms(node, want, variable)
         if quick is None:
             terms = [*self.terms(node, want, variable, base), *terms]
         if "alias" not in self.settings.checks or self.settings.light or want.storage is None:
             terms = [f"{quick} is None", *terms] if quick else terms
-            self.lines.append(f"if {unless_absent}({' or '.join(terms)}): {failed}")
+            self.lines.append(f"if {absent}({' or '.join(terms)}): {failed}")
         else:
             storage = f"_c{self.position[node]}_{k}"
             terms = [f"({storage} := {quick or f'identity({variable})'}) is None", *terms]
-            self.lines.append(f"if {unless_absent}({' or '.join(terms)}): {storage} = {failed}")
+            self.lines.append(f"if {absent}({' or '.join(terms)}): {storage} = {failed}")
             if carrier is None:
                 self.lines.append(f"elif {variable} is None: {storage} = 0")
             self.alias(node, k, storage, base, given=given)

@@ -117,6 +117,13 @@ LIES: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], Kind, str]] =
         Kind.STRUCTURE,
         "structure.requires_grad",
     ),
+    "none, which nobody takes": (
+        "(Tensor x) -> (Tensor, Tensor?, Tensor)",
+        lambda x: (x.clone(), None, x.clone()),
+        lambda x: (torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)),
+        Kind.STRUCTURE,
+        "structure",
+    ),
     "none": ("(Tensor x) -> Tensor?", lambda x: None, torch.empty_like, Kind.STRUCTURE, "structure"),
 }
 
@@ -171,6 +178,10 @@ def test_the_same_operators_told_truly_are_clean(library: Any, lie: str) -> None
     schema = LIES[lie][0]
     if "[]" in schema:
         operator = define(library, f"lie{schema}", lambda x: [x + 1, x + 2], lambda x: [x.clone(), x.clone()])
+    elif "Tensor?, " in schema:
+        operator = define(
+            library, f"lie{schema}", lambda x: (x + 1, x + 2, x + 3), lambda x: tuple(x.clone() for _ in range(3))
+        )
     elif "Tensor, " in schema:
         operator = define(library, f"lie{schema}", lambda x: (x + 1, x + 2), lambda x: (x.clone(), x.clone()))
     else:
@@ -284,6 +295,25 @@ def test_bad_options_name_what_is_valid(key: str, value: str, valid: str) -> Non
     compiled = torch.compile(lambda x: x + 1, backend=debug_interpreter, options={key: value})
     with pytest.raises(cb.OptionError, match=f"option '{key}' got '{value}'.*{valid}"):
         compiled(torch.ones(2))
+
+
+def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
+    @torch.library.custom_op(f"{NAME}_own::lie", mutates_args=())
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+    @own.register_fake
+    def own_fake(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    defined = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), fake)
+    for operator, function in ((own, own_fake), (defined, fake)):
+        torch._dynamo.reset()
+        ((finding, *_), _) = found(operator, dynamic=False)
+        assert f"({__file__}:{function.__code__.co_firstlineno})" in finding.evidence["likely at fault"]
 
 
 def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:
