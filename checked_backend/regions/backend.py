@@ -22,6 +22,7 @@ from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
+from checked_backend.regions.lift import lift_written_attributes
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
 from checked_backend.regions.twin import compile_twin, computes_in_low_precision, needs_default_dtype
@@ -59,6 +60,7 @@ def build_region(
         OptionError: The compiler is unknown.
     """
     compiler = resolve_compiler(options, mode)
+    gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
     info = info or GraphInfo.of(gm)
     pristine = copy_graph(gm)
     traced = [
@@ -95,7 +97,7 @@ def build_region(
         default_dtype=needs_default_dtype(pristine),
         low_precision=computes_in_low_precision(pristine),
     )
-    return CheckedRegion(
+    region = CheckedRegion(
         info,
         variants,
         options,
@@ -103,3 +105,4 @@ def build_region(
         silent=silent,
         investigate=investigate if options.localize and investigator is not None else None,
     )
+    return (lambda *args: region(*args, *held)) if held else region

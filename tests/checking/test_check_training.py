@@ -79,6 +79,19 @@ def test_a_wrong_gradient_is_named_and_not_the_parameters_it_spoils(optimizer: A
     assert "first in step 1 of 4" in finding.message
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "parameter"), [(mlp, "head.weight"), (conv_net, "body.0.weight"), (encoder, "linear1.bias")]
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_wrong_gradient_is_named_under_every_optimizer(name: str, make: Callable[[], Any], parameter: str) -> None:
+    model, args = make()
+    wrong = faults.scaled_gradient(parameter, "python")
+    finding = only(cb.check(model, args, compiler=wrong, iterations=4, optimizer=OPTIMIZERS[name]))
+    assert (finding.detail, finding.subject) == ("logic", f"grad[{parameter}]")
+    assert finding.evidence["step"] == "1 of 4"
+
+
 def test_the_step_in_which_a_gradient_is_first_wrong_is_told() -> None:
     passes = iter(range(100))
 
