@@ -588,7 +588,8 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
     Returns:
         The function, None where it is written in C++; and ``register_fake``, ``meta``, ``decomposition`` or ``C++``.
     """
-    entry = _library_registry.get(op.name())
+    find = getattr(_library_registry, "get", None) or _library_registry._data.get  # no ``get`` before torch 2.12
+    entry = find(op.name())
     kernel = None if entry is None else entry.fake_impl.kernel
     if kernel is not None:
         return _registered(kernel.func), "register_fake"
