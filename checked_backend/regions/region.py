@@ -241,17 +241,19 @@ class CheckedRegion:
         cotangents: Cotangents | None = None,
     ) -> bool:
         """Report findings as the user asked. Returns whether to fall back to eager, now and for good."""
+        asked = self._investigate if call is not None else None
 
         def investigate(reported: Sequence[Finding]) -> Sequence[Finding]:
-            if self._investigate is None or call is None:
+            if asked is None or call is None:
                 return reported
             if self._investigated:  # it takes long, and what is found later mostly follows from what was found first
                 known = {"localized": "not anew: an earlier finding in this region was"}
                 return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
             self._investigated = True
-            return self._investigate(call, cotangents, reported)
+            return asked(call, cotangents, reported)
 
-        if self._response.to(findings, cause=cause, investigate=investigate):
+        # without localization nothing is said of it, and nothing spent on it
+        if self._response.to(findings, cause=cause, investigate=None if asked is None else investigate):
             self._stopped = True
         return self._stopped
 

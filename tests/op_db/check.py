@@ -224,7 +224,7 @@ def known() -> dict[str, Any]:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """The fails that were found, each with the reason that the list has for it so far."""
+    """The fails that were found, each with the reason that the list has for it so far; and what was inconclusive."""
     reasons = {}
     if KNOWN.exists():
         reasons = {(e["name"], e["dtype"], e["detail"], e["subject"]): e["reason"] for e in known()["fails"]}
@@ -233,4 +233,29 @@ def document(path: Path) -> dict[str, Any]:
         for fail in {(one["detail"], one["subject"]): one for one in reversed(found)}.values():
             key = (name, dtype, fail["detail"], fail["subject"])
             fails.append({"name": name, "dtype": dtype, **fail, "reason": reasons.get(key, "")})
-    return {"torch": torch.__version__.partition("+")[0], "compiler": "nop", "fails": fails}
+    lines = [line for line in read(path) if "begun" not in line]
+    verdicts: Counter[str] = Counter()
+    for line in lines:
+        verdicts.update(line["verdicts"])
+    return {
+        "torch": torch.__version__.partition("+")[0],
+        "compiler": "nop",
+        "samples": dict(sorted(verdicts.items())),
+        "least samples of an operator and dtype": min(_progress(lines).values(), default=0),
+        "fails": fails,
+        "inconclusive": _inconclusive(lines),
+    }
+
+
+def _inconclusive(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Why verdicts are inconclusive, the most frequent reason first."""
+    counts: Counter[str] = Counter()
+    operators_of: dict[str, set[str]] = {}
+    for line in lines:
+        for reason, count in line["reasons"].items():
+            counts[reason] += count
+            operators_of.setdefault(reason, set()).add(f"{line['name']} {line['dtype']}")
+    return [
+        {"reason": reason, "samples": count, "operators": sorted(operators_of[reason])}
+        for reason, count in counts.most_common()
+    ]

@@ -56,11 +56,14 @@ def test_a_checked_optimizer_steps_once(name: str) -> None:
 
 
 def faster(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Wrong: a greater learning rate for one parameter."""
-    first = next(node for node in gm.graph.nodes if "alpha" in node.kwargs)
-    first.kwargs = {**first.kwargs, "alpha": first.kwargs["alpha"] * 1.01}
-    gm.recompile()
-    return gm.forward
+    """Wrong: it moves one parameter too far."""
+
+    def run(*args: Any) -> Any:
+        returned = gm.forward(*args)
+        args[-1].mul_(1.01)
+        return returned
+
+    return run
 
 
 def test_a_wrong_step_is_found_in_the_parameter() -> None:
@@ -82,7 +85,7 @@ def test_what_fails_is_undone_in_the_users_tensors_where_eager_is_asked_for() ->
     )
     fallen_back = trained(make, lambda step: torch.compile(step, backend="numcheck", options=options))
     for mine, plain in zip(fallen_back, trained(make, None), strict=True):
-        assert torch.equal(mine, plain)
+        torch.testing.assert_close(mine, plain, rtol=1e-6, atol=1e-7)  # as eager, up to how Dynamo traces it
 
 
 class Scaled(nn.Module):
