@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from checked_backend.numerics import screen as screen_module
+from checked_backend.numerics.measure import measure
+from checked_backend.numerics.screen import screen
+
+
+@pytest.fixture(params=["call for each number", "one loop"])
+def way(request, monkeypatch):
+    """Both ways to look at a large tensor."""
+    monkeypatch.setattr(screen_module, "_LARGE", 0 if request.param == "one loop" else 1 << 62)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("shape", [(1,), (300, 1001), (3, 5, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_says_what_measure_says(dtype, shape):
+    torch.manual_seed(0)
+    reference = torch.randn(shape, dtype=torch.float64)
+    reference.view(-1)[::3] = 0.0
+    candidate = (reference + 1e-2 * torch.randn(shape, dtype=torch.float64)).to(dtype)
+    reference = reference.to(dtype)
+    if len(shape) == 3:  # dense, in another order
+        reference, candidate = (side.permute(2, 0, 1).contiguous().permute(1, 2, 0) for side in (reference, candidate))
+    glance, metrics = (
+        screen(reference=reference, candidate=candidate),
+        measure(reference=reference, candidate=candidate),
+    )
+    assert glance is not None
+    assert glance.max_abs_diff == pytest.approx(metrics.max_abs_diff, rel=1e-6)
+    assert glance.rmse == pytest.approx(metrics.rmse, rel=3e-6)
+    assert glance.reference_rms == pytest.approx(metrics.reference_rms, rel=3e-6)
+    same = screen(reference=reference, candidate=reference.clone())
+    assert same is not None
+    assert (same.max_abs_diff, same.rmse) == (0.0, 0.0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38])
+@pytest.mark.parametrize("sides", ["reference", "candidate", "both"])
+@pytest.mark.parametrize("position", [0, 9_000])
+def test_what_is_not_finite_is_left_to_measure(value, sides, position):
+    reference, candidate = torch.ones(10_000), torch.ones(10_000)
+    if sides != "candidate":
+        reference[position] = value
+    if sides != "reference":
+        candidate[position] = value
+    assert screen(reference=reference, candidate=candidate) is None
+
+
+def test_what_it_does_not_apply_to():
+    x = torch.arange(10)
+    assert screen(reference=x, candidate=x) is None
+    assert screen(reference=torch.ones(0), candidate=torch.ones(0)) is None
+    assert screen(reference=torch.ones(2), candidate=torch.ones(2, dtype=torch.float64)) is None
