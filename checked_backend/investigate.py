@@ -292,7 +292,7 @@ class _Search:
                 subject=reduced.subject,
                 kind=reduced.kind,
                 source=self.found.source,
-                timeout=max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 4),  # it may take four runs
+                timeout=max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 2),  # it may take two runs
                 judge=self._judge,
                 known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
             )
@@ -307,7 +307,9 @@ class _Search:
     def _workaround(self, reduced: _Reduced) -> Workaround | None:
         self.how.tell("trying settings")
         workaround = None
-        if reduced.kind is not Kind.EXCEPTION:
+        if time.monotonic() >= self.deadline:
+            self.evidence["settings"] = "not tried: the time was over"
+        elif reduced.kind is not Kind.EXCEPTION:
             limit = min(time.monotonic() + WORKAROUND_LIMIT, self.deadline)
             workaround = find_workaround(reduced.trial, deadline=limit, judge=self._judge)
         if workaround is not None and workaround.setting is not None:

@@ -96,6 +96,8 @@ def write_repro(
         if repro.confirmed:
             return repro
         output = repro.output
+        if _took_too_long(output):
+            break
         first = script.text
     return Repro(path, False, output)
 
@@ -116,7 +118,8 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     """
     _write(path, path.with_suffix(".safetensors"), script)
     confirmed, output = _run(path, timeout)
-    if not confirmed and BUG_GONE not in output:  # a busy machine may have failed to start it
+    if not confirmed and BUG_GONE not in output and not _took_too_long(output):
+        # a busy machine may have failed to start it
         confirmed, output = _run(path, timeout)
     return Repro(path, confirmed, output)
 
@@ -124,6 +127,10 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
 def _finding(trial: Trial, subject: str, kind: Kind, judge: Judge, timeout: float) -> Finding | None:
     found = judge(trial, timeout) or ()
     return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
+
+
+def _took_too_long(output: str) -> bool:
+    return output.startswith(subprocess.TimeoutExpired.__name__)
 
 
 def _write(path: Path, values: Path, script: Script) -> None:

@@ -271,7 +271,6 @@ FAULTS: Mapping[str, Fault] = dict(
         _dec("_softmax_backward_data", "backward"),
         _dec("_log_softmax_backward_data", "backward"),
         _dec("nll_loss_backward", "backward"),
-        _dec("upsample_nearest2d", "pooling", scaled),
     ]
 )
 """By name. The name is the operator's, except where one operator has two faults."""

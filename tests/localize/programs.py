@@ -220,6 +220,5 @@ PROGRAMS: Mapping[str, Program] = {
     "_softmax_backward_data": _trained(lambda x: torch.softmax(x, 1)),
     "_log_softmax_backward_data": _trained(lambda x: torch.log_softmax(x, 1)),
     "nll_loss_backward": Program(_loss, _leaf, train=True),
-    "upsample_nearest2d": _program(lambda x: F.interpolate(x, scale_factor=2), _image),
 }
 """By the name of the fault."""

@@ -48,3 +48,13 @@ def test_the_planted_operator_is_named(name: str, tmp_path: Path) -> None:
     assert result.get("right"), json.dumps(result)
     assert (result["stage"], result["graph"]) == ("compiled", "inference")
     assert result["cut"] <= 5
+
+
+def test_the_table_of_the_sweep_is_about_these_faults() -> None:
+    table = Path(sweep_planted.__file__).with_name("planted_quick.jsonl")
+    lines = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    small = {line["fault"]: line for line in lines if line["on"] == "small"}
+    assert set(small) == set(FAULTS)
+    named = [sweep_planted.names_it(line["op"], line["fault"]) for line in small.values() if "op" in line]
+    assert sum(named) >= 0.9 * len(FAULTS)
+    assert all(line["cut"] <= 5 for line in small.values() if line.get("cut") is not None)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from reduce_tools import count, problem_where, program_of, targets
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from checked_backend.options import CheckOptions
 from checked_backend.reduce import passes
 from checked_backend.reduce.forms import form_of
 from checked_backend.reduce.passes.shapes import resized
 from checked_backend.reduce.problem import Problem
+from checked_backend.reduce.program import Program
 from checked_backend.regions.trial import Trial
 
 aten = torch.ops.aten
@@ -204,3 +207,17 @@ def test_statements_of_a_dynamo_graph_stay() -> None:
 def names(trial: Trial) -> list[str]:
     calls_made = [node.target for node in trial.graph.graph.nodes if node.op.startswith("call_")]
     return [str(getattr(target, "__name__", target)) for target in calls_made]
+
+
+def test_the_output_does_not_move_to_a_tuple() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        values, _ = aten.max.dim(x, 1)
+        return (aten.neg.default(values),)
+
+    gm = fx.GraphModule(torch.nn.Module(), make_fx(program)(torch.ones(2, 3)).graph)
+    start = Program.of(Trial(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
+    problem = problem_where(calls("aten.max.dim"), start)
+    passes.earlier_output(problem)
+    [result] = problem.best.trial.graph(torch.ones(2, 3))
+    assert isinstance(result, Tensor)
+    assert "aten.neg.default" not in targets(problem.best.trial)

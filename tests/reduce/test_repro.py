@@ -181,3 +181,18 @@ def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any
         if isinstance(node, ast.keyword) and node.arg == "atol" and isinstance(node.value, ast.Constant)
     ]
     assert 1e-7 < tolerance < 1e-2
+
+
+def test_a_script_that_takes_too_long_is_not_run_again(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[float] = []
+
+    def slow(*_args: Any, timeout: float, **_kwargs: Any) -> Any:
+        runs.append(timeout)
+        raise subprocess.TimeoutExpired(["python"], timeout)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    repro = wrote(trial_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
+    assert (repro.confirmed, runs) == (False, [9])
+    assert "timed out after 9 seconds" in repro.output

@@ -152,9 +152,14 @@ def earlier_output(problem: Problem) -> None:
         root = outputs(program.trial.graph.graph)[program.tracked]
         if not isinstance(root, fx.Node) or root.op == "placeholder":
             return
-        sources = [node for node in root.all_input_nodes if node.op.startswith("call_")]
+        sources = [node for node in root.all_input_nodes if node.op.startswith("call_") and not _has_items(node)]
         if not problem.first_of([_ending_at(program, node.name) for node in sources]):
             return
+
+
+def _has_items(node: fx.Node) -> bool:
+    """Whether a call gives several results: only one of them can be returned."""
+    return any(map(is_getitem, node.users))
 
 
 def _ending_at(program: Program, name: str) -> Program:
