@@ -197,10 +197,9 @@ def slightly_wrong(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callab
     return lambda *args: tuple(output * 1.00001 for output in gm.forward(*args))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_numpy_rounds_otherwise_than_torch_in_its_place(seed: int) -> None:
+def test_numpy_rounds_otherwise_than_torch_in_its_place() -> None:
     """Dynamo computes in torch what NumPy computes in eager, so their roundings differ; no mode sees NumPy's."""
-    x = np.random.default_rng(seed).normal(size=(20, 30)).astype(np.float32) + 10
+    x = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32) + 10
     agreed(cb.check(standard_deviations, (x, torch.randn(30)), compiler="eager"))
     report = cb.check(standard_deviations, (x, torch.randn(30)), compiler=slightly_wrong)
     assert {detail for detail, _ in found(report)} == {"logic"}
