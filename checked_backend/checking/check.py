@@ -55,10 +55,11 @@ def check(
 ) -> Report:
     """Compare a program in eager with the same program compiled.
 
-    Both run on copies: the module, its parameters and buffers, the arguments, and what a function has captured stay as
-    they are. Copies of parameters have their hooks and attributes, but no gradient from before. Compared are results in any containers, arguments, parameters, buffers and captured tensors afterwards,
-    gradients (each output gets its own random one), exceptions, and the random state. Every compiled region is checked
-    as well, with its float64 twin, so that a finding says in which region the error arose.
+    Both run on copies: the module, its parameters and buffers, the arguments, and what a function has captured stay
+    as they are. Copies of parameters have their hooks and attributes, but no gradient from before. Compared are
+    results in any containers, arguments, parameters, buffers and captured tensors afterwards, gradients (each output
+    gets its own random one), exceptions, and the random state. Every compiled region is checked as well, with its
+    float64 twin, so that a finding says in which region the error arose.
 
     Args:
         fn_or_module: What to check. Of what ``torch.compile`` returned, the original is checked.
