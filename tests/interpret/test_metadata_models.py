@@ -15,6 +15,10 @@ from checked_backend.record import Finding, Verdict
 
 # finding -> why it is real: torch's own metadata is wrong there
 KNOWN: dict[tuple[str, str], str] = {
+    ("aten.copy.default", "structure.offset"): (
+        "Whisper writes to x[:, 1:]. The kernel keeps the offset of the tensor that it copies into; of a view that was "
+        "made while tracing, the fake kernel says 0. torch.ops.aten.copy(x[:, 1:], y) alone shows it."
+    ),
     ("aten.native_layer_norm_backward.default", "structure.stride"): (
         "torch computes this metadata with a decomposition that keeps the input's strides (a transposed picture in "
         "Segformer); the kernel returns a contiguous gradient. The operator alone shows it."
