@@ -7,6 +7,7 @@ after their last use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,6 @@ from checked_backend.localize.local import Call, judge_call
 from checked_backend.localize.subgraph import (
     calls_of,
     is_view,
-    outputs_of,
     part_of,
     recorded_value,
     tensors_made,
@@ -38,19 +38,34 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["Culprit", "bytes_of", "compile_graph", "probe", "segments"]
 
 
+GROSS = 1e-2
+"""An operator that is off by this share of its result, in rms, is to blame whatever comes after it."""
+
+MUCH = 10.0
+"""A later operator is to blame rather than an earlier one if it is so many times as far off: compilers compute some
+functions (``erf`` on CPU, for one) with a little less precision than eager."""
+
+
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The first operator with a local error.
+    """An operator with a local error.
 
     Attributes:
         node: The node of the probed graph.
         finding: What is wrong with its result.
-        values: Values of the nodes that it takes, as the compiled program computed them.
     """
 
     node: fx.Node
     finding: Finding
-    values: Mapping[fx.Node, Any]
+
+    @property
+    def size(self) -> float:
+        """The error's share of the result, in rms; infinite where it is none of values."""
+        metrics = self.finding.metrics
+        if metrics is None or metrics.nonfinite_mismatched or not metrics.reference_rms:
+            return math.inf
+        share = metrics.rmse / metrics.reference_rms
+        return share if share == share else math.inf
 
 
 def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -70,7 +85,7 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
 
 
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> Culprit | None:
-    """Find the first operator whose compiled result its own inputs do not explain.
+    """Find the first operator whose compiled result its own inputs do not explain; slight errors yield to gross ones.
 
     Args:
         gm: A functional ATen graph.
@@ -89,6 +104,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     values = dict(zip(placeholders, unshared(gm, inputs), strict=True))
     exact = frozenset(id(value) for value in values.values())
     uses = _last_uses(gm)
+    best: Culprit | None = None
     for part in segments(gm, limit):
         segment, sources = _segment(gm, part)
         exposed = [made for node in part if _worth(node) for made in tensors_made(node)]
@@ -99,10 +115,12 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
             results = compile_graph(compiler, instrumented, arguments)(*given)
         candidate = {node: results[place] for node, place in zip(exposed, places, strict=True)}
         del results
-        culprit = _walk(part, gm, values, candidate, dict(zip(sources, given, strict=True)), exact, uses)
-        if culprit is not None:
-            return culprit
-    return None
+        for culprit in _walk(part, gm, values, candidate, dict(zip(sources, given, strict=True)), exact, uses):
+            if best is None or culprit.size > MUCH * best.size:
+                best = culprit
+            if best.size >= GROSS:
+                return best
+    return best
 
 
 def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
@@ -141,7 +159,7 @@ def _walk(
     left: Mapping[fx.Node, Any],
     exact: frozenset[int],
     uses: Mapping[fx.Node, fx.Node],
-) -> Culprit | None:
+) -> Iterator[Culprit]:
     """Judge each call of a part. ``left`` is what the compiled part left in its inputs."""
     interpreter = fx.Interpreter(gm)
     written: dict[fx.Node, tuple[Call, Any]] = {}
@@ -169,15 +187,16 @@ def _walk(
             # what is drawn depends on what was drawn before it, which a compiler may choose in part
             finding = judge_call(call, expected, actual) if tape.empty else None
             if finding is not None:
-                return Culprit(node, finding, {source: values[source] for source in node.all_input_nodes})
+                yield Culprit(node, finding)
         for source in node.all_input_nodes:
             if uses.get(source) is node:
                 values.pop(source, None)
+        if node not in uses:
+            values.pop(node, None)
     for source, (call, expected) in written.items():
         finding = judge_call(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
         if finding is not None:
-            return Culprit(call.node, finding, {source: expected})
-    return None
+            yield Culprit(call.node, finding)
 
 
 def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:
@@ -229,11 +248,5 @@ def bytes_of(node: fx.Node) -> int:
 
 
 def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
-    last: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        for source in node.all_input_nodes:
-            last[source] = node
-    for node in outputs_of(gm):
-        if isinstance(node, fx.Node):
-            last.pop(node, None)
-    return last
+    """The last call that takes a node's value; the graph's own results are not wanted."""
+    return {source: node for node in calls_of(gm) for source in node.all_input_nodes}

@@ -7,7 +7,7 @@ one starts, so that repros are confirmed under the same fault. Results are kept 
 ``--quick`` only looks for the operator: nothing is reduced and no repro is written.
 
 ``planted_quick.jsonl`` is what ``python tests/localize/sweep_planted.py planted_quick.jsonl --quick`` gave with torch
-2.13.0 on two cores; the seconds are those of a busy machine.
+2.13.0 on two cores (and, for a few faults, ``--on bert``); the seconds are those of a busy machine.
 """
 
 from __future__ import annotations

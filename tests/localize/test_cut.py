@@ -158,3 +158,23 @@ def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
     culprit = probe(gm, inputs, faults.wrong_operator("aten.add.Tensor"), limit=1 << 20)
     assert culprit is not None
     assert culprit.node is named(gm, "aten.add.Tensor")
+
+
+def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> None:
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.cos(torch.tanh(torch.sin(x)) * 2),)
+
+    def result(node: fx.Node, value: Any) -> Any:
+        if str(node.target) == "aten.sin.default":
+            return value + 1e-5
+        return value * 1.5 if str(node.target) == "aten.tanh.default" else value
+
+    x = torch.randn(32, 8)
+    gm = traced(both, x)
+    found = probe(gm, (x,), faults.interpreted(result, "python"), limit=1 << 30)
+    assert found is not None
+    assert str(found.node.target) == "aten.tanh.default"
+    alone = faults.interpreted(lambda node, value: value + 1e-5 if "sin." in str(node.target) else value, "python")
+    found = probe(gm, (x,), alone, limit=1 << 30)
+    assert found is not None
+    assert str(found.node.target) == "aten.sin.default"
