@@ -11,7 +11,7 @@ from torch import fx
 
 from checked_backend.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
 from checked_backend.localize.naming import aten_name, origin_of
-from checked_backend.localize.probe import bytes_of, probe
+from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, probe
 from checked_backend.localize.raising import raising_node
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.localize.subgraph import can_be_walked, is_symbolic, outputs_of, sets_modes
@@ -231,6 +231,7 @@ class _Search:
         return found or self._whole(stage, notes)
 
     def _probed(self, stage: Stage, notes: list[str]) -> Location | None:
+        best: tuple[Recorded, Culprit] | None = None
         for recorded in self.graphs:
             if recorded.inputs is None or (recorded.kind == "dynamo" and not can_be_walked(recorded.graph)):
                 continue
@@ -242,16 +243,21 @@ class _Search:
                     f"the probe of the {recorded.kind} graph failed: {type(error).__name__}: {error}".splitlines()[0]
                 )
                 continue
-            if culprit is None:
-                continue
-            self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
-            self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
-            cut = self._cut(recorded, recorded.inputs, culprit.node)
-            if cut is None:
-                notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is")
-            node = culprit.node if cut is None else cut.node
-            return self._at(stage, recorded, node, culprit.finding.message, cut, notes)
-        return None
+            if culprit is not None and (best is None or culprit.size > MUCH * best[1].size):
+                best = recorded, culprit
+            if best is not None and best[1].size >= GROSS:
+                break
+        return None if best is None else self._culprit(stage, *best, notes)
+
+    def _culprit(self, stage: Stage, recorded: Recorded, culprit: Culprit, notes: list[str]) -> Location:
+        inputs = recorded.inputs or ()
+        self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
+        self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
+        cut = self._cut(recorded, inputs, culprit.node)
+        if cut is None:
+            notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is")
+        node = culprit.node if cut is None else cut.node
+        return self._at(stage, recorded, node, culprit.finding.message, cut, notes)
 
     def _at(
         self, stage: Stage, recorded: Recorded, node: fx.Node, message: str, cut: Cut | None, notes: Sequence[str]

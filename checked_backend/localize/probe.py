@@ -35,7 +35,7 @@ from checked_backend.record import Finding
 from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["Culprit", "bytes_of", "compile_graph", "probe", "segments"]
+__all__ = ["GROSS", "MUCH", "Culprit", "bytes_of", "compile_graph", "probe", "segments"]
 
 
 GROSS = 1e-2
