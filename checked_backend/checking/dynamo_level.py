@@ -114,11 +114,14 @@ def _is_dynamos(finding: Finding) -> bool:
 
 def _told(finding: Finding, blame: Blame | None, repro: str | None, evidence: dict[str, str]) -> Finding:
     op, source = (None, None) if blame is None else (blame.op, blame.source)
+    workaround = _left_to_eager(source)
+    if workaround is not None:
+        evidence = {**evidence, "workaround": "not tried: it is a change of the program"}
     return replace(
         finding,
         op=op,
         source=source or finding.source,
-        workaround=_left_to_eager(source),
+        workaround=workaround,
         repro=repro,
         evidence={**finding.evidence, **evidence},
     )

@@ -118,8 +118,11 @@ def advise(
 
 
 def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
-    if any(finding.workaround for finding in findings):
+    tried = ["workaround" not in finding.evidence for finding in findings if finding.workaround]
+    if any(tried):
         yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."
+    elif tried:
+        yield "Today: paste the workaround shown with the finding. It was not tried, so check again with it."
     if any(finding.repro for finding in findings):
         yield "To see it again: run the repro shown with the finding. It needs nothing but its own folder."
     for finding in findings:
