@@ -3,6 +3,7 @@
    Bit patterns of numbers of one sign are in the order of the numbers, so greatest floats are found as integers, where
    NaN is the greatest. Ratios and distances are taken only in rows where one may exceed the greatest so far. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -49,6 +50,30 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
         total->reference_squares += squares;                                                                           \
         keep_greater(&total->top, as_float(top));                                                                      \
     }                                                                                                                  \
+    static inline int NAME##_row(const BITS *one, const BITS *other, int length, float above, float far,               \
+                                 int32_t wide, const int distances, struct statistics *total, int64_t start) {         \
+        int32_t peak = 0, top = 0, differing = 0, beyond = 0;                                                          \
+        float squares = 0, reference_squares = 0;                                                                      \
+        _Pragma("omp simd reduction(max: peak, top) reduction(+: differing, beyond, squares, reference_squares)")      \
+        for (int i = 0; i < length; i++) {                                                                             \
+            const float a = WIDEN(one[i]), gap = WIDEN(other[i]) - a;                                                  \
+            const int32_t gap_bits = magnitude(gap), size_bits = magnitude(a);                                         \
+            const float size = as_float(size_bits), distance = as_float(gap_bits);                                     \
+            peak = gap_bits > peak ? gap_bits : peak;                                                                  \
+            top = size_bits > top ? size_bits : top;                                                                   \
+            differing += gap_bits != 0;                                                                                \
+            const int apart = distances ? (distance >= size * far) & (gap_bits > wide) : 0;                            \
+            beyond += (gap_bits != 0) & (apart | (distance >= size * above));                                          \
+            squares += gap * gap;                                                                                      \
+            reference_squares += a * a;                                                                                \
+        }                                                                                                              \
+        total->differing += differing;                                                                                 \
+        total->squares += squares;                                                                                     \
+        total->reference_squares += reference_squares;                                                                 \
+        keep_greater(&total->top, as_float(top));                                                                      \
+        if (keep_greater(&total->peak, as_float(peak))) total->peak_row = start;                                       \
+        return beyond;                                                                                                 \
+    }                                                                                                                  \
     void NAME(const BITS *reference, const BITS *candidate, int64_t count, struct statistics *total) {                 \
         for (int64_t start = 0; start < count; start += ROW) {                                                         \
             const BITS *one = reference + start, *other = candidate + start;                                           \
@@ -62,28 +87,13 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
                bits.py. Rounding keeps the order, so none is overlooked. */                                            \
             const int64_t low_bits = 32 - 8 * (int64_t)sizeof(BITS), half = total->ulp / 2 - 3;                        \
             const double least = (double)(total->ulp + 1) * PRECISION;                                                 \
-            const float far = least < 0.5 ? (float)least : 0.5f, known = (float)total->ratio;                          \
+            const float far = least < 0.5 ? (float)least : 0.5f;                                                       \
+            const float above = nextafterf((float)total->ratio, INFINITY); /* no ratio that is known exceeds it */     \
             const int32_t wide = half > (1 << 24) >> low_bits ? (int32_t)((half << low_bits) + (1 << 23)) : 0;         \
-            int32_t peak = 0, top = 0, differing = 0, beyond = 0;                                                      \
-            float squares = 0, reference_squares = 0;                                                                  \
-            _Pragma("omp simd reduction(max: peak, top) reduction(+: differing, beyond, squares, reference_squares)")  \
-            for (int i = 0; i < length; i++) {                                                                         \
-                const float a = WIDEN(one[i]), gap = WIDEN(other[i]) - a;                                              \
-                const int32_t gap_bits = magnitude(gap), size_bits = magnitude(a);                                     \
-                peak = gap_bits > peak ? gap_bits : peak;                                                              \
-                top = size_bits > top ? size_bits : top;                                                               \
-                differing += gap_bits != 0;                                                                            \
-                const float size = as_float(size_bits), distance = as_float(gap_bits);                                 \
-                const int apart = (distance >= size * far) & (gap_bits > wide);                                        \
-                beyond += (gap_bits != 0) & (apart | (distance > size * known));                                       \
-                squares += gap * gap;                                                                                  \
-                reference_squares += a * a;                                                                            \
-            }                                                                                                          \
-            total->differing += differing;                                                                             \
-            total->squares += squares;                                                                                 \
-            total->reference_squares += reference_squares;                                                             \
-            keep_greater(&total->top, as_float(top));                                                                  \
-            if (keep_greater(&total->peak, as_float(peak))) total->peak_row = start;                                   \
+            /* where distances are small one threshold serves both, and the loop is shorter */                         \
+            const int beyond = far < 0.5f                                                                              \
+                ? NAME##_row(one, other, length, above < far ? above : far, 0, 0, 0, total, start)                     \
+                : NAME##_row(one, other, length, above, far, wide, 1, total, start);                                   \
             if (!beyond) continue;                                                                                     \
             uint32_t ulp = 0;                                                                                          \
             int32_t ratio = 0;                                                                                         \

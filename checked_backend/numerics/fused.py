@@ -112,21 +112,27 @@ def _library() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     source = Path(__file__).with_name("fused.c")
-    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-        library = Path(folder) / "fused.so"
-        for tuned in _TUNED_FOR_THIS_PROCESSOR:
-            # No -ffast-math: NaN, infinities and denormals keep their meaning. Which sums may be reordered is said
-            # in the source.
-            command = [*compiler.split(), "-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
-            try:
-                subprocess.run(
-                    [*command, str(source), "-o", str(library)],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=True,
-                    timeout=_TIMEOUT,
-                )
-                return ctypes.CDLL(str(library))
-            except (OSError, subprocess.SubprocessError):
-                continue
+    try:
+        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+            return _built(compiler.split(), source, Path(folder) / "fused.so")
+    except OSError:  # no folder to write to
+        return None
+
+
+def _built(compiler: list[str], source: Path, library: Path) -> ctypes.CDLL | None:
+    for tuned in _TUNED_FOR_THIS_PROCESSOR:
+        # No -ffast-math: NaN, infinities and denormals keep their meaning. Which sums may be reordered is said in the
+        # source.
+        options = ["-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
+        try:
+            subprocess.run(
+                [*compiler, *options, str(source), "-o", str(library), "-lm"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+                timeout=_TIMEOUT,
+            )
+            return ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError):
+            continue
     return None

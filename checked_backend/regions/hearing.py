@@ -185,7 +185,7 @@ class Hearing:
         if high is None:
             return
         for case in cases:
-            case.high_precision = high.get(case.pair.name)
+            case.high_precision = case.sample(high)
         self._compare()
         twin = self._control("float64 twin", self._controls.twin)
         if twin is None:

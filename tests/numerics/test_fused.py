@@ -55,3 +55,19 @@ def test_without_a_compiler_there_is_no_loop(compiler, monkeypatch):
     if compiler is not None:
         monkeypatch.setenv("CC", compiler)
     assert fused._library.__wrapped__() is None
+
+
+def test_without_a_folder_to_write_to_there_is_no_loop(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(fused.tempfile, "TemporaryDirectory", refuse)
+    assert fused._library.__wrapped__() is None
+
+
+def test_ratios_of_denormals_are_not_overlooked():
+    loop = fused_loop(torch.float32)
+    reference, candidate = torch.ones(2 * FUSED_ROW), torch.ones(2 * FUSED_ROW)
+    candidate[0] = 0.05
+    reference[-1], candidate[-1] = 2.0**-149, 2.0**-148
+    assert loop(reference, candidate, 0.0, 0).ratio == 1.0
