@@ -51,8 +51,20 @@ _TEXT = re.compile(r"\bstr\b")
 _FILE_ARGUMENT = re.compile(r"file|path|folder|dir$|ur[il]$")
 # They open files, or call what they are given. Those of other libraries are found by the names of their arguments.
 _FORBIDDEN_OPS = frozenset(
-    {"aten.from_file", "aten.save", "debugprims.load_tensor", "image.read_file", "image.write_file"}
+    {
+        "aten.from_file",
+        "aten.save",
+        "debugprims.load_tensor",
+        "image.read_file",
+        "image.write_file",
+        # they take the caller's word for where a tensor's memory ends
+        "inductor._alloc_from_pool",
+        "inductor._reinterpret_tensor",
+        "aten._index_put_impl_",
+        "aten._index_put_impl",
+    }
 )
+_UNCHECKED = re.compile(r"_tensor_unsafe$|^aten\._?unsafe_(set|resize)")
 _FORBIDDEN_METHODS = frozenset(
     {"apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook", "share_memory_", "module_load"}
 )
@@ -160,6 +172,10 @@ def is_importable(text: str, target: Any) -> bool:
     return value is target
 
 
+def _is_forbidden(operator_name: str) -> bool:
+    return operator_name in _FORBIDDEN_OPS or _UNCHECKED.search(operator_name) is not None
+
+
 def checked_target(text: str) -> None:
     """Refuse what no dump may call, whether or not it is here.
 
@@ -167,7 +183,7 @@ def checked_target(text: str) -> None:
         Unresolved: The text is no target, or a forbidden one.
     """
     if match := _OP.fullmatch(text):
-        if f"{match[1]}.{match[2]}" in _FORBIDDEN_OPS:
+        if _is_forbidden(f"{match[1]}.{match[2]}"):
             raise Unresolved(f"{text!r}: a dump may not call this operator")
     elif match := _METHOD.fullmatch(text):
         name = match[1]
@@ -175,9 +191,12 @@ def checked_target(text: str) -> None:
         if name in _FORBIDDEN_METHODS or not plain or not callable(getattr(torch.Tensor, name, None)):
             raise Unresolved(f"{text!r}: a dump may not call this method")
     elif match := _PACKET.fullmatch(text):
-        if match[1] in _FORBIDDEN_OPS:
+        if _is_forbidden(match[1]):
             raise Unresolved(f"{text!r}: a dump may not call this operator")
-    elif not _FUNCTION.fullmatch(text):
+    elif match := _FUNCTION.fullmatch(text):
+        if match[1].partition(".")[0] == "torch" and _is_forbidden(f"aten.{match[2].rpartition('.')[2]}"):
+            raise Unresolved(f"{text!r}: a dump may not call this function")
+    else:
         raise Unresolved(f"{text!r} names no operator, function or method")
 
 

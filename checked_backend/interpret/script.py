@@ -28,7 +28,9 @@ def tensor(shape, stride, dtype, device="cpu", offset=0, values=None, low=None, 
         memory = torch.empty(size, dtype=dtype, device=device).as_strided(shape, stride, offset)
         return memory.copy_(torch.tensor(values).view(shape))
     if not dtype.is_floating_point and not dtype.is_complex:
-        memory = torch.randint(low, high + 1, (size,), device=device).to(dtype)
+        # an empty tensor has no range; the greatest of all integers is left out, as nothing lies above it
+        low, high = low or 0, min(high or 0, 2**63 - 2)
+        memory = torch.randint(min(low, high), high + 1, (size,), device=device).to(dtype)
     elif low is None:
         memory = torch.randn(size, device=device).to(dtype)
     else:
@@ -180,6 +182,11 @@ def _details(tensor: torch.Tensor, exact: bool) -> Iterator[str]:
     if tensor.numel() <= _LITERAL and all(stride > 0 for stride in tensor.stride()):
         yield f"values={tensor.tolist()}"
     elif not tensor.is_complex():
-        plain = tensor.detach().float() if inexact and tensor.dtype.itemsize < 4 else tensor.detach()
+        # torch has no minimum of some narrow floats and wide unsigned integers
+        plain = tensor.detach()
+        if inexact and tensor.dtype.itemsize < 4:
+            plain = plain.float()
+        elif tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+            plain = plain.to(torch.int64).clamp_min(0)  # of uint64 its lower half
         low, high = plain.min().item(), plain.max().item()
         yield f"low={low if inexact else int(low)}, high={high if inexact else int(high)}"
