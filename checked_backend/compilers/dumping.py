@@ -44,7 +44,9 @@ def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: b
         dump: RegionDump | None = None
         with lock:
             if kind == "backward":
-                dump = next((forward for kept, forward in waiting if kept == saved), None)
+                # the latest forward graph that saves these values, and has no backward graph yet
+                place = next((i for i in reversed(range(len(waiting))) if waiting[i][0] == saved), None)
+                dump = None if place is None else waiting.pop(place)[1]
             dump = dump or RegionDump.claim(Path(folder), name, values=values)
             if kind == "forward" and dump is not None:
                 waiting.append((saved, dump))

@@ -354,3 +354,15 @@ def test_a_graph_that_dynamo_traces_anew_leaves_no_dump(tmp_path: Path) -> None:
     found = dumps(tmp_path)
     assert set(found) == {"normalised_dynamo_0", "normalised_inference_0"}
     assert all(cb.load_dump(path).has_values for path in found.values())
+
+
+def test_each_backward_graph_of_one_compiler_gets_the_index_of_its_forward_graph(tmp_path: Path) -> None:
+    compiler = cb.aot_compilers.dump_graph(tmp_path)
+    for size in (3, 5, 7):
+        layer = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU())
+        aot_module(layer, fw_compiler=compiler, bw_compiler=compiler)(torch.randn(2, size)).sum().backward()
+    for index, size in enumerate((3, 5, 7)):
+        for kind in ("forward", "backward"):
+            dump = cb.load_dump(tmp_path / "graph" / f"graph_{kind}_{index}")
+            assert any(size in tuple(value.shape) for value in dump.inputs() if isinstance(value, torch.Tensor))
+    assert not list((tmp_path / "graph").glob("graph_*_3"))
