@@ -117,6 +117,7 @@ __all__ = [
     "inductor_front",
     "inductor_graph_passes",
     "inductor_mode_options",
+    "inductor_passed",
     "inductor_settings",
     "inner_exception",
     "inner_tensors",
@@ -323,6 +324,47 @@ def inductor_front(
         compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches))
     function: Callable[..., Any] = compiled
     return function
+
+
+def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str, Any]) -> fx.GraphModule | None:
+    """What Inductor's last graph passes, which fuse patterns of operators into one, make of an ATen graph.
+
+    The graph is taken before they let operators write in place, so that it is functional still.
+
+    Args:
+        gm: A graph from AOT autograd, with the values that tracing recorded; it is not changed.
+        inference: Whether it is the graph of a call without gradients.
+        patches: Changes of Inductor's configuration.
+
+    Returns:
+        The graph, with recorded values; None where the passes are off.
+    """
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+    from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop  # noqa: PLC0415
+    from torch._inductor.pattern_matcher import stable_topological_sort  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    taken: list[fx.Graph] = []
+
+    def take(graph: fx.Graph) -> None:
+        if graph.owning_module is passed:  # not that of a body of control flow
+            taken.append(copy.deepcopy(graph))
+
+    passed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    examples = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    fake_mode = detect_fake_mode(examples) or FakeTensorMode(allow_non_fake_inputs=True)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    changed = {**patches, "post_grad_custom_post_pass": take}
+    with compiling(), tracing(context), V.set_fake_mode(fake_mode), config.patch(changed), torch.no_grad():
+        fake_tensor_prop(passed, examples)
+        _recursive_post_grad_passes(passed, is_inference=inference)
+        if not taken:
+            return None
+        [graph] = taken
+        stable_topological_sort(graph)
+        result = fx.GraphModule(passed, graph)
+        fake_tensor_prop(result, examples)
+    return result
 
 
 def set_cudnn_flags(*, deterministic: bool, benchmark: bool) -> None:

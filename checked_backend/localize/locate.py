@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
 from checked_backend.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.localize.fused import fused_graph, is_fused
 from checked_backend.localize.naming import aten_name, origin_of
-from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, probe
+from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, probe, share_of
 from checked_backend.localize.raising import raising_node
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
-from checked_backend.localize.subgraph import can_be_walked, is_symbolic, outputs_of, sets_modes
+from checked_backend.localize.subgraph import calls_of, can_be_walked, is_symbolic, outputs_of, sets_modes
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.ambient import RngState
@@ -195,6 +196,10 @@ def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: 
     return any(found.kind.fails and found.subject in wanted for found in rehearse(failure, stage.compiler(capture)))
 
 
+_Suspect: TypeAlias = tuple[Recorded, Culprit]
+"""An operator that errs, and the graph that has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Search:
     """The search for an operator in the graphs of a region.
@@ -222,17 +227,24 @@ class _Search:
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
         notes: list[str] = []
-        in_values = any(finding.kind in _IN_VALUES and finding.detail not in _LAYOUT for finding in failing)
-        found = (self._probed(stage, notes) if in_values else None) or self._bisected(stage, notes)
-        if found is None and in_values:
+        in_values = [one for one in failing if one.kind in _IN_VALUES and one.detail not in _LAYOUT]
+        if not in_values:
+            return self._bisected(stage, notes) or self._whole(stage, notes)
+        slight = self._probed(self.graphs, notes)
+        if slight is not None and _explains(slight[1], in_values):
+            return self._culprit(stage, *slight, notes)
+        found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
+        if found is None and slight is not None:
+            return self._culprit(stage, *slight, notes)
+        if found is None:
             blunt = replace(self, judge=self.gross)
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
 
-    def _probed(self, stage: Stage, notes: list[str]) -> Location | None:
-        best: tuple[Recorded, Culprit] | None = None
-        for recorded in self.graphs:
+    def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Suspect | None:
+        best: _Suspect | None = None
+        for recorded in graphs:
             if recorded.inputs is None or (recorded.kind == "dynamo" and not can_be_walked(recorded.graph)):
                 continue
             self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
@@ -247,7 +259,40 @@ class _Search:
                 best = recorded, culprit
             if best is not None and best[1].size >= GROSS:
                 break
-        return None if best is None else self._culprit(stage, *best, notes)
+        return best
+
+    def _fused(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+        """Probe the graphs with their patterns fused already: exposed tensors would keep them apart."""
+        if stage.compiler is not None:
+            return None
+        graphs: list[Recorded] = []
+        for recorded in self.graphs:
+            try:
+                fused = fused_graph(recorded, self.options)
+            except Exception as error:  # bisection does without it
+                notes.append(f"the {recorded.kind} graph could not be fused: {type(error).__name__}".splitlines()[0])
+                continue
+            graphs += [] if fused is None else [fused]
+        found = self._probed(graphs, notes)
+        if found is None or (slight is not None and found[1].size <= MUCH * slight[1].size):
+            return None
+        recorded, culprit = found
+        [before] = [one.graph for one in self.graphs if one.kind == recorded.kind]
+        if is_fused(culprit.node, before):
+            notes.append(f"Inductor's graph passes made {culprit.node.name}; they would not, were its parts exposed")
+        return self._culprit(stage, recorded, culprit, notes)
+
+    def _past(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+        """Bisect for what hides from the probe, past a slight error that does not explain what was found."""
+        if slight is None:
+            return self._bisected(stage, notes)
+        _, culprit = slight
+        least = MUCH * culprit.size
+        found = replace(self, judge=partial(_grosser, self.judge, least))._bisected(stage, notes)
+        if found is None or found.cut is None or _has(found.cut.trial, culprit.node):
+            return None  # what magnifies the slight error is not to blame
+        notes.append(f"{culprit.node.name} ({culprit.node.target}) is wrong too, but far too slightly to explain it")
+        return replace(found, notes=tuple(notes))
 
     def _culprit(self, stage: Stage, recorded: Recorded, culprit: Culprit, notes: list[str]) -> Location:
         inputs = recorded.inputs or ()
@@ -305,6 +350,19 @@ class _Search:
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
         notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
         return Location(stage.name, notes=tuple(notes))
+
+
+def _explains(culprit: Culprit, failing: Sequence[Finding]) -> bool:
+    """Whether an operator's error may be all that is wrong with a region."""
+    return culprit.size >= GROSS or max(map(share_of, failing)) <= MUCH * culprit.size
+
+
+def _grosser(judge: Judge, least: float, trial: Trial) -> Sequence[Finding]:
+    return [finding for finding in judge(trial) if share_of(finding) > least]
+
+
+def _has(trial: Trial, node: fx.Node) -> bool:
+    return any(one.name == node.name and one.target == node.target for one in calls_of(trial.graph))
 
 
 def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:

@@ -35,7 +35,7 @@ from checked_backend.record import Finding
 from checked_backend.regions.candidate import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["GROSS", "MUCH", "Culprit", "bytes_of", "compile_graph", "probe", "segments"]
+__all__ = ["GROSS", "MUCH", "Culprit", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
 
 
 GROSS = 1e-2
@@ -61,11 +61,16 @@ class Culprit:
     @property
     def size(self) -> float:
         """The error's share of the result, in rms; infinite where it is none of values."""
-        metrics = self.finding.metrics
-        if metrics is None or metrics.nonfinite_mismatched or not metrics.reference_rms:
-            return math.inf
-        share = metrics.rmse / metrics.reference_rms
-        return share if share == share else math.inf
+        return share_of(self.finding)
+
+
+def share_of(finding: Finding) -> float:
+    """An error's share of the result it is in, in rms; infinite where it is none of values."""
+    metrics = finding.metrics
+    if metrics is None or metrics.nonfinite_mismatched or not metrics.reference_rms:
+        return math.inf
+    share = metrics.rmse / metrics.reference_rms
+    return share if share == share else math.inf
 
 
 def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:

@@ -54,9 +54,10 @@ class Fault:
 def scaled(right: Spoil, *args: Any, **kwargs: Any) -> Any:
     """The (first) result is half as large again; one more for integers."""
     result = right(*args, **kwargs)
-    first, *rest = result if isinstance(result, (tuple, list)) else (result,)
-    wrong = _scaled(first)
-    return (wrong, *rest) if isinstance(result, (tuple, list)) else wrong
+    if not isinstance(result, (tuple, list)):
+        return _scaled(result)
+    first = next(place for place, one in enumerate(result) if one is not None)
+    return tuple(_scaled(one) if place == first else one for place, one in enumerate(result))
 
 
 def _scaled(result: Any) -> Any:
@@ -247,6 +248,7 @@ FAULTS: Mapping[str, Fault] = dict(
         _low("avg_pool2d_backward", "pooling"),
         _dec("max_pool2d_with_indices_backward", "pooling"),
         _low("addmm", "matmul", given(_beta_two), "linear"),
+        ("addmm_fused", Fault("addmm", "matmul", "lowering", given(_beta_two))),
         _low("mm", "matmul", scaled, "linear", "matmul"),
         _low("bmm", "matmul", scaled, "matmul"),
         _low("convolution", "matmul", scaled),

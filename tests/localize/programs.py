@@ -196,6 +196,7 @@ PROGRAMS: Mapping[str, Program] = {
     "avg_pool2d_backward": _trained(lambda x: F.avg_pool2d(x, 3, 2, 1), _image_leaf),
     "max_pool2d_with_indices_backward": _trained(lambda x: F.max_pool2d(x, 3, 2, 1), _image_leaf),
     "addmm": _program(torch.nn.functional.linear, _weights),
+    "addmm_fused": _program(lambda x, y: x @ y + x, _pair),
     "mm": _program(torch.mm, _pair),
     "bmm": _program(torch.bmm, _batches),
     "convolution": _program(F.conv2d, _filters),

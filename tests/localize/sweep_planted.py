@@ -13,6 +13,7 @@ one starts, so that repros are confirmed under the same fault. Results are kept 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import logging
 import os
@@ -205,12 +206,15 @@ def _described(finding: Finding) -> dict[str, Any]:
 
 
 def _calls(script: str) -> int | None:
-    """Calls in a repro's program: its lines but the ``return``."""
-    _, found, body = script.partition("\ndef program(")
-    if not found:
+    """Statements of a repro's program that compute something: one for each call of its graph."""
+    if not script:
         return None
-    lines = [line for line in body.partition("\n\n")[0].splitlines()[1:] if line.strip()]
-    return len(lines) - 1
+    functions = [one for one in ast.parse(script).body if isinstance(one, ast.FunctionDef) and one.name == "program"]
+    return sum(_computes(line) for function in functions for line in function.body) if functions else None
+
+
+def _computes(line: ast.stmt) -> bool:
+    return any(isinstance(part, (ast.Call, ast.BinOp, ast.Compare, ast.UnaryOp)) for part in ast.walk(line))
 
 
 def _row(result: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import planting
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -142,6 +143,34 @@ def test_an_ill_conditioned_operator_is_not_blamed_for_rounding() -> None:
 def test_a_bug_that_hides_where_everything_is_returned() -> None:
     location = located(inference, Net(), faults.wrong_if_unseen("aten.tanh.default"))
     assert operator_of(location) == "torch.tanh"  # in Dynamo's graph, whose tensors are exposed as copies
+
+
+def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
+    def result(node: fx.Node, value: Any) -> Any:
+        if str(node.target) == "aten.tanh.default":
+            return value * (1 + 1e-5)  # shows everywhere, and does not explain what is found
+        [output] = node.graph.find_nodes(op="output")
+        few = len(output.args[0]) <= 2  # type: ignore[arg-type]
+        return faults.changed(value) if str(node.target) == "aten.gelu.default" and few else value
+
+    location = located(inference, Net(), planting.interpreted(result, "aot"))
+    assert operator_of(location) == "aten.gelu.default"
+    assert location.cut is not None
+    assert calls(location.cut.trial) == ["aten.gelu.default"]
+    assert "bisection" in location.notes[0]
+    assert "far too slightly" in location.notes[1]
+
+
+def test_what_magnifies_a_slight_error_is_not_blamed() -> None:
+    def magnified(x: Tensor) -> Tensor:
+        return ((torch.cos(x) - torch.cos(x.double()).float()) * 1e3).exp() * 2
+
+    def slightly(value: Tensor) -> Tensor:
+        return value * (1 + 1e-5) if value.dtype is torch.float32 else value
+
+    wrong = faults.wrong_operator("aten.cos.default", slightly, "aot")
+    location = located(lambda compiled: compiled(torch.rand(64)), magnified, wrong)
+    assert operator_of(location) == "aten.cos.default"
 
 
 def test_a_wrong_view_is_named_and_not_its_reader() -> None:
