@@ -41,7 +41,8 @@ def merged(trial: Trial) -> list[Shown]:
     for index, finding in own:
         beside = [other for at, other in trial.in_regions if at == index]
         mine = [other for at, other in own if at == index]
-        if not _is_told(finding, beside) and not _follows(finding, [*beside, *mine]):
+        searched = trial.references[index].evaluations > 1
+        if not _is_told(finding, beside) and not _follows(finding, [*beside, *mine], searched):
             extra.append((index, finding))
     return [*_once(trial.in_regions), *_once(extra)]
 
@@ -52,13 +53,20 @@ def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
     return finding.kind in known or (finding.kind in VALUES and bool(known & VALUES))
 
 
-def _follows(finding: Finding, beside: Sequence[Finding]) -> bool:
-    """Whether a parameter, or an optimizer's state, is wrong because its gradient is."""
+def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> bool:
+    """Whether a parameter, or an optimizer's state, is wrong because a gradient is.
+
+    Args:
+        finding: The finding.
+        beside: Others of the same step.
+        searched: Whether the optimizer evaluated several times in the step, as LBFGS does: after the first time it
+            stands elsewhere, so one wrong gradient makes everything wrong. Else each parameter has its own gradient.
+    """
     what, _, name = finding.subject.removesuffix("]").partition("[")
     if what not in ("param", "optimizer"):
         return False
     gradients = [other.subject[len("grad[") : -1] for other in beside if other.subject.startswith("grad[")]
-    return any(name == gradient or name.startswith(f"{gradient}.") for gradient in gradients)
+    return any(searched or name == gradient or name.startswith(f"{gradient}.") for gradient in gradients)
 
 
 def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:

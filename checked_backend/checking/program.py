@@ -17,9 +17,9 @@ from checked_backend.checking.backward import Objective, roots_of, run_backward
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.state import State
-from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state
+from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, output_leaves, settled
-from checked_backend.errors import CandidateError, CheckedBackendError
+from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.ambient import RngState, autocast_unharmed
 
 __all__ = ["Call", "Modes", "Outcome", "Program", "Run"]
@@ -229,9 +229,15 @@ class Run:
             return loss
 
         try:
-            optimizer.step(closure)
+            take_step(optimizer, closure)
         except _StepImpossible:
             return
+        except _ProgramError:
+            raise
+        except Exception as error:
+            if self._called is self._function:
+                raise OptionError(f"check: the optimizer's step raises: {type(error).__name__}: {error}") from error
+            raise _ProgramError(error) from error
         outcome.subjects |= dict(optimizer_state(optimizer, self._trained))
 
     def _evaluate(self, args: list[Any], kwargs: dict[str, Any], state: State, outcome: Outcome) -> Any:

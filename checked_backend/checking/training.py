@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from checked_backend.errors import OptionError
 
-__all__ = ["MakeOptimizer", "make_optimizer", "optimizer_state"]
+__all__ = ["MakeOptimizer", "make_optimizer", "optimizer_state", "take_step"]
 
 MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 """A class of ``torch.optim``, or any function from parameters to an optimizer."""
@@ -44,6 +45,26 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
             "copies of the module: write optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
         )
     return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
+    """Let an optimizer take a step, also one whose ``step`` takes no closure: then the gradients are there before.
+
+    Args:
+        optimizer: The optimizer.
+        closure: Evaluates the loss and leaves the gradients.
+
+    Raises:
+        Exception: What the closure or the optimizer raised.
+    """
+    step: Any = optimizer.step
+    try:
+        inspect.signature(step).bind(closure)
+    except TypeError:
+        closure()
+        step()
+    else:
+        step(closure)
 
 
 def optimizer_state(

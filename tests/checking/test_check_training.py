@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import faults
@@ -90,6 +91,40 @@ def test_a_wrong_gradient_is_named_under_every_optimizer(name: str, make: Callab
     finding = only(cb.check(model, args, compiler=wrong, iterations=4, optimizer=OPTIMIZERS[name]))
     assert (finding.detail, finding.subject) == ("logic", f"grad[{parameter}]")
     assert finding.evidence["step"] == "1 of 4"
+
+
+class _Spoiled(torch.autograd.Function):
+    """The same values, and a gradient that is one per cent too large."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 1.01
+
+
+class Spoiled(nn.Module):
+    """Compiled, it differentiates its first layer's weight wrongly, which the graph itself says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.first.weight
+        if torch.compiler.is_compiling():
+            weight = _Spoiled.apply(weight)
+        return self.second(torch.tanh(nn.functional.linear(x, weight, self.first.bias)))
+
+
+@pytest.mark.parametrize("name", ["adam", "lbfgs"])
+def test_a_gradient_that_dynamos_graph_spoils_is_named_alone(name: str) -> None:
+    """LBFGS mixes all gradients, and goes on from where the wrong one has led it: every parameter is wrong then."""
+    finding = only(cb.check(Spoiled(), (batch(),), compiler="eager", iterations=2, optimizer=OPTIMIZERS[name]))
+    assert finding.subject == "grad[first.weight]"
+    assert finding.evidence["level"].startswith("Dynamo")
 
 
 def test_the_step_in_which_a_gradient_is_first_wrong_is_told() -> None:
@@ -212,8 +247,46 @@ def test_eager_and_compiled_train_parameters_of_their_own() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Plain(torch.optim.Optimizer):
+    """Gradient descent as third parties write it: its ``step`` takes no closure."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def test_an_optimizer_without_a_closure() -> None:
+    agreed(cb.check(Net(), (batch(),), compiler="eager", iterations=3, optimizer=Plain), program_runs=3)
+    wrong = faults.scaled_gradient("head.weight")
+    assert only(cb.check(Net(), (batch(),), compiler=wrong, optimizer=Plain)).subject == "grad[head.weight]"
+
+
+class Broken(Plain):
+    """Its step raises in the given call."""
+
+    def __init__(self, params: Any, calls: Iterator[int], when: int) -> None:
+        super().__init__(params)
+        self.calls, self.when = calls, when
+
+    def step(self) -> None:  # type: ignore[override]
+        if next(self.calls) == self.when:
+            raise ValueError("no step")
+
+
+def test_a_step_that_raises_in_one_run_only_is_a_finding() -> None:
+    calls = count()
+    report = cb.check(Net(), (batch(),), compiler="eager", optimizer=lambda params: Broken(params, calls, 1))
+    assert found(report) == {("crash.running", "exception")}
+
+
 def test_optimizers_that_cannot_be_used() -> None:
     model, x = Net(), batch()
+    with pytest.raises(cb.OptionError, match="the optimizer's step raises: ValueError: no step"):
+        cb.check(model, (x,), compiler="eager", optimizer=lambda params: Broken(params, count(), 0))
     with pytest.raises(cb.OptionError, match="copies of the module"):
         cb.check(model, (x,), compiler="eager", optimizer=lambda _: torch.optim.SGD(model.parameters()))
     with pytest.raises(cb.OptionError, match="it returned int"):
