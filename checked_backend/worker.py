@@ -19,6 +19,7 @@ from checked_backend.errors import CheckedBackendError
 __all__ = ["Death", "cannot_differentiate_in_worker", "cannot_fork", "run_in_worker"]
 
 _DONE, _FAILED = "done:", "failed:"
+_HANG = "crash.hang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Death:
 
     detail: str
     words: str
+
+    @property
+    def hung(self) -> bool:
+        """Whether it had not ended when its time was up."""
+        return self.detail == _HANG
 
 
 def cannot_fork() -> str | None:
@@ -108,7 +114,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     if text:
         return text.removeprefix(_DONE)
     if silent:
-        return Death("crash.hang", f"still running after {timeout:g} s")
+        return Death(_HANG, f"still running after {timeout:g} s")
     return _how_it_died(worker.exitcode or 0)
 
 

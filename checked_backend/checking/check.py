@@ -101,7 +101,7 @@ def check(
         raise OptionError("check: optimizer needs gradients, which are off.")
     given: dict[str, Any] = {"compiler": compiler, "compiler_options": dict(compiler_options or {})}
     options = parse_options(CheckOptions, "check", {**given, "on_divergence": "record", "localize": localize})
-    resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
+    candidate = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),
         args,
@@ -111,7 +111,8 @@ def check(
     )
     plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout)
     if isolate:
-        return run_isolated(plan.report, plan.alone, compiler=compiler, timeout=timeout, gradients=program.gradients)
+        sides = (compiler, candidate)
+        return run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
     return plan.report()
 
 
@@ -134,17 +135,18 @@ class _Plan:
         coverage = _joined([part for _, parts in examined for part in parts])
         return Report(findings, coverage, title="check", environment=environment())
 
-    def alone(self, backend: str | None) -> object:
-        """Run the program once without a check: in eager, or compiled with a Dynamo backend."""
+    def alone(self, backend: str | Callable[..., Any] | None) -> object:
+        """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""
         transform = None if backend is None else partial(torch.compile, backend=backend, dynamic=self.dynamic)
-        return self.program.run(transform)
+        return self._repeated().run_all(transform)
+
+    def _repeated(self) -> Program:
+        return replace(self.program, optimizer=self.optimizer, calls=[self.program.calls[0]] * self.iterations)
 
     def _trials(self) -> Iterator[Trial]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
         if self.iterations > 1 or self.optimizer is not None:
-            call = self.program.calls[0]
-            training = replace(self.program, optimizer=self.optimizer, calls=[call] * self.iterations)
-            yield run_trial(training, self.options, dynamic=self.dynamic)
+            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic)
         if varies:
             varied = replace(self.program, continued=False)
             yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants)

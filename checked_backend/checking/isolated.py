@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
@@ -19,9 +20,10 @@ _DONE, _MISUSED, _IMPOSSIBLE = "done:", "misused:", "impossible:"
 
 def run_isolated(
     make_report: Callable[[], Report],
-    run_alone: Callable[[str | None], object],
+    run_alone: Callable[[str | Callable[..., Any] | None], object],
+    compiler: str | Callable[..., Any],
+    candidate: Callable[..., Any],
     *,
-    compiler: object,
     timeout: float,
     gradients: bool,
 ) -> Report:
@@ -32,14 +34,15 @@ def run_isolated(
 
     Args:
         make_report: Runs the check.
-        run_alone: Runs the program in eager (None), or compiled with the Dynamo backend of this name.
-        compiler: The candidate.
+        run_alone: Runs the program in eager (None), or compiled with this Dynamo backend.
+        compiler: The candidate, as the user named it.
+        candidate: The candidate, with its options.
         timeout: Seconds after which a worker counts as hung.
         gradients: Whether the program is differentiated.
 
     Returns:
-        The worker's report, or one with a finding of kind ``crash`` if it died or hung (``unsupported`` if eager does
-        too).
+        The worker's report, or one with a finding of kind ``crash`` if it died or hung; ``unsupported`` if eager does
+        too, or if only the check did not end in time.
 
     Raises:
         OptionError: The timeout is no positive number; or what the check raised in the worker.
@@ -58,11 +61,13 @@ def run_isolated(
     if not isinstance(made, Death):
         return _read(made)
 
-    def death(backend: str | None) -> Death | None:
+    def death(backend: str | Callable[..., Any] | None) -> Death | None:
         ended = run_in_worker(lambda: str(run_alone(backend) is None), timeout=timeout)
         return ended if isinstance(ended, Death) else None
 
     finding = _finding(made, death(None))
+    if finding.kind.fails and made.hung and death(candidate) is None:
+        finding = _slow(made)
     (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
     return Report((finding,), Coverage(checked={"program runs": 1}), title="check", environment=environment())
 
@@ -95,12 +100,14 @@ def _exercise_heap() -> None:
 
 
 def _finding(death: Death, eager_death: Death | None) -> Finding:
+    what = "did not end in time" if death.hung else "died"
+    other = f"one that runs it in eager alone does{'' if death.hung else ' not'}"
     if eager_death is not None:
         return Finding(
             kind=Kind.UNSUPPORTED,
             detail="unsupported",
             subject="candidate",
-            message="the process died, and so does one that runs the program in eager alone",
+            message=f"the process {what}, and so does one that runs the program in eager alone",
             expected=eager_death.words,
             actual=death.words,
         )
@@ -108,7 +115,18 @@ def _finding(death: Death, eager_death: Death | None) -> Finding:
         kind=Kind.CRASH,
         detail=death.detail,
         subject="candidate",
-        message="the process that compiled and ran the program died; one that runs it in eager alone does not",
-        expected="no death",
+        message=f"the process that compiled and ran the program {what}; {other}",
+        expected="an end" if death.hung else "no death",
+        actual=death.words,
+    )
+
+
+def _slow(death: Death) -> Finding:
+    return Finding(
+        kind=Kind.UNSUPPORTED,
+        detail="unsupported",
+        subject="candidate",
+        message="the check did not end in time; the compiled program alone, called as given, does; raise `timeout`",
+        expected="an end",
         actual=death.words,
     )

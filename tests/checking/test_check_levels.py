@@ -102,8 +102,25 @@ def test_the_death_of_the_process_is_a_finding(how: Callable[[], Any], detail: s
 
 def test_a_program_that_hangs_is_a_finding() -> None:
     hangs = _killing(lambda: time.sleep(600))
-    finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=hangs, isolate=True, timeout=20))
-    assert (finding.detail, finding.actual) == ("crash.hang", "still running after 20 s")
+    finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=hangs, isolate=True, timeout=6))
+    assert (finding.detail, finding.actual) == ("crash.hang", "still running after 6 s")
+    assert "did not end in time; one that runs it in eager alone does" in finding.message
+
+
+def test_a_check_that_takes_too_long_accuses_no_program() -> None:
+    """Only what the check itself compiles takes its time: in float64."""
+
+    def slow(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float64 for arg in args):
+                time.sleep(600)
+            return tuple(output * (1 + 1e-7) for output in gm.forward(*args))
+
+        return run
+
+    report = cb.check(lambda x: x.exp(), (batch(4),), compiler=slow, isolate=True, timeout=8)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE, str(report)
+    assert "the compiled program alone, called as given, does" in report.findings[0].message
 
 
 def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
