@@ -263,6 +263,7 @@ class Watch:
                 return lambda decorated: compile_checked(decorated, **kwargs)
             if not self._settings or not settings.enabled or kwargs.get("disable") or _checks_itself(kwargs):
                 return original(model, **kwargs)
+            original(_nothing, **kwargs)  # what torch refuses is refused when and as torch does it
             return original(model, **self._redirected(settings, kwargs))
 
         return compile_checked
@@ -286,6 +287,10 @@ class Watch:
             options.setdefault("localize", False)  # a test suite is to end today
         options["compiler_options"] = {**options.get("compiler_options", {}), **given}
         return {**rest, "backend": CheckingBackend(backend, options, mode, self._current)}
+
+
+def _nothing() -> None:
+    """Is never called."""
 
 
 def _checks_itself(kwargs: Mapping[str, Any]) -> bool:

@@ -80,7 +80,7 @@ def test_equal_backends_share_compiled_code() -> None:
 
 def test_options_of_a_test_and_of_the_call_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs))
+    monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs) if model is f else None)
     watch = Watch()
     watch.check_everything("inductor")
     try:
@@ -96,3 +96,29 @@ def test_options_of_a_test_and_of_the_call_reach_the_backend(monkeypatch: pytest
     assert first._options["compiler_options"] == {"epilogue_fusion": True}
     assert given[1] == {"backend": second, "dynamic": True}
     assert (second._options["compiler"], "every" in second._options) == ("aot_eager", False)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"backend": "nosuch"},
+        {"mode": "nosuch"},
+        {"options": {"nosuch": 1}},
+        {"options": {"max_autotune": "word"}},
+        {"mode": "default", "options": {"max_autotune": True}},
+        {"nosuch": 1},
+    ],
+    ids=str,
+)
+def test_what_torch_refuses_is_refused_at_once_and_in_its_words(kwargs: dict[str, Any]) -> None:
+    def refusal() -> str:
+        with pytest.raises(Exception, match=r"nosuch|max_autotune|mode") as refused:
+            torch.compile(f, **kwargs)
+        return repr(refused.value)
+
+    expected, watch = refusal(), Watch()
+    watch.check_everything("eager")
+    try:
+        assert refusal() == expected
+    finally:
+        watch.close()
