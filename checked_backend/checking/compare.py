@@ -69,7 +69,7 @@ def compare_runs(
         found += [(index, finding) for finding in _compare_random_state(reference, candidate)]
     rulings = adjudicate(pairs, controls, {})
     ledger.count({"tensors": rulings.compared})
-    ledger.power({name.partition(":")[2]: scale.detection_power for name, scale in rulings.scales.items()})
+    ledger.power({name.partition(":")[2]: power for name, power in rulings.powers.items()})
     for skip in rulings.skips:
         if "made for each region instead" not in skip.reason:
             ledger.skip(replace(skip, subject=_plain(skip.subject)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from checked_backend.numerics.digits import lost_digits
+from checked_backend.numerics.digits import least_digits, lost_digits
 from checked_backend.numerics.noise import Envelope, difference, root_mean_square, unit_roundoff
 
 __all__ = [
@@ -92,12 +92,15 @@ class Outside:
         worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones);
             with a float64 reference, elements as close to it as eager's count as 0.
         digits: How many of them are beyond their own noise only, and have lost their digits.
+        doubtful: How many elements are not outside, but beyond their own noise and so far from eager that they may
+            have lost their digits. A float64 reference tells; with one there are none.
     """
 
     count: int
     nonfinite: int
     worst: float
     digits: int = 0
+    doubtful: int = 0
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -152,6 +155,10 @@ def outside_noise(
     if digits is not None:
         digits &= (distance > own) & inside
         outside |= digits
+    doubtful = 0
+    if high_precision is None and reference.dtype.is_floating_point:
+        apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * magnitude)
+        doubtful = int((apart & (magnitude >= torch.finfo(reference.dtype).tiny)).sum().item())
     if jumps is not None and _as_rare_as_jumps(outside, jumps, distance, strong):
         outside = torch.zeros_like(outside)
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
@@ -163,6 +170,7 @@ def outside_noise(
         nonfinite,
         float(ratios.nan_to_num(nan=torch.inf).max().item()),
         0 if digits is None else int((digits & outside).sum().item()),
+        doubtful,
     )
 
 

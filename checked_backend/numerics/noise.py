@@ -111,32 +111,33 @@ class RememberedScale:
     Attributes:
         rms: Relative root mean square of the noise.
         max: Relative greatest noise of one element.
-        source: Where it came from, in words.
-        detection_power: The smallest relative error that the adjudication would have caught.
+        sizes: The least and the greatest root mean square of a tensor that is zero but for rounding; None of others.
+        settles: Whether later calls may be settled by it. Noise as large as the tensor hides any bug.
     """
 
     rms: float
     max: float
-    source: str
-    detection_power: float
+    sizes: tuple[float, float] | None = None
+    settles: bool = True
 
     def covers(self, glance: Glance, *, slack: float) -> bool:
         """The cheap test of every later call: is this difference of the size that was judged before?
 
         Args:
             glance: The difference now.
-            slack: How much larger it may be: two draws from one noise differ by this much.
+            slack: How much larger it may be: two draws from one noise differ by this much. The size of a tensor that
+                was nothing but rounding may differ as much: if it differs more, it is something else now.
         """
-        scale = slack * glance.reference_rms
-        return glance.rmse <= self.rms * scale and glance.max_abs_diff <= self.max * scale
+        size = glance.reference_rms
+        if not self.settles or (self.sizes is not None and not self.sizes[0] / slack <= size <= self.sizes[1] * slack):
+            return False
+        return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
 
     def widened(self, other: RememberedScale | None) -> RememberedScale:
         """The scale that covers what either covers, so that data which take turns are not judged anew each time."""
-        if other is None:
+        if other is None or not (self.settles and other.settles) or (self.sizes is None) != (other.sizes is None):
             return self
-        return RememberedScale(
-            max(self.rms, other.rms),
-            max(self.max, other.max),
-            self.source,
-            max(self.detection_power, other.detection_power),
-        )
+        sizes = None
+        if self.sizes is not None and other.sizes is not None:
+            sizes = min(self.sizes[0], other.sizes[0]), max(self.sizes[1], other.sizes[1])
+        return RememberedScale(max(self.rms, other.rms), max(self.max, other.max), sizes)

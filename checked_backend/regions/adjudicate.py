@@ -3,7 +3,7 @@
 A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. One of
 a region that computes in half precision is not settled by equal bits before its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, with some inputs altogether. The twin is compiled once for
-each region, at its first checked call.
+each region, at its first checked call, and asked again whenever the caller wants the tensors judged anew.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.noise import RememberedScale
-from checked_backend.numerics.screen import Glance, screen
+from checked_backend.numerics.screen import screen
 from checked_backend.record import Skip
 from checked_backend.regions.case import Case, is_floating
+from checked_backend.regions.control_runs import short
 from checked_backend.regions.controls import Controls
-from checked_backend.regions.hearing import Hearing, short
+from checked_backend.regions.hearing import Hearing
 from checked_backend.regions.rulings import Pair, Rulings
 
 __all__ = ["Pair", "Rulings", "adjudicate"]
@@ -32,6 +33,7 @@ def adjudicate(
     *,
     thorough: bool = False,
     low_precision: bool = False,
+    anew: bool = False,
 ) -> Rulings:
     """Judge the values of a check.
 
@@ -42,13 +44,14 @@ def adjudicate(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
+        anew: Run it also for those that have been judged in an earlier call.
     """
     rulings = Rulings()
     cases: list[Case] = []
     for pair in pairs:
-        ask_twin = low_precision and pair.name not in known and is_floating(pair.reference)
+        ask_twin = low_precision and (anew or pair.name not in known) and is_floating(pair.reference)
         try:
-            case = _examined(pair, known.get(pair.name), ask_twin)
+            case = _examined(pair, known.get(pair.name), rulings.powers, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             rulings.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -56,18 +59,19 @@ def adjudicate(
         if case is not None:
             cases.append(case)
     if cases:
-        Hearing(cases, controls(), rulings, known, thorough=thorough, low_precision=low_precision).run()
+        asked = frozenset() if anew else frozenset(name for name, scale in known.items() if scale.settles)
+        Hearing(cases, controls(), rulings, asked, thorough=thorough, low_precision=low_precision).run()
     return rulings
 
 
-def _examined(pair: Pair, scale: RememberedScale | None, ask_twin: bool) -> Case | None:
+def _examined(pair: Pair, scale: RememberedScale | None, powers: dict[str, float], *, ask_twin: bool) -> Case | None:
     """Look at a tensor once; returns its case if that does not settle it."""
     glance = screen(reference=pair.reference, candidate=pair.candidate)
-    if glance is not None and not ask_twin and _settled(glance, scale):
-        return None
+    if glance is not None and not ask_twin:
+        if glance.max_abs_diff == 0:
+            return None
+        if scale is not None and scale.covers(glance, slack=CHEAP_SLACK):
+            powers[pair.name] = CHEAP_SLACK * scale.rms
+            return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
     return Case.of(pair, metrics) if ask_twin or not metrics.bitwise_equal else None
-
-
-def _settled(glance: Glance, scale: RememberedScale | None) -> bool:
-    return glance.max_abs_diff == 0 or (scale is not None and scale.covers(glance, slack=CHEAP_SLACK))

@@ -7,16 +7,31 @@ from typing import Any
 
 import torch
 
-from checked_backend.numerics.judge import ENVELOPE_FACTOR, TWIN_TOLERANCE, Outside
-from checked_backend.numerics.noise import Envelope, RememberedScale
+from checked_backend.numerics.judge import ENVELOPE_FACTOR, TWIN_ENVELOPE_FACTOR, TWIN_TOLERANCE, Outside
+from checked_backend.numerics.noise import Envelope, RememberedScale, root_mean_square
 from checked_backend.record import Metrics, NoiseScale
 from checked_backend.regions.controls import Values
 from checked_backend.regions.rulings import Pair
 
 __all__ = ["Case", "extended", "is_floating"]
 
+VANISHING = 1e-6
+"""A tensor whose float64 result is this part of its noise is zero but for rounding.
 
-@dataclass(slots=True)
+Gradients of a bias before a normalisation, or of a key's bias under softmax, are: 1e-9 of their noise in float32.
+"""
+
+COARSE = 1 / ENVELOPE_FACTOR
+"""Relative noise in which an error of 100 % would be lost."""
+
+REPEATS = 1e-6
+"""A float64 reference repeats itself if its control runs, with junk in uninitialised memory, spread less, relative.
+
+Rounding in float64 spreads 1e-16 times the program's condition. Junk spreads 1.
+"""
+
+
+@dataclass(slots=True, eq=False)
 class Case:
     """One tensor of both executions, with the evidence gathered.
 
@@ -28,9 +43,8 @@ class Case:
         outside: Elements that noise does not explain. Nothing is explained before there is an envelope.
         high_precision: Eager's float64 result.
         twin: The float64 twin's.
+        float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
-        float64_repeats: Whether eager repeats itself in float64, with other junk in uninitialised memory.
-        float64_spread: How far eager's runs in float64 differ, root mean square; None if there were none.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -42,9 +56,8 @@ class Case:
     outside: Outside = field(default_factory=lambda: Outside(1, 0, float("inf")))
     high_precision: torch.Tensor | None = None
     twin: torch.Tensor | None = None
+    float64_envelope: Envelope | None = None
     logic_differs: bool | None = None
-    float64_repeats: bool = False
-    float64_spread: float | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
@@ -78,6 +91,20 @@ class Case:
             parts.append("float64 twin")
         return ", ".join(parts) or "none: no control could run"
 
+    @property
+    def float64_repeats(self) -> bool:
+        """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
+        if self.float64_envelope is None or self.high_precision is None:
+            return False
+        return self.float64_envelope.rms <= REPEATS * root_mean_square(self.high_precision)
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside its noise."""
+        if self.envelope is None or self.high_precision is None:
+            return False
+        return root_mean_square(self.high_precision) <= VANISHING * self.envelope.rms
+
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
         if self.envelope is None:
@@ -86,17 +113,32 @@ class Case:
         power = ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
         return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), power)
 
-    def remembered(self) -> RememberedScale:
-        """The noise scale, for later calls."""
-        scale = self.metrics.reference_rms or 1.0
-        rms = max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse)
-        greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
-        power = ENVELOPE_FACTOR * rms / scale
+    def detection_power(self) -> float:
+        """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
-            power = TWIN_TOLERANCE
-        elif self.envelope is None and is_floating(self.pair.reference):
-            power = torch.finfo(self.pair.reference.dtype).eps
-        return RememberedScale(rms / scale, greatest / scale, self.noise_source(), power)
+            spread = self.float64_envelope.rms if self.float64_envelope is not None else 0.0
+            return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / self._size())
+        least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
+        return max(least, ENVELOPE_FACTOR * self.relative_noise())
+
+    def relative_noise(self) -> float:
+        """The noise over the tensor's own size, root mean squares; what was found to be noise counts as such."""
+        return max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / self._size()
+
+    def remembered(self, *, coarse: bool) -> RememberedScale:
+        """The noise scale, for later calls.
+
+        Args:
+            coarse: Whether noise as large as the tensor itself settles later calls too.
+        """
+        size = self._size()
+        noise = self.relative_noise()
+        greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
+        sizes = (size, size) if self.vanishes else None
+        return RememberedScale(noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= COARSE)
+
+    def _size(self) -> float:
+        return self.metrics.reference_rms or 1.0
 
 
 def extended(envelope: Envelope | None, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:

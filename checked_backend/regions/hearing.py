@@ -12,8 +12,7 @@ Each layer runs only if those before did not settle it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
@@ -22,34 +21,29 @@ from checked_backend.numerics.judge import (
     STRONG_MAGNITUDE,
     as_good_as_eager,
     outside_noise,
-    twin_difference,
 )
-from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square
+from checked_backend.numerics.noise import difference, root_mean_square
 from checked_backend.record import Finding, Kind, Skip
-from checked_backend.regions.case import Case, extended, is_floating
+from checked_backend.regions.case import Case, is_floating
 from checked_backend.regions.charges import Charge, charge
+from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
+from checked_backend.regions.double import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
+from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
 from checked_backend.regions.rulings import Rulings
-from checked_backend.regions.run_to_run import is_rounding, repeats, spreads
+from checked_backend.regions.run_to_run import is_rounding, spreads
 
-__all__ = ["Hearing", "short"]
-
-FIRST_RUNS = 3
-"""Monte Carlo runs when a tensor is adjudicated for the first time."""
-
-MORE_RUNS = 8
-"""Further runs at each magnitude, for elements still unexplained."""
-
-TWIN_RUNS = 2
-"""Monte Carlo runs in float64 that a float64 twin is held against; `MORE_RUNS` more before it is called wrong."""
+__all__ = ["Hearing"]
 
 CANDIDATE_RUNS = 2
 """Further runs of the candidate, to see how often a difference repeats."""
 
-HIDING_NOISE = (256.0, 0.1)
-"""Relative noise that calls for the float64 twin: more than this many roundoffs, less than this part of the value."""
+HIDING_ROUNDOFFS = 256.0
+"""Noise of more than this many roundoffs of the tensor's size calls for the float64 twin."""
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+
+_DOUBLE = frozenset({torch.float64, torch.complex128})
 
 _NONDETERMINISTIC = Charge(
     Kind.NONDETERMINISTIC,
@@ -75,7 +69,7 @@ class Hearing:
         cases: The tensors.
         controls: Makes the control runs.
         rulings: Receives the decisions.
-        known: Scales from earlier calls.
+        known: Tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
     """
@@ -85,29 +79,27 @@ class Hearing:
         cases: Sequence[Case],
         controls: Controls,
         rulings: Rulings,
-        known: dict[str, RememberedScale],
+        known: frozenset[str],
         *,
         thorough: bool,
         low_precision: bool,
     ) -> None:
         self._cases = cases
         self._controls = controls
+        self._runs = ControlRuns(controls, rulings)
         self._rulings = rulings
         self._known = known
         self._thorough = thorough
         self._low_precision = low_precision
         self._repeated: Values | None = None
-        self._missing: dict[str, str] = {}
 
     def run(self) -> None:
         """Take every case to a ruling."""
-        self._repeated = self._control("repeated reference", self._controls.repeat)
+        self._repeated = self._runs.run("repeated reference", self._controls.repeat)
         if any(not case.same_bits for case in self._cases):
-            self._perturb(range(FIRST_RUNS), 1.0)
-            self._compare()
-        wanted = [case for case in self._open() if case.outside or self._wants_twin(case)]
-        if wanted:
-            self._float64(wanted)
+            perturb(self._open(), self._runs, range(FIRST_RUNS), 1.0)
+            compare_with_noise(self._open())
+        self._float64()
         for case in self._open():
             if not case.same_bits and not is_rounding(case, self._repeated):
                 self._close(case, _NONDETERMINISTIC)
@@ -126,120 +118,35 @@ class Hearing:
     def _open(self) -> list[Case]:
         return [case for case in self._cases if not case.closed]
 
-    def _wants_twin(self, case: Case) -> bool:
-        dtype = case.pair.reference.dtype
-        if case.pair.name in self._known:
-            return False  # the twin of this region has been compared before
-        if (
-            case.same_bits
-            or spreads(case, self._repeated)
-            or dtype in LOW_PRECISION
-            or (self._thorough and is_floating(case.pair.reference))
-        ):
-            return True
-        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost.
-        scale = case.metrics.reference_rms
-        if case.envelope is None or not scale or not dtype.is_floating_point:
-            return False
-        return HIDING_NOISE[0] * torch.finfo(dtype).eps < case.envelope.rms / scale < HIDING_NOISE[1]
-
-    def _control(self, name: str, run: Callable[[], Values | None]) -> Values | None:
-        try:
-            return run()
-        except Exception as error:  # recorded: a control that could not run is in the coverage
-            self._missing[name] = short(error)
-            skip = Skip(f"control: {name}", short(error))
-            if skip not in self._rulings.skips:
-                self._rulings.skips.append(skip)
-            return None
-
-    def _perturb(self, seeds: Sequence[int], magnitude: float) -> None:
-        for seed in seeds:
-            values = self._control("Monte Carlo arithmetic", partial(self._controls.monte_carlo, seed, magnitude))
-            if values is None:
-                return
-            for case in self._open():
-                sample = case.sample(values)
-                if sample is None:
-                    continue
-                if magnitude < STRONG_MAGNITUDE:
-                    case.envelope = extended(case.envelope, case.pair.reference, sample)
-                else:
-                    case.strong = extended(case.strong, case.pair.reference, sample)
-
-    def _compare(self) -> None:
-        for case in self._open():
-            if case.envelope is not None and not case.same_bits:
-                case.outside = outside_noise(
-                    reference=case.pair.reference,
-                    candidate=case.pair.candidate,
-                    envelope=case.envelope,
-                    high_precision=case.high_precision,
-                    strong=case.strong,
-                )
-
     # layer 2
 
-    def _float64(self, cases: Sequence[Case]) -> None:
-        high = self._control("high-precision reference", lambda: self._controls.high_precision(None))
-        if high is None:
+    def _float64(self) -> None:
+        """Ask float64 about what is outside of the noise, and about what the noise may hide."""
+        outside = [case for case in self._open() if case.outside]
+        spread = [case for case in self._open() if spreads(case, self._repeated)]
+        hidden = [case for case in self._open() if case.outside.doubtful or self._wants_twin(case)]
+        asked = [case for case in self._open() if case in outside or case in spread or case in hidden]
+        if not asked or not run_high_precision(asked, self._runs):
             return
-        for case in cases:
-            case.high_precision = case.sample(high)
-        self._compare()
-        twin = self._control("float64 twin", self._controls.twin)
-        if twin is None:
-            return
-        for case in cases:
-            if case.high_precision is not None and (found := twin.get(case.pair.name)) is not None:
-                case.twin = found if found.shape == case.high_precision.shape else None
-        held = [case for case in cases if case.twin is not None]
-        envelopes: dict[str, Envelope] = {}
-        self._hold_against_twin(held, envelopes, range(1, 1 + TWIN_RUNS))
-        accused = [case for case in held if case.logic_differs]
-        if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
-            self._hold_against_twin(accused, envelopes, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS))
-        accused = [case for case in accused if case.logic_differs]
-        if any(case.envelope is None for case in accused):
-            self._perturb(range(FIRST_RUNS), 1.0)
-        for case in accused:
-            self._let_candidate_answer_for_twin(case)
+        compare_with_noise(self._open())
+        spread_in_float64(spread, self._runs, range(1, 1 + TWIN_RUNS))
+        suspects = [case for case in asked if case in outside or case.outside or self._wants_twin(case)]
+        if suspects:
+            hold_against_twin(suspects, self._runs, self._rulings.notes)
 
-    def _hold_against_twin(self, cases: Sequence[Case], envelopes: dict[str, Envelope], seeds: Sequence[int]) -> None:
-        for seed in seeds:
-            sample = self._control("float64 noise", partial(self._controls.high_precision, seed))
-            if sample is None:
-                break
-            for case in cases:
-                name, high = case.pair.name, case.high_precision
-                if high is not None and name in sample and sample[name].shape == high.shape:
-                    envelopes[name] = extended(envelopes.get(name), high, sample[name])
-        for case in cases:
-            envelope = envelopes.get(case.pair.name)
-            if case.high_precision is None or case.twin is None:
-                continue
-            found = twin_difference(high_precision=case.high_precision, twin=case.twin, envelope=envelope)
-            case.logic_differs = found.differs
-            scale = root_mean_square(case.high_precision)
-            case.float64_spread = None if envelope is None else envelope.rms
-            case.float64_repeats = repeats(envelope, scale)
-            case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
-
-    def _let_candidate_answer_for_twin(self, case: Case) -> None:
-        """A twin that is wrong by more than the candidate could hide is wrong in float64 only.
-
-        Then it is another program than the candidate (a kernel, a decomposition of float64's own), and says nothing
-        about it.
-        """
-        if case.outside or case.envelope is None or case.twin is None:
-            return
-        wrong = case.twin.to(case.pair.reference.dtype)
-        if outside_noise(reference=wrong, candidate=case.pair.candidate, envelope=case.envelope):
-            case.logic_differs = None
-            self._rulings.notes.append(
-                f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, "
-                "so the float64 twin was not used"
-            )
+    def _wants_twin(self, case: Case) -> bool:
+        """Whether noise or rounding may hide what only the float64 twin can show."""
+        if case.pair.name in self._known or case.vanishes:
+            return False
+        dtype = case.pair.reference.dtype
+        if case.same_bits or dtype in LOW_PRECISION or (self._thorough and is_floating(case.pair.reference)):
+            return True
+        if spreads(case, self._repeated):
+            return True
+        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost.
+        if case.envelope is None or not dtype.is_floating_point:
+            return False
+        return case.envelope.rms > HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
 
     # layer 3
 
@@ -284,8 +191,8 @@ class Hearing:
         for number, magnitude in enumerate((1.0, CORRELATED_MAGNITUDE, STRONG_MAGNITUDE), start=1):
             if not any(not case.logic_differs for case in self._open()):
                 return
-            self._perturb(range(100 * number, 100 * number + MORE_RUNS), magnitude)
-            self._compare()
+            perturb(self._open(), self._runs, range(100 * number, 100 * number + MORE_RUNS), magnitude)
+            compare_with_noise(self._open())
             for case in self._open():
                 if not case.outside and not case.logic_differs:
                     self._close_as_noise(case)
@@ -302,7 +209,7 @@ class Hearing:
         runs = [
             values
             for _ in range(CANDIDATE_RUNS)
-            if (values := self._control("candidate again", self._controls.candidate_alone)) is not None
+            if (values := self._runs.run("candidate again", self._controls.candidate_alone)) is not None
         ]
         for case in differing:
             again = [sample for values in runs if (sample := case.sample(values)) is not None]
@@ -311,11 +218,11 @@ class Hearing:
                 case.evidence["the difference repeats"] = f"in {times} of {len(again)} more runs of the candidate"
 
     def _other_random_numbers(self) -> None:
-        replayed = self._control("candidate on recorded random numbers", self._controls.repeat_candidate)
+        replayed = self._runs.run("candidate on recorded random numbers", self._controls.repeat_candidate)
         for case in self._open():
             if not _agrees(case, replayed):
                 continue
-            if _agrees(case, self._control("candidate again", self._controls.candidate_alone)):
+            if _agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
                 self._rulings.skips.append(
                     Skip(case.pair.subject, "another thread drew random numbers while the candidate ran", matters=True)
                 )
@@ -328,7 +235,7 @@ class Hearing:
         suspects = [case for case in self._open() if case.logic_differs is False and not case.outside.nonfinite]
         if not suspects or not self._low_precision:
             return
-        values = self._control("candidate that rounds where eager does", self._controls.unfused)
+        values = self._runs.run("candidate that rounds where eager does", self._controls.unfused)
         for case in suspects:
             if _agrees(case, values):
                 self._rulings.notes.append(
@@ -342,7 +249,13 @@ class Hearing:
 
     def _close_as_noise(self, case: Case) -> None:
         if case.metrics.nonfinite_mismatched == 0:
-            self._rulings.scales[case.pair.name] = case.remembered()
+            self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
+        power = self._rulings.powers[case.pair.name] = case.detection_power()
+        if power >= 1 and self._wants_twin(case) and case.pair.reference.dtype not in _DOUBLE:
+            lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
+            why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
+            reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
+            self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
         case.closed = True
 
     def _close_as_wrong(self, case: Case) -> None:
@@ -358,8 +271,8 @@ class Hearing:
     def _close(self, case: Case, named: Charge) -> None:
         self._nearness(case)
         for control in ("high-precision reference", "float64 twin", "Monte Carlo arithmetic"):
-            if control in self._missing:
-                case.evidence.setdefault(f"{control} could not run", self._missing[control])
+            if control in self._runs.missing:
+                case.evidence.setdefault(f"{control} could not run", self._runs.missing[control])
         self._rulings.findings.append(
             Finding(
                 kind=named.kind,
@@ -398,9 +311,3 @@ def _still_differs(case: Case, sample: torch.Tensor) -> bool:
         strong=case.strong,
     )
     return bool(found) or bool(case.logic_differs and (difference(case.pair.reference, sample) != 0).any())
-
-
-def short(error: BaseException) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class Judge:
         self._thorough = thorough
         self._lock = threading.Lock()
         self._scales: dict[str, RememberedScale] = {}
+        self._judged = Counter[bool]()
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -211,12 +213,16 @@ class Judge:
 
         with self._lock:
             known = dict(self._scales)
+            self._judged[cotangents is not None] += 1
+            number = self._judged[cotangents is not None]
+            anew = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
         return adjudicate(
             pairs,
             partial(self._controls, call, cotangents),
             known,
             thorough=self._thorough,
             low_precision=self._variants.low_precision,
+            anew=anew,
         )
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
@@ -227,7 +233,7 @@ class Judge:
             for name, scale in rulings.scales.items():
                 self._scales[name] = scale.widened(self._scales.get(name))
         self._response.count({"tensors": rulings.compared})
-        self._response.power({name: scale.detection_power for name, scale in rulings.scales.items()})
+        self._response.power(rulings.powers)
         for skip in rulings.skips:
             self._response.skip(skip)
         for note in rulings.notes:

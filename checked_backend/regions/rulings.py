@@ -44,6 +44,7 @@ class Rulings:
         skips: Controls that could not run, tensors that could not be judged.
         notes: Remarks.
         scales: Noise scales learned, by name.
+        powers: The smallest relative error that would have been caught, by name.
         compared: Number of tensors compared.
     """
 
@@ -51,4 +52,5 @@ class Rulings:
     skips: list[Skip] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scales: dict[str, RememberedScale] = field(default_factory=dict)
+    powers: dict[str, float] = field(default_factory=dict)
     compared: int = 0

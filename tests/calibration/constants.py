@@ -18,16 +18,24 @@ from unittest import mock
 import torch
 
 from checked_backend.numerics import digits, judge
-from checked_backend.regions import case, hearing, run_to_run
+from checked_backend.regions import case, double, hearing, noise_runs, run_to_run
 
 from .run import Outcome, run_case
 from .table import detectable
 
 __all__ = ["changed", "main", "nearest"]
 
-MODULES = {"judge": judge, "digits": digits, "hearing": hearing, "run_to_run": run_to_run}
-USERS = (judge, case, hearing)
-"""Modules into which the judge's constants are imported by name."""
+MODULES = {
+    "judge": judge,
+    "digits": digits,
+    "case": case,
+    "double": double,
+    "hearing": hearing,
+    "noise_runs": noise_runs,
+    "run_to_run": run_to_run,
+}
+USERS = {"judge": (case, hearing, noise_runs), "noise_runs": (double, hearing), "double": (hearing,)}
+"""Modules into which a module's constants are imported by name."""
 
 CONSTANTS = (
     "judge.ENVELOPE_FACTOR",
@@ -43,10 +51,13 @@ CONSTANTS = (
     "digits.LOST",
     "digits.LOST_ROUNDOFFS",
     "digits.EAGER_FACTOR",
-    "hearing.FIRST_RUNS",
-    "hearing.MORE_RUNS",
-    "hearing.TWIN_RUNS",
-    "run_to_run.REPEATS",
+    "noise_runs.FIRST_RUNS",
+    "noise_runs.MORE_RUNS",
+    "double.TWIN_RUNS",
+    "hearing.HIDING_ROUNDOFFS",
+    "case.VANISHING",
+    "case.COARSE",
+    "case.REPEATS",
     "run_to_run.ROUNDING_SHRINKS",
     "run_to_run.ROUNDOFFS",
 )
@@ -75,7 +86,7 @@ def changed(settings: Sequence[str]) -> Iterator[None]:
             name, _, text = setting.partition("=")
             value = type(_number(name))(float(text))
             home, _, constant = name.partition(".")
-            users = {MODULES[home], *(USERS if home == "judge" else ())}
+            users = (MODULES[home], *USERS.get(home, ()))
             for user in users:
                 if hasattr(user, constant):
                     stack.enter_context(mock.patch.object(user, constant, value))

@@ -19,7 +19,7 @@ from checked_backend.checking.program import Program
 from checked_backend.interpret.perturb import MonteCarloMode
 from checked_backend.interpret.promote import HighPrecisionMode
 from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square
-from checked_backend.regions import hearing
+from checked_backend.regions import double, hearing, noise_runs
 from checked_backend.regions.ambient import RngState
 
 from .compilers import candidate, planted, trace
@@ -138,7 +138,7 @@ class Seen:
 def watched() -> Iterator[Seen]:
     """Listen to the judge: its numbers are in the report only where it found something."""
     seen = Seen()
-    outside_noise, twin_difference = hearing.outside_noise, hearing.twin_difference
+    outside_noise, twin_difference = noise_runs.outside_noise, double.twin_difference
     as_good_as_eager, covers = hearing.as_good_as_eager, RememberedScale.covers
 
     def outside(**tensors: Any) -> Any:
@@ -167,8 +167,8 @@ def watched() -> Iterator[Seen]:
 
     with (
         mock.patch.object(RememberedScale, "covers", covered),
-        mock.patch.object(hearing, "outside_noise", outside),
-        mock.patch.object(hearing, "twin_difference", twin),
+        mock.patch.object(noise_runs, "outside_noise", outside),
+        mock.patch.object(double, "twin_difference", twin),
         mock.patch.object(hearing, "as_good_as_eager", close),
     ):
         yield seen

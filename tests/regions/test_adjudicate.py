@@ -39,7 +39,8 @@ class Scripted:
         replayed: What the candidate gives on recorded random numbers.
         alone: What it gives when it runs again.
         unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
-        jumps: In which float64 control runs the result jumps by 1.
+        jumps: In which float64 control runs the result jumps.
+        jump: By how much.
         lost: Controls that cannot run.
         asked: How often each control was asked.
     """
@@ -52,6 +53,7 @@ class Scripted:
     alone: Make | None = None
     unfused_value: Make | None = None
     jumps: tuple[int, ...] = ()
+    jump: float = 1.0
     lost: tuple[str, ...] = ()
     noise: float = 1.0
     asked: dict[str, int] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Scripted:
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         def make() -> torch.Tensor:
             xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            roundoff = torch.finfo(self.dtype).eps / 2
+            roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
             return self._own(self.right * (1 + self.noise * magnitude * roundoff * (2 * xi - 1)))
 
         return self._give("monte_carlo", make)
@@ -85,7 +87,7 @@ class Scripted:
     def high_precision(self, seed: int | None) -> Values:
         if seed is None:
             return self._give("high_precision", self.right.clone)
-        return self._give("float64 noise", lambda: self.right + (1.0 if seed in self.jumps else 1e-16))
+        return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
 
     def twin(self) -> Values:
         return self._give("twin", self.twin_value)
@@ -135,7 +137,7 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact)
     rulings = judged(controls, exact())
     assert (rulings.findings, rulings.skips, rulings.notes) == ([], [], [])
-    assert rulings.scales["output[0]"].detection_power == 1e-9
+    assert rulings.powers["output[0]"] == 1e-9
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
 
@@ -163,7 +165,7 @@ def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
     rulings = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
     assert rulings.findings == []
     assert [skip.subject for skip in rulings.skips] == ["control: float64 twin"]
-    assert rulings.scales["output[0]"].detection_power == torch.finfo(torch.bfloat16).eps
+    assert rulings.powers["output[0]"] == torch.finfo(torch.bfloat16).eps
 
 
 def test_integers_of_a_region_in_half_precision_are_not_asked_for() -> None:
@@ -374,3 +376,131 @@ def test_eager_that_does_not_repeat_itself() -> None:
     [finding] = judged(controls, exact() * 1.25).findings
     assert finding.kind is Kind.NONDETERMINISTIC
     assert finding.evidence["eager's own spread between two runs, rms"] > 0.5
+
+
+# what noise hides
+
+
+def mixed() -> torch.Tensor:
+    """Numbers around 1000, and as many around 1e-3: a root mean square knows the first ones only."""
+    return torch.cat([exact() * 1e3, exact() * 1e-3])
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.01], ids=["zero", "one percent"])
+@pytest.mark.parametrize("rest", [1.0, 1 + 1.2e-7], ids=["the rest is equal", "the rest is off by a rounding"])
+def test_small_elements_are_not_lost_in_the_noise_of_large_ones(wrong: float, rest: float) -> None:
+    candidate = torch.cat([exact() * 1e3 * rest, exact() * 1e-3 * wrong])
+    controls = Scripted(torch.float32, mixed(), lambda: candidate)
+    [finding] = judged(controls, candidate, thorough=False).findings
+    assert finding.kind is Kind.LOGIC
+    assert finding.metrics is not None
+    clean = Scripted(torch.float32, mixed(), mixed)
+    assert judged(clean, mixed() * rest, thorough=False).findings == []
+    assert "high_precision" not in clean.asked  # rounding alone asks nothing of float64
+
+
+def noisy(noise: float) -> float:
+    """The same in roundoffs of float32."""
+    return noise * 2**24
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5, 4.0])
+def test_float64_tells_what_large_noise_hides(noise: float) -> None:
+    wrong = Scripted(torch.float32, exact(), lambda: exact() * 1.1, noise=noisy(noise))
+    assert [str(f.kind) for f in judged(wrong, exact() * 1.1, thorough=False).findings] == ["logic"]
+    right = Scripted(torch.float32, exact(), exact, noise=noisy(noise))
+    rulings = judged(right, exact() * 1.1, thorough=False)
+    assert (rulings.findings, rulings.skips) == ([], [])
+    assert rulings.powers["output[0]"] < 1e-9 * 1.01
+
+
+@pytest.mark.parametrize("lost", ["twin", "high_precision"])
+def test_what_noise_hides_wholly_is_not_judged_without_float64(lost: str) -> None:
+    rulings = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
+    assert rulings.findings == []
+    [skip] = [skip for skip in rulings.skips if skip.matters]
+    assert skip.subject == "output[0]"
+    assert "would hide an error of 100 %" in skip.reason
+    assert ("float64 twin" if lost == "twin" else "high-precision reference") in skip.reason
+    small = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.01), lost=(lost,)), exact() * 1.001)
+    assert not any(skip.matters for skip in small.skips)
+    assert 0.01 < small.powers["output[0]"] < 0.2
+
+
+def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
+    """The gradient of a bias before a normalisation: nothing is left of it in float64, and no twin is compiled."""
+    rounding = torch.linspace(-1, 1, 64) * 1e-8
+    controls = Scripted(torch.float32, exact() * 1e-18, exact, again=lambda: rounding, noise=noisy(1e10))
+    rulings = judged(controls, rounding.flip(0) * 2, thorough=False, reference=rounding)
+    assert (rulings.findings, rulings.skips) == ([], [])
+    assert "twin" not in controls.asked
+    scale = rulings.scales["output[0]"]
+
+    def again(reference: torch.Tensor, candidate: torch.Tensor) -> int:
+        asked = Scripted(torch.float32, exact() * 1e-18, exact, noise=noisy(1e10))
+        judged(asked, candidate, thorough=False, reference=reference, known={"output[0]": scale})
+        return len(asked.asked)
+
+    assert again(rounding * 2, rounding.flip(0) * 2) == 0  # rounding of the size that was seen
+    assert again(rounding * 1e6, rounding.flip(0) * 1e6) > 0  # now it is something
+
+
+def test_noise_as_large_as_the_tensor_settles_no_later_call() -> None:
+    """Later data may be well conditioned, and then hide nothing."""
+    first = judged(Scripted(torch.float32, exact(), exact, noise=noisy(4.0)), exact() * 1.5, thorough=False)
+    assert first.findings == []
+    well = Scripted(torch.float32, exact(), lambda: exact() * 1.5)
+    assert [str(f.kind) for f in judged(well, exact() * 1.5, known=first.scales, thorough=False).findings] == ["logic"]
+    well = Scripted(torch.float32, exact(), exact)
+    assert judged(well, exact() * (1 + 1e-7), known=first.scales, thorough=False).findings == []
+
+
+def test_power_of_a_later_call_is_that_of_the_scale() -> None:
+    known = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
+    later = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004, known=known)
+    assert later.powers["output[0]"] == 4 * known["output[0]"].rms > 1e-3
+
+
+def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
+    known = judged(Scripted(torch.bfloat16, exact(), exact), exact()).scales
+    pair = Pair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
+    wrong: Controls = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
+    assert adjudicate([pair], lambda: wrong, known, low_precision=True).findings == []
+    [finding] = adjudicate([pair], lambda: wrong, known, low_precision=True, anew=True).findings
+    assert finding.kind is Kind.LOGIC
+
+
+# eager that does not repeat itself
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first call", "later call"])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1.0), (torch.bfloat16, 1.0), (torch.int64, 100.0)])
+@pytest.mark.parametrize("jumps", [(), (1, 2)], ids=["rounding", "more"])
+def test_float64_tells_rounding_from_what_does_not_repeat(
+    dtype: torch.dtype, size: float, jumps: tuple[int, ...], known: bool
+) -> None:
+    def drifted() -> torch.Tensor:
+        return (exact() * size * 1.1).to(dtype)
+
+    controls = Scripted(
+        dtype, exact() * size, lambda: exact() * size, again=drifted, alone=drifted, jumps=jumps, noise=noisy(1.0)
+    )
+    controls.jump = size
+    if dtype is torch.int64:
+        controls.noise = 0.3 / (torch.finfo(torch.float32).eps / 2)
+    scale = RememberedScale(1e-9, 1e-9)
+    rulings = judged(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
+    kinds = [str(finding.kind) for finding in rulings.findings]
+    assert kinds == (["nondeterministic"] if jumps else [])
+    if jumps:
+        assert rulings.findings[0].evidence["the same in float64"] > 0
+
+
+def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
+    def drifted() -> torch.Tensor:
+        return (exact() * 1.1).float()
+
+    controls = Scripted(torch.float32, exact(), exact, again=drifted, noise=noisy(1.0), lost=("high_precision",))
+    [finding] = judged(controls, drifted(), thorough=False).findings
+    assert finding.kind is Kind.NONDETERMINISTIC
+    assert finding.evidence["the same in float64"] == "could not be found out"

@@ -75,11 +75,11 @@ def test_inputs_of_another_kind_need_another_twin() -> None:
     compiled = checked(lambda x: x.sin() * 2, compiler, dynamic=True)
 
     def run() -> None:
-        for rows in (3, 4, 5):
+        for rows in (3, 4, 5, 4, 4, 4, 4, 4):  # it is asked again at the second, fourth and eighth call
             compiled(torch.randn(rows, 4, dtype=torch.bfloat16))
 
     assert agreed(gathered(run))
-    assert compiler.compiled == [torch.bfloat16, torch.float64]
+    assert compiler.compiled == [torch.bfloat16, torch.float64, torch.float64]
 
 
 @pytest.mark.parametrize(

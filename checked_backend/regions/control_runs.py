@@ -1,0 +1,46 @@
+"""The control runs of a hearing. One that cannot run is in the coverage, and the hearing does without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from checked_backend.record import Skip
+from checked_backend.regions.controls import Controls, Values
+from checked_backend.regions.rulings import Rulings
+
+__all__ = ["ControlRuns", "short"]
+
+
+class ControlRuns:
+    """Runs controls by name.
+
+    Args:
+        controls: Makes the runs.
+        rulings: Receives a skip for each control that could not run.
+
+    Attributes:
+        controls: As given.
+        missing: Why, for each control that could not run.
+    """
+
+    def __init__(self, controls: Controls, rulings: Rulings) -> None:
+        self.controls = controls
+        self.missing: dict[str, str] = {}
+        self._rulings = rulings
+
+    def run(self, name: str, control: Callable[[], Values | None]) -> Values | None:
+        """What a control gives; None if it could not run, or has nothing to give."""
+        try:
+            return control()
+        except Exception as error:  # recorded: a control that could not run is in the coverage
+            self.missing[name] = short(error)
+            skip = Skip(f"control: {name}", short(error))
+            if skip not in self._rulings.skips:
+                self._rulings.skips.append(skip)
+            return None
+
+
+def short(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

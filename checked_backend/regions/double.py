@@ -1,0 +1,102 @@
+"""The layer of float64: a reference with hardly any rounding, and a twin of the candidate with hardly any.
+
+In float64 what differs is logic, and what does not repeat itself is no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from checked_backend.numerics.judge import outside_noise, twin_difference
+from checked_backend.regions.case import Case, extended
+from checked_backend.regions.control_runs import ControlRuns
+from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, perturb
+
+__all__ = ["hold_against_twin", "run_high_precision", "spread_in_float64"]
+
+TWIN_RUNS = 2
+"""Monte Carlo runs in float64 that a float64 twin is held against; `MORE_RUNS` more before it is called wrong."""
+
+
+def run_high_precision(cases: Sequence[Case], runs: ControlRuns) -> bool:
+    """Give each case eager's float64 result. Returns whether there is one."""
+    high = runs.run("high-precision reference", lambda: runs.controls.high_precision(None))
+    if high is None:
+        return False
+    for case in cases:
+        case.high_precision = case.sample(high)
+    return True
+
+
+def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int]) -> None:
+    """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
+
+    Args:
+        cases: Those with a float64 reference; without any, nothing is run.
+        runs: Makes the runs.
+        seeds: One for each run.
+    """
+    for seed in seeds if cases else ():
+        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed))
+        if values is None:
+            return
+        for case in cases:
+            high, sample = case.high_precision, case.sample(values)
+            if high is not None and sample is not None:
+                case.float64_envelope = extended(case.float64_envelope, high, sample)
+
+
+def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]) -> None:
+    """Find the cases whose float64 twin computes something else than eager in float64.
+
+    Args:
+        cases: Those with a float64 reference.
+        runs: Makes the runs.
+        notes: Receives remarks.
+    """
+    twin = runs.run("float64 twin", runs.controls.twin)
+    if twin is None:
+        return
+    for case in cases:
+        found = case.sample(twin)
+        case.twin = None if found is None or case.high_precision is None else found
+    held = [case for case in cases if case.twin is not None]
+    if any(case.float64_envelope is None for case in held):
+        spread_in_float64(held, runs, range(1, 1 + TWIN_RUNS))
+    _compare(held)
+    accused = [case for case in held if case.logic_differs]
+    if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
+        spread_in_float64(accused, runs, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS))
+        _compare(accused)
+    accused = [case for case in accused if case.logic_differs]
+    if any(case.envelope is None for case in accused):
+        perturb(accused, runs, range(FIRST_RUNS), 1.0)
+    for case in accused:
+        _let_candidate_answer(case, notes)
+
+
+def _compare(cases: Iterable[Case]) -> None:
+    for case in cases:
+        if case.high_precision is None or case.twin is None:
+            continue
+        found = twin_difference(high_precision=case.high_precision, twin=case.twin, envelope=case.float64_envelope)
+        case.logic_differs = found.differs
+        case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
+
+
+def _let_candidate_answer(case: Case, notes: list[str]) -> None:
+    """A twin that is wrong by more than the candidate could hide is wrong in float64 only.
+
+    Then it is another program than the candidate (a kernel, a decomposition of float64's own), and says nothing about
+    it.
+    """
+    if case.outside or case.envelope is None or case.twin is None:
+        return
+    wrong = case.twin.to(case.pair.reference.dtype)
+    if outside_noise(reference=wrong, candidate=case.pair.candidate, envelope=case.envelope):
+        case.logic_differs = None
+        notes.append(
+            f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, so "
+            "the float64 twin was not used"
+        )
