@@ -14,6 +14,7 @@ Each function here makes a compiler ``(gm, example_inputs) -> callable`` for ``o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -42,11 +43,13 @@ __all__ = [
     "crash_when_running",
     "dropped_mutation",
     "extra_output",
+    "from_call",
     "left_out",
     "lost_alias",
     "made_nan",
     "missing_output",
     "not_a_function",
+    "on_data",
     "one_element",
     "one_element_changed",
     "other_random_numbers",
@@ -84,6 +87,26 @@ def clean(how: How = "python") -> Compiler:
     if how == "aot":
         return compiled_by_aot()
     return lambda gm, _example_inputs: gm.forward
+
+
+def from_call(first: int, faulty: Compiler) -> Compiler:
+    """A compiler whose programs are right until a call of them, counted from 1, and wrong from that one on."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong, number = faulty(gm, example_inputs), itertools.count(1)
+        return lambda *args: wrong(*args) if next(number) >= first else gm.forward(*args)
+
+    return compiler
+
+
+def on_data(condition: Callable[[Sequence[Any]], bool], faulty: Compiler) -> Compiler:
+    """A compiler whose programs are wrong for the arguments of which a condition is true, and right for others."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong = faulty(gm, example_inputs)
+        return lambda *args: wrong(*args) if condition(args) else gm.forward(*args)
+
+    return compiler
 
 
 # ways to spoil one tensor

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from checked_backend.numerics.fused import Checksum, checksum_loop
+
 __all__ = ["fingerprint"]
 
 _CHUNK = 1 << 17
+_LARGE = 1 << 14  # elements; below, what compiles the loop is not worth loading
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -35,17 +38,27 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
         bits = flat.view(_INTEGERS[size])
         if size == 8:
             bits = bits.view(torch.int32)
-        count = min(_CHUNK, bits.numel())
-        weights = (
-            torch.arange(1, 2 * count + 1, 2, dtype=torch.int32, device=bits.device).mul_(-1640531535).bitwise_or_(1)
-        )
-        work = torch.empty(count, dtype=torch.int32, device=bits.device)
+        checksum = (_compiled(bits) if bits.numel() >= _LARGE else None) or _chunk_by_chunk(bits)
         total = 0
         for number, start in enumerate(range(0, bits.numel(), _CHUNK)):
-            chunk = bits[start : start + _CHUNK]
-            product = torch.mul(chunk, weights[: chunk.numel()], out=work[: chunk.numel()])
-            total += (2 * number + 1) * int(product.sum(dtype=torch.int64).item())
+            total += (2 * number + 1) * checksum(bits[start : start + _CHUNK])
         return total & (2**64 - 1)
+
+
+def _compiled(bits: torch.Tensor) -> Checksum | None:
+    return checksum_loop(bits.dtype) if bits.device.type == "cpu" else None
+
+
+def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
+    count = min(_CHUNK, bits.numel())
+    weights = torch.arange(1, 2 * count + 1, 2, dtype=torch.int32, device=bits.device).mul_(-1640531535).bitwise_or_(1)
+    work = torch.empty(count, dtype=torch.int32, device=bits.device)
+
+    def checksum(chunk: torch.Tensor) -> int:
+        product = torch.mul(chunk, weights[: chunk.numel()], out=work[: chunk.numel()])
+        return int(product.sum(dtype=torch.int64).item()) & (2**32 - 1)
+
+    return checksum
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

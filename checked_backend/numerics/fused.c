@@ -1,4 +1,5 @@
-/* Everything that `measure` wants to know about two dense tensors, in one loop over both. See fused.py.
+/* Everything that `measure` wants to know about two dense tensors, in one loop over both; and a checksum of one. See
+   fused.py.
 
    Bit patterns of numbers of one sign are in the order of the numbers, so greatest floats are found as integers, where
    NaN is the greatest. Ratios and distances are taken only in rows where one may exceed the greatest so far. */
@@ -117,3 +118,22 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
 
 DEFINE_LOOP(fused_float32, int32_t, from_float32, 0x7fffffff, 0x1p-24)
 DEFINE_LOOP(fused_bfloat16, int16_t, from_bfloat16, 0x7fff, 0x1p-8)
+
+/* The sum of the products that `fingerprint` takes of a chunk: bits times the odd weight of their place, modulo 2^32. */
+#define DEFINE_CHECKSUM(NAME, BITS)                                                                                    \
+    uint32_t NAME(const BITS *bits, int64_t count) {                                                                   \
+        uint32_t total = 0;                                                                                            \
+        for (int64_t start = 0; start < count; start += ROW) {                                                         \
+            const int length = count - start < ROW ? (int)(count - start) : ROW;                                       \
+            const uint32_t first = 2 * (uint32_t)start + 1;                                                            \
+            _Pragma("omp simd reduction(+: total)")                                                                    \
+            for (int i = 0; i < length; i++) {                                                                         \
+                const uint32_t weight = (first + 2 * (uint32_t)i) * 2654435761u | 1u;                                  \
+                total += (uint32_t)(int32_t)bits[start + i] * weight;                                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+        return total;                                                                                                  \
+    }
+
+DEFINE_CHECKSUM(checksum_int32, int32_t)
+DEFINE_CHECKSUM(checksum_int16, int16_t)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["FUSED_ROW", "FusedLoop", "FusedStatistics", "fused_loop"]
+__all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_loop", "fused_loop"]
 
 FUSED_ROW = 4096
 """Elements of a row: how precisely `FusedStatistics` says where something was found. ``ROW`` in ``fused.c``."""
@@ -104,6 +104,30 @@ def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
         return statistics
 
     return loop
+
+
+Checksum = Callable[[torch.Tensor], int]
+"""Takes integers (one-dimensional, contiguous, on the CPU)."""
+
+
+def checksum_loop(dtype: torch.dtype) -> Checksum | None:
+    """The loop that adds up a chunk's products for `checked_backend.numerics.fingerprint.fingerprint`.
+
+    Args:
+        dtype: Of the chunk.
+
+    Returns:
+        The loop; None for other dtypes than int32 and int16, or where nothing could be compiled.
+    """
+    if dtype not in (torch.int32, torch.int16):
+        return None
+    library = _library()
+    if library is None:
+        return None
+    function = library[f"checksum_{str(dtype).removeprefix('torch.')}"]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    function.restype = ctypes.c_uint32
+    return lambda bits: int(function(bits.data_ptr(), bits.numel()))
 
 
 @functools.cache

@@ -97,7 +97,7 @@ class CheckedRegion:
         began = time.perf_counter()
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
-        effects, subjects, first = self._first_look(args)
+        effects, subjects = self._first_look(args)
         self._response.begin_call()
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled()),
@@ -105,7 +105,7 @@ class CheckedRegion:
             RngState.capture(cuda),
             subjects,
         )
-        before = _fingerprints(args, call.inputs, parameters=first)
+        before = _fingerprints(args, call.inputs)
         reference = self._run_reference(call)
         after_reference = RngState.capture(cuda)
         call.rng.restore()
@@ -144,9 +144,8 @@ class CheckedRegion:
         self._schedule.spent(time.perf_counter() - began - candidate_took)
         return returned
 
-    def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects, bool]:
+    def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
         with self._lock:
-            first = self._known is None
             if self._known is None:
                 effects = find_effects(self._reference, args)
                 if effects.mutated is None:
@@ -156,7 +155,7 @@ class CheckedRegion:
                 for position, name in qualified_names(args).items():
                     names[position] = name
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
-            return *self._known, first
+            return self._known
 
     def _run_reference(self, call: Call) -> Execution | Exception:
         arguments, leaves = call.inputs.fresh()
@@ -258,13 +257,10 @@ class CheckedRegion:
         return self._stopped
 
 
-def _fingerprints(args: Sequence[Any], inputs: Inputs, *, parameters: bool) -> dict[int, int | None]:
+def _fingerprints(args: Sequence[Any], inputs: Inputs) -> dict[int, int | None]:
     """Checksums of the inputs that must stay as they are."""
     return {
         position: fingerprint(arg)
         for position, arg in enumerate(args)
-        if isinstance(arg, torch.Tensor)
-        and position not in inputs.mutated
-        and not inner_tensors(arg)
-        and (parameters or not isinstance(arg, torch.nn.Parameter))
+        if isinstance(arg, torch.Tensor) and position not in inputs.mutated and not inner_tensors(arg)
     }

@@ -239,6 +239,21 @@ def test_input_changed_that_eager_leaves_alone(name: str) -> None:
     assert {str(finding.kind) for finding in report.findings} == {"mutation"}
 
 
+@pytest.mark.parametrize("name", ["x", "layers.0.weight"])
+def test_input_changed_at_a_later_call(name: str) -> None:
+    model, x = Net(), torch.randn(6, 8)
+
+    def run() -> None:
+        compiled = checked(model, faults.from_call(3, faults.unwanted_mutation(name)))
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(x)
+
+    report = gathered(run)
+    assert found(report) == {("mutation.unexpected", f"mutated[{name}]")}
+    assert calls(report) == 3
+
+
 def test_eager_raises_and_the_candidate_does_not() -> None:
     def bad(x: torch.Tensor) -> torch.Tensor:
         return torch.embedding(torch.ones(3, 2), x)

@@ -1,0 +1,62 @@
+"""Checksums notice every change, and the compiled loop computes what torch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from checked_backend.numerics import fingerprint as module
+from checked_backend.numerics.fingerprint import fingerprint
+
+DTYPES = [
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+
+
+def random(dtype: torch.dtype, count: int) -> torch.Tensor:
+    return (
+        torch.randint(0, 256, (count * 16,), dtype=torch.uint8)[: count * dtype.itemsize].view(dtype)
+        if (dtype is not torch.bool)
+        else torch.rand(count) < 0.5
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 20_000, 300_001])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_compiled_loop_computes_what_torch_does(dtype, count, monkeypatch):
+    values = random(dtype, count)
+    with_loop = fingerprint(values)
+    monkeypatch.setattr(module, "checksum_loop", lambda dtype: None)
+    assert fingerprint(values) == with_loop is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bit_that_changes_is_noticed(dtype):
+    values = random(dtype, 300_001)
+    before = fingerprint(values)
+    for place in (0, 4095, 4096, 131_072, 300_000):
+        changed = values.clone()
+        view = changed.view(torch.uint8)
+        view[place * dtype.itemsize] ^= 1
+        assert fingerprint(changed) != before
+
+
+def test_order_is_noticed_and_layout_is_not():
+    values = torch.randn(200, 300)
+    assert fingerprint(values.flip(0)) != fingerprint(values)
+    assert fingerprint(values.t()) == fingerprint(values)  # one memory
+    assert fingerprint(values[:, ::2]) == fingerprint(values[:, ::2].contiguous())
+
+
+def test_what_has_no_bits_has_none():
+    assert fingerprint(torch.eye(3).to_sparse()) is None
+    assert fingerprint(torch.empty(3, device="meta")) is None
