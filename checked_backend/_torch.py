@@ -54,6 +54,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
 from torch.fx.graph_module import _forward_from_src
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
@@ -76,6 +77,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "StopRecomputationError",
+    "StorageWeakRef",
     "TorchDispatchMode",
     "TracingContext",
     "aot_autograd",

@@ -21,6 +21,7 @@ from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
 from checked_backend.dump import RegionDump, graph_name
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.interpret.answer import Answer
+from checked_backend.interpret.history import History
 from checked_backend.interpret.metadata import MetadataInterpreter
 from checked_backend.investigate import investigate
 from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
@@ -117,33 +118,41 @@ def debug_interpreter(
         lambda: [session.ledger for session in active_sessions()],
     )
 
-    wrong: set[str] = set()
+    history = History()
 
     def compiler_for(kind: str) -> AotCompiler:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
             if kind not in parsed.graphs:
-                return aot.nop(graph, inputs)
+                return _after(aot.nop(graph, inputs), lambda: answer.left_out(kind))
             interpreter = MetadataInterpreter(
                 graph,
                 kind,
                 answer.to,
                 checks=parsed.checks,
                 ignore_ops=parsed.ignore_ops,
+                ignore=parsed.ignore,
                 nonfinite=parsed.nonfinite,
-                wrong_before=wrong,
+                history=history,
                 immediate=parsed.on_divergence == "raise",
             )
-
-            def run(args: list[Any]) -> Any:
-                result = interpreter(args)
-                answer.ran(kind, interpreter.checked_nodes, interpreter.unchecked_nodes)
-                return result
-
-            return boxed(run)
+            answer.compiled(kind, interpreter.ignoring)
+            counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
+            return _after(interpreter, lambda: answer.ran(kind, *counts))
 
         return compile_graph
 
     return _compile(gm, example_inputs, parsed, compiler_for, parsed.dump)
+
+
+def _after(run: BoxedCallable, then: Callable[[], None]) -> BoxedCallable:
+    """Do something after each run of a graph."""
+
+    def both(args: list[Any]) -> Any:
+        result = run(args)
+        then()
+        return result
+
+    return boxed(both)
 
 
 @_typed_errors

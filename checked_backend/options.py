@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from checked_backend.errors import OptionError
@@ -55,7 +56,8 @@ class AotOptions(BackendOptions):
 
 def _split_commas(value: Any) -> Any:
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        parts = re.split(r",(?![^\[]*\])", value)  # a subject may have a comma: node[body of scan, in cond: mul]
+        return tuple(part.strip() for part in parts if part.strip())
     return value
 
 
@@ -64,6 +66,7 @@ class InterpreterOptions(AotOptions):
 
     on_divergence: Literal["raise", "warn", "record"] = Field("raise", description="what a mismatch does")
     ignore: Annotated[tuple[str, ...], NoDecode] = Field((), description="findings not to report")
+    nonfinite: bool = Field(False, description="find the first node that makes a NaN or an infinity of finite inputs")
     checks: Annotated[tuple[MetadataCheck, ...], NoDecode] = Field(
         get_args(MetadataCheck), description="what is compared"
     )
@@ -71,11 +74,24 @@ class InterpreterOptions(AotOptions):
         ("forward", "backward", "inference"), description="the kinds of graphs that are checked"
     )
     ignore_ops: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="operators that are not checked: aten.relu, aten.relu.default, mylib::op"
+        (), description="operators whose findings are not reported: aten.relu, aten.relu.default, mylib::op"
     )
-    nonfinite: bool = Field(False, description="find the first node that makes a NaN or an infinity of finite inputs")
 
     _split = field_validator("ignore", "checks", "graphs", "ignore_ops", mode="before")(_split_commas)
+
+    @field_validator("graphs")
+    @classmethod
+    def _some_graph(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("then no graph is checked; name at least one, of 'forward', 'backward', 'inference'")
+        return value
+
+    @field_validator("checks")
+    @classmethod
+    def _some_check(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not value and not info.data.get("nonfinite"):
+            raise ValueError("then nothing is compared; name at least one, or set nonfinite=True")
+        return value
 
 
 class CheckOptions(BackendOptions):

@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from checked_backend.errors import DivergenceWarning
 from checked_backend.interpret.findings import metadata_error
+from checked_backend.interpret.unmatched import Unmatched
 from checked_backend.options import InterpreterOptions
 from checked_backend.record import Finding, RegionInfo, Skip
 from checked_backend.report.write import write_whole
@@ -37,6 +38,12 @@ class Ledger(Protocol):
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""
 
+    def note(self, note: str) -> None:
+        """Note a remark that changes no verdict."""
+
+    def ignoring(self, entries: Mapping[str, str]) -> None:
+        """Note what the user asked to ignore, and what is to be said of it if it never occurs ("": it did)."""
+
 
 class Answer:
     """How one region's graphs answer what they find.
@@ -55,14 +62,31 @@ class Answer:
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._scripts: dict[tuple[str, str | None, str], str | None] = {}
+        self._unmatched = Unmatched(options)
 
-    def ran(self, kind: str, nodes: int, unchecked: int) -> None:
+    def compiled(self, kind: str, ignoring: Collection[str]) -> None:
+        """Note that a graph was compiled.
+
+        Args:
+            kind: The graph's kind.
+            ignoring: The entries of ``ignore_ops`` and ``ignore`` that are in it.
+        """
+        self._unmatched.compiled(kind, ignoring)
+
+    def left_out(self, kind: str) -> None:
+        """Note that a graph ran that the user does not want checked."""
+        skip = Skip(f"the {kind} graph", "it is not among the option graphs", region=self._region.name)
+        for ledger in self._ledgers():
+            ledger.skip(skip)
+
+    def ran(self, kind: str, nodes: int, asserts: int, unchecked: Mapping[str, int]) -> None:
         """Note that a graph ran.
 
         Args:
             kind: The graph's kind.
             nodes: How many of its nodes were compared.
-            unchecked: How many of its nodes have no recorded metadata.
+            asserts: How many assumptions about sizes that depend on data were checked.
+            unchecked: Why nodes were not compared, or not wholly, and how many.
         """
         ledgers = self._ledgers()
         forward = kind != "backward"
@@ -70,10 +94,11 @@ class Answer:
         for ledger in ledgers:
             ledger.region(info)
             ledger.count({f"nodes of the {kind} graph": nodes})
-            if unchecked:
-                ledger.skip(
-                    Skip(f"{unchecked} nodes of the {kind} graph", "no metadata was recorded", region=info.name)
-                )
+            if asserts:
+                ledger.count({f"assumptions about sizes in the {kind} graph": asserts})
+            for reason, count in unchecked.items():
+                ledger.skip(Skip(f"{count} nodes of the {kind} graph", reason, region=info.name))
+            ledger.ignoring(self._unmatched.entries())
 
     def to(self, findings: Sequence[Finding]) -> None:
         """Answer the findings of a run as the user asked.
@@ -85,8 +110,7 @@ class Answer:
         ignored: list[Finding] = []
         for finding in findings:
             named = replace(finding, region=self._region.name)
-            hidden = not {named.kind.value, named.detail, named.subject}.isdisjoint(self._options.ignore)
-            (ignored if hidden else reported).append(named)
+            (ignored if "ignored" in named.evidence else reported).append(named)
         new = [finding for finding in reported if self._key(finding) not in self._scripts]
         reported = [replace(finding, repro=self._script(finding)) for finding in reported]
         for ledger in self._ledgers():
@@ -94,10 +118,11 @@ class Answer:
         if not reported:
             return
         if self._options.on_divergence == "raise":
-            raise metadata_error(reported)
+            raise metadata_error(reported, self._unmatched.remarks())
         if self._options.on_divergence == "warn" and new:
             fresh = {self._key(finding) for finding in new}
-            error = metadata_error([finding for finding in reported if self._key(finding) in fresh])
+            told = [finding for finding in reported if self._key(finding) in fresh]
+            error = metadata_error(told, self._unmatched.remarks())
             warnings.warn(str(error), DivergenceWarning, stacklevel=2)
 
     @staticmethod

@@ -84,11 +84,16 @@ class Calls:
             return f"module.get_submodule({node.target!r})({', '.join([*parts, *self.keywords(node)])})"
         if is_getitem(node):
             return f"{parts[0]}[{parts[1]}]"
-        if "mutation" in self.settings.checks and is_custom(node) and not self.settings.ignores(node):
+        if self.watches(node):
             keywords = f"{{{', '.join(f'{key!r}: {self.argument(value)}' for key, value in node.kwargs.items())}}}"
             positional = "".join(f"{part}, " for part in parts)
             return f"run.custom({self.position[node]}, {self.constant(node.target)}, ({positional}), {keywords})"
         return f"{self.constant(node.target)}({', '.join([*parts, *self.keywords(node)])})"
+
+    def watches(self, node: fx.Node) -> bool:
+        """Whether a node's operator is watched while it runs. Under vmap tensors have no memory to look at."""
+        wanted = {"alias", "mutation", "requires_grad"} & set(self.settings.checks)
+        return bool(wanted) and is_custom(node) and not self.settings.light and self.settings.ignores(node) is None
 
     def keywords(self, node: fx.Node) -> list[str]:
         """A node's keyword arguments as code."""

@@ -21,7 +21,7 @@ A check that holds costs a few attribute reads. One that does not goes to ``run`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from checked_backend.interpret.plan import (
     tokens,
     with_effects,
 )
-from checked_backend.interpret.schema import read_only_inputs
+from checked_backend.interpret.schema import is_custom, read_only_inputs
 from checked_backend.interpret.tensor_checks import TensorChecks
 
 __all__ = ["GraphCode", "emit"]
@@ -112,7 +112,7 @@ class _Emitter(TensorChecks):
         plan = self.plans[self.position[node]]
         plan.inputs = tuple(self.position[producer(item)] for item in node.all_input_nodes)
         has_value, value = recorded(node)
-        if node in self.tokens or node in self.subgraphs or self.settings.ignores(node):
+        if node in self.tokens or node in self.subgraphs:
             return
         if not has_value:
             self.unchecked += node.op not in ("get_attr",)
@@ -120,6 +120,7 @@ class _Emitter(TensorChecks):
         if is_getitem(node) and self.passed_on(node, value):
             return
         plan.leaves = leaves = expected_leaves(value)
+        plan.compared = self.compares(node, leaves)
         plan.allowed = frozenset(self.position[item] for item in node.all_input_nodes) - frozenset(
             self.position[item] for item in read_only_inputs(node)
         )
@@ -142,6 +143,20 @@ class _Emitter(TensorChecks):
         if self.settings.nonfinite and not self.settings.light and node.op.startswith("call"):
             given = "".join(f"{self.variable(item)}, " for item in node.all_input_nodes)
             self.lines.append(f"run.finite({index}, {variable}, ({given}), locals())")
+
+    def compares(self, node: fx.Node, leaves: Sequence[Leaf]) -> bool:
+        """Whether any of the chosen checks says something of a node."""
+        checks = set(self.settings.checks)
+        if self.settings.ignores(node):
+            return False
+        if self.settings.nonfinite and not self.settings.light and node.op.startswith("call"):
+            return True
+        if is_custom(node) and not self.settings.light and checks & {"mutation", "requires_grad"}:
+            return True
+        tensors = any(isinstance(leaf, ExpectedTensor) for leaf in leaves)
+        values = any(isinstance(leaf, ExpectedValue) for leaf in leaves)
+        of_tensors = checks - {"assert", "mutation", "requires_grad", "value"}
+        return (tensors and bool(of_tensors)) or (values and bool(checks & {"structure", "value"}))
 
     def passed_on(self, node: fx.Node, value: Any) -> bool:
         """Whether a ``getitem`` hands on an output that was checked where it was made."""

@@ -11,9 +11,10 @@ from torch import fx
 
 from checked_backend._torch import FakeTensorMode, HigherOrderOperator, OpOverload, fake_kernel, tree_leaves
 from checked_backend.interpret.expected import Mismatch
+from checked_backend.interpret.own_call import own_call
 from checked_backend.interpret.schema import effectful, is_custom, operator_name, wrapped_operator
 
-__all__ = ["fake_result", "likely_fault"]
+__all__ = ["fake_result", "is_own_fault", "likely_fault"]
 
 
 def likely_fault(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
@@ -58,7 +59,7 @@ def _kernel(operator: OpOverload, custom: bool, node: fx.Node, mismatch: Mismatc
         "C++": "meta kernel",
     }[kind]
     side = f"the {described} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
-    agrees = _agrees(node, operator, inputs)
+    agrees = _agrees(node.target, inputs)
     if agrees is True:
         return f"the trace: given these inputs, {side} agrees with what ran, so the recorded value is stale or wrong"
     if agrees is False:
@@ -73,34 +74,43 @@ def _where(function: Callable[..., Any] | None) -> str:
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
+def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:
+    """Whether an operator does other than its fake kernel says even for the inputs that it really got.
+
+    Args:
+        node: The node; its inputs may be others than were recorded.
+        inputs: Its real arguments.
+    """
+    return _agrees(node.target, inputs) is False
+
+
 def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator's fake kernel says for inputs with the metadata of these."""
+    """What an operator's fake kernel says for inputs with the metadata of these, and those inputs afterwards."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
 
+    given = torch.utils._pytree.tree_map(fake, (args, kwargs))
     with torch.no_grad(), mode:
-        return operator(
-            *torch.utils._pytree.tree_map(fake, args),
-            **torch.utils._pytree.tree_map(fake, kwargs),
-        )
+        return operator(*given[0], **given[1]), given
 
 
-def _agrees(node: fx.Node, operator: OpOverload, inputs: Any) -> bool | None:
+def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool | None:
     """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
-    if inputs is None or operator._schema.is_mutable:
-        return None
-    args, kwargs = inputs
-    if operator is effectful(node.target, args):
-        args = args[2:]
-    elif operator is not node.target:
+    if inputs is None:
         return None
     state = torch.get_rng_state()
     try:
+        call = own_call(target, *inputs)
+        if call is None or (call[0]._schema.is_mutable and target is call[0]):
+            return None  # it would write to the program's own tensors once more
+        operator, args, kwargs = call
+        if operator is effectful(target, inputs[0]) and operator._schema.is_mutable:
+            return None
         fake = tree_leaves(fake_result(operator, args, kwargs))
         with torch.no_grad():
-            real = tree_leaves(operator(*args, **kwargs))
+            real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
     except Exception:
         return None
     finally:
@@ -109,9 +119,13 @@ def _agrees(node: fx.Node, operator: OpOverload, inputs: Any) -> bool | None:
 
 
 def _same(fake: Any, real: Any) -> bool:
+    if isinstance(fake, (int, float)) and isinstance(real, (int, float)):
+        return fake == real
     if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
         return isinstance(fake, torch.Tensor) is isinstance(real, torch.Tensor)
     if (fake.dtype, fake.device, fake.layout) != (real.dtype, real.device, real.layout):
+        return False
+    if (fake.is_conj(), fake.is_neg()) != (real.is_conj(), real.is_neg()):
         return False
     if tuple(map(str, fake.shape)) != tuple(map(str, real.shape)):
         return False

@@ -16,7 +16,7 @@ from checked_backend.interpret.script import operator_script
 from checked_backend.interpret.source import module_path, source_line
 from checked_backend.record import Finding, Kind
 
-__all__ = ["Problem", "metadata_error", "to_finding"]
+__all__ = ["Problem", "metadata_error", "subject_of", "to_finding"]
 
 _LISTED = 10  # findings spelled out in a message; the rest follow from these as a rule
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
@@ -31,22 +31,45 @@ class Problem:
         mismatch: What differs.
         graph: The graph's kind.
         place: Which graph inside of it, or "".
-        inherited: Whether an input of the node was wrong already.
         inputs: The node's real arguments, None if they are not known.
+        inherited: Whether it follows from an input of the node that was wrong already.
+        ignored: Why the user does not want to hear of it: an entry of the options, or that it follows from such; or "".
     """
 
     node: fx.Node
     mismatch: Mismatch
     graph: str
     place: str
-    inherited: bool
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    inherited: bool = False
+    ignored: str = ""
 
     @property
     def subject(self) -> str:
         """What is wrong, for people."""
-        name = f"node[{self.node.name}]" if not self.place else f"node[{self.place}: {self.node.name}]"
+        name = subject_of(self.node, self.place)
         return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of finding that it is."""
+        return _KINDS.get(self.mismatch.what, Kind.STRUCTURE)
+
+    @property
+    def detail(self) -> str:
+        """The finer kind."""
+        what, kind = self.mismatch.what, self.kind.value
+        return kind if what == kind else f"{kind}.{what}"
+
+
+def subject_of(node: fx.Node, place: str) -> str:
+    """What a node is called in findings.
+
+    Args:
+        node: The node.
+        place: Which graph inside of the graph it lies in, or "".
+    """
+    return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 
 
 def to_finding(problem: Problem) -> Finding:
@@ -62,7 +85,7 @@ def to_finding(problem: Problem) -> Finding:
     if module:
         lines.append(f"    in {module}")
     fault, script = "", None
-    if not problem.inherited:
+    if not problem.inherited and not problem.ignored:
         fault = likely_fault(node, mismatch, problem.inputs)
         lines.append(f"    likely at fault: {fault}")
         script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
@@ -71,12 +94,12 @@ def to_finding(problem: Problem) -> Finding:
     evidence |= {"module": module} if module else {}
     evidence |= {"remark": mismatch.remark} if mismatch.remark else {}
     evidence |= {"script": script} if script else {}
-    kind = _KINDS.get(mismatch.what, Kind.STRUCTURE)
+    evidence |= {"ignored": problem.ignored} if problem.ignored else {}
     return Finding(
-        kind=kind,
+        kind=problem.kind,
         subject=problem.subject,
         message="\n".join(lines),
-        detail=kind.value if mismatch.what == kind.value else f"{kind.value}.{mismatch.what}",
+        detail=problem.detail,
         expected=mismatch.expected,
         actual=mismatch.actual,
         evidence=evidence,
@@ -99,11 +122,12 @@ def _difference(mismatch: Mismatch) -> str:
     return f"{mismatch.what} {mismatch.expected}, ran with {mismatch.actual}{remark}"
 
 
-def metadata_error(findings: Sequence[Finding]) -> MetadataError:
+def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> MetadataError:
     """The error for the findings of one run; its ``finding`` is the first that is not inherited.
 
     Args:
         findings: At least one finding, in graph order.
+        remarks: More lines, for example on options.
     """
     local = [finding for finding in findings if not finding.evidence.get("inherited")]
     first = (local or list(findings))[0]
@@ -118,6 +142,7 @@ def metadata_error(findings: Sequence[Finding]) -> MetadataError:
             "A compiler that trusts this metadata makes wrong code. For a custom operator make its register_fake and "
             "its schema say what its kernel does; for an operator of torch report it with this text."
         )
+    lines += remarks
     script = first.evidence.get("script")
     if first.repro:
         lines.append(f"This operator alone: {first.repro}")

@@ -20,6 +20,7 @@ __all__ = [
     "is_index",
     "items_of",
     "last_uses",
+    "plain_name",
     "producer",
     "shape_env",
     "tokens",
@@ -33,22 +34,27 @@ class Settings:
 
     Attributes:
         checks: Names of checks.
-        ignore_ops: Operators that are not checked, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
+        ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
+        ignore: Findings that are not reported: kinds, finer kinds or subjects.
         nonfinite: Look for the first NaN or infinity.
         light: Compare dtypes and shapes only: the graph runs under `torch.vmap`, where tensors are not what they seem.
     """
 
     checks: Collection[str]
     ignore_ops: Collection[str] = ()
+    ignore: Collection[str] = ()
     nonfinite: bool = False
     light: bool = False
 
-    def ignores(self, node: fx.Node) -> bool:
-        """Whether the user does not want this node's operator checked."""
+    def ignores(self, node: fx.Node) -> str | None:
+        """The entry of ``ignore_ops`` by which the user does not want to hear of this node's operator."""
         name = operator_name(node)
-        names = {name, name.rpartition(".")[0], name.replace(".", "::", 1)}
-        names.add(name.replace(".", "::", 1).rpartition(".")[0])
-        return not names.isdisjoint(self.ignore_ops)
+        names = (name, name.rpartition(".")[0])
+        return next((entry for entry in self.ignore_ops if plain_name(entry) in names), None)
+
+    def hides(self, *words: str) -> str | None:
+        """The entry of ``ignore`` among a finding's kind, finer kind and subject."""
+        return next((word for word in words if word in self.ignore), None)
 
 
 @dataclass(slots=True)
@@ -61,6 +67,7 @@ class NodePlan:
         inputs: Positions of the nodes whose results it takes.
         bases: For each output that shares memory with an input: that input's position and storage offset.
         allowed: Positions of inputs that its outputs may share memory with.
+        compared: Whether anything of it is compared that the user wants to hear of.
     """
 
     node: fx.Node
@@ -68,6 +75,12 @@ class NodePlan:
     inputs: tuple[int, ...] = ()
     bases: dict[int, tuple[int, Size]] = field(default_factory=dict)
     allowed: frozenset[int] = frozenset()
+    compared: bool = False
+
+
+def plain_name(entry: str) -> str:
+    """An operator as users write it (``torch.ops.aten.relu``, ``mylib::op``) as it is called here: ``mylib.op``."""
+    return entry.strip().removeprefix("torch.ops.").removeprefix("higher_order.").replace("::", ".")
 
 
 def is_index(dtype: torch.dtype) -> bool:

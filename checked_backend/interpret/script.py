@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
-from checked_backend.interpret.schema import effectful, is_custom
+from checked_backend._torch import negative_view, storage_identity, tree_leaves
+from checked_backend.interpret.own_call import own_call
+from checked_backend.interpret.schema import is_custom
 
 __all__ = ["operator_script"]
 
@@ -37,6 +38,10 @@ def tensor(shape, stride, dtype, device="cpu", offset=0, values=None, low=None, 
         memory = (low + (high - low) * torch.rand(size, dtype=torch.float64, device=device)).to(dtype)
         memory[-1], memory[offset] = high, low
     return memory.as_strided(shape, stride, offset)
+
+
+def view(base, shape, stride, offset):
+    return base.as_strided(shape, stride, offset)
 
 
 def show(value):
@@ -73,28 +78,44 @@ def shown(results, given):
         yield text
 
 
-def undeclared_writes(before):
+def arguments(args, kwargs):
     for i, argument in enumerate(operator._schema.arguments):
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
         declared = argument.alias_info is not None and argument.alias_info.is_write
-        for now in tensors(value):
-            was = before.pop(0)
+        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def afterwards(args, kwargs):
+    for name, declared, values in arguments(args, kwargs):
+        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
+
+
+def undeclared_writes(before):
+    for name, declared, values in arguments(args, kwargs):
+        for now in values:
+            was = before[id(now)]
             same = torch.equal(now, was) or now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True)
             if not declared and not same:
-                yield argument.name
+                yield name
 
 
 with FakeTensorMode(allow_non_fake_inputs=True) as mode:
     fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     fake = operator(*fake_args, **fake_kwargs)
-    expected = list(shown(fake, tensors((fake_args, fake_kwargs))))
-before = [value.clone() for value in tensors((args, kwargs))]
+    expected = [*shown(fake, tensors((fake_args, fake_kwargs))), *afterwards(fake_args, fake_kwargs)]
+before = {id(value): value.clone() for value in tensors((args, kwargs))}
 real = operator(*args, **kwargs)
-actual, written = list(shown(real, tensors((args, kwargs)))), list(undeclared_writes(before))
+actual, written = [*shown(real, tensors((args, kwargs))), *afterwards(args, kwargs)], list(undeclared_writes(before))
+differ, kept = expected != actual or bool(written), set()
+if not differ:
+    again = tensors(operator(*args, **kwargs))
+    kept = {memory(value) for value in tensors(real) if value.numel() > 0} & set(map(memory, again))
+    kept -= {None, *map(memory, tensors((args, kwargs)))}
 print("its fake kernel says:", *expected, sep="\\n    ")
 print("its kernel returns:", *actual, sep="\\n    ")
 print("its kernel writes to what its schema does not declare as written:", written or "nothing")
-raise SystemExit("THEY DIFFER" if expected != actual or written else "they agree here")
+if kept:
+    print("called once more, its kernel returns the same memory again, which by its schema is each output's own")
+raise SystemExit("THEY DIFFER" if differ or kept else "they agree here")
 """
 
 _TAIL_NONFINITE = """
@@ -121,52 +142,101 @@ def operator_script(
         title: What the script shows.
         nonfinite: Show that the operator makes a NaN or an infinity, from the values or the range of each input.
     """
-    if inputs is None:
+    call = None if inputs is None else own_call(node.target, *inputs)
+    if call is None:
         return None
-    args, kwargs = inputs
-    inner = effectful(node.target, args)
-    target, args = (node.target, args) if inner is None else (inner, args[2:])
-    if not isinstance(target, OpOverload):
-        return None
+    operator, args, kwargs = call
+    writer = _Writer(nonfinite, tree_leaves((args, kwargs)))
     try:
-        written = "".join(f"    {_write(value, nonfinite)},\n" for value in args)
-        keywords = "".join(f"    {name!r}: {_write(value, nonfinite)},\n" for name, value in kwargs.items())
+        written = "".join(f"    {writer.write(value)},\n" for value in args)
+        keywords = "".join(f"    {name!r}: {writer.write(value)},\n" for name, value in kwargs.items())
     except TypeError:
         return None
     lines = [f"# {line}" for line in title.splitlines()]
     if is_custom(node):
-        lines.append(f"# First import the module that registers {target.name()}.")
-    packet = f"torch.ops.{target.namespace}.{target._schema.name.partition('::')[2]}.{target._overloadname}"
-    call = f"operator = {packet}\nargs = (\n{written})\nkwargs = {{\n{keywords}}}\n"
-    return "\n".join(lines) + "\n" + _HEAD + call + (_TAIL_NONFINITE if nonfinite else _TAIL)
+        lines.append(f"# First import the module that registers {operator.name()}.")
+    packet = f"torch.ops.{operator.namespace}.{operator._schema.name.partition('::')[2]}.{operator._overloadname}"
+    text = f"operator = {packet}\n{writer.shared}args = (\n{written})\nkwargs = {{\n{keywords}}}\n"
+    return "\n".join(lines) + "\n" + _HEAD + text + (_TAIL_NONFINITE if nonfinite else _TAIL)
 
 
-def _write(value: Any, exact: bool) -> str:
-    if isinstance(value, torch.Tensor):
-        return _write_tensor(value, exact)
-    if value is None or isinstance(value, (bool, int, str)):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if value - value == 0 else f'float("{value}")'
-    if isinstance(value, complex):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(_write(item, exact) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(value)
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    raise TypeError(type(value))
+class _Writer:
+    """Writes arguments as code.
+
+    Args:
+        exact: Whether floating-point values matter.
+        leaves: All arguments, flat. Tensors that lie in one memory do so in the script.
+
+    Attributes:
+        shared: Lines that make the memory that several arguments lie in.
+    """
+
+    def __init__(self, exact: bool, leaves: Sequence[Any]) -> None:
+        self._exact = exact
+        self._bases: dict[tuple[int, torch.dtype], str] = {}
+        self.shared = ""
+        lying: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and _is_plain(leaf) and leaf.numel() > 0:
+                lying.setdefault(_memory_of(leaf), []).append(leaf)
+        for key, tensors in lying.items():
+            if len(tensors) > 1 and not any(item.is_conj() or item.is_neg() for item in tensors):
+                whole = tensors[0].detach().as_strided((max(map(_extent, tensors)),), (1,), 0)
+                self._bases[key] = f"memory_{len(self._bases)}"
+                self.shared += f"{self._bases[key]} = {_write_tensor(whole, exact)}\n"
+
+    def write(self, value: Any) -> str:
+        """A value as code.
+
+        Raises:
+            TypeError: It cannot be written.
+        """
+        if isinstance(value, torch.Tensor):
+            base = self._bases.get(_memory_of(value)) if _is_plain(value) and value.numel() > 0 else None
+            if base is None:
+                return _write_tensor(value, self._exact)
+            return f"view({base}, {tuple(value.shape)}, {tuple(value.stride())}, {value.storage_offset()})"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, float):
+            return repr(value) if value - value == 0 else f'float("{value}")'
+        if isinstance(value, complex):
+            return repr(value)
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(map(self.write, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        raise TypeError(type(value))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested)
+    )
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
+    return storage_identity(tensor), tensor.dtype
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements of its memory a tensor reaches over, from the beginning."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + reach + 1)
 
 
 def _write_tensor(tensor: torch.Tensor, exact: bool) -> str:
-    if (
-        tensor.layout is not torch.strided
-        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-        or tensor.is_quantized
-    ):
+    if not _is_plain(tensor):
         raise TypeError(tensor.layout)
+    if tensor.is_neg():
+        return f"torch._neg_view({_write_tensor(negative_view(tensor), exact)})"
+    if tensor.is_conj():
+        return f"{_write_tensor(tensor.conj(), exact)}.conj()"
     parts = [str(tuple(tensor.shape)), str(tuple(tensor.stride())), str(tensor.dtype), *_details(tensor, exact)]
     return f"tensor({', '.join(parts)})"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,14 +10,23 @@ from torch import fx
 
 from checked_backend._torch import OpOverload, tree_leaves
 from checked_backend.interpret.expected import Mismatch
-from checked_backend.interpret.schema import effectful
+from checked_backend.interpret.history import Memory, storage_of
+from checked_backend.interpret.schema import effectful, wrapped_operator
 from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["call_watched"]
 
+_OWN = "memory of its own"
+
 
 def call_watched(
-    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    node: fx.Node,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    checks: Collection[str],
+    memory: Memory,
 ) -> tuple[Any, list[Mismatch]]:
     """Call an operator.
 
@@ -27,14 +36,16 @@ def call_watched(
             ``with_effects``, which runs it in order.
         args: Its arguments.
         kwargs: Its keyword arguments.
+        checks: What to look for, of ``mutation``, ``alias`` and ``requires_grad``.
+        memory: What such operators were given and gave before.
 
     Returns:
-        What it returned; and inputs changed, or memory shared between outputs, without the schema saying so, and
-        outputs that take part in autograd where nothing does.
+        What it returned; and inputs changed without the schema saying so, outputs whose memory is not new though the
+        schema says so, and outputs that take part in autograd where nothing does.
     """
     inner = effectful(target, args)
     operator, given = (target, args) if inner is None else (inner, args[2:])
-    watched = [(name, tensor) for name, tensor in _read_only(operator, given, kwargs)]
+    watched = list(_read_only(operator, given, kwargs)) if "mutation" in checks else []
     before = [fingerprint(tensor) for _, tensor in watched]
     result = target(*args, **kwargs)
     found = [
@@ -42,40 +53,86 @@ def call_watched(
         for (name, tensor), value in zip(watched, before, strict=True)
         if value is not None and fingerprint(tensor) != value
     ]
-    outputs = [output for output in tree_leaves(result) if isinstance(output, torch.Tensor)]
-    found.extend(_shared(operator, outputs))
-    if not torch.is_grad_enabled() and isinstance(operator, OpOverload):
-        free = any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves((args, kwargs)))
-        for index, output in enumerate(outputs):
-            if output.requires_grad and not free:
-                place = index if len(outputs) > 1 else None
-                found.append(Mismatch("requires_grad", place, "False", "True"))
+    if "alias" in checks:
+        named = list(_named(operator, given, kwargs))
+        found.extend(_not_new(node, target, result, named, memory))
+        memory.note(
+            (tensor, f"the memory that {node.name} was given before, as {name}, and is not given here")
+            for name, tensor in named
+        )
+        outputs = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        memory.note((tensor, f"the memory that {node.name} returned before") for tensor in outputs)
+    if "requires_grad" in checks and not torch.is_grad_enabled() and isinstance(operator, OpOverload):
+        found.extend(_requires_grad(result, (args, kwargs)))
     return result, found
 
 
+def _requires_grad(result: Any, given: Any) -> Iterator[Mismatch]:
+    if any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves(given)):
+        return
+    leaves = tree_leaves(result)
+    for index, output in enumerate(leaves):
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            yield Mismatch("requires_grad", index if len(leaves) > 1 else None, "False", "True")
+
+
+def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an operator is given, each with its argument's name."""
+    named = list(kwargs.items())
+    if isinstance(target, OpOverload):
+        declared = target._schema.arguments
+        named += [(declared[i].name if i < len(declared) else str(i), value) for i, value in enumerate(args)]
+    else:
+        named = [(name.lstrip("_"), value) for name, value in named]
+    for name, value in named:
+        yield from ((name, item) for item in tree_leaves(value) if isinstance(item, torch.Tensor))
+
+
 def _read_only(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that the schema does not let the operator write to, each with its argument's name."""
+    """The tensors that the schema does not let the operator write to."""
+    writable: set[str] = set()  # functionalised: what is written to was copied
     if isinstance(target, OpOverload):
         declared = target._schema.arguments
         writable = {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
-        named = [(declared[i].name if i < len(declared) else str(i), value) for i, value in enumerate(args)]
-        named += list(kwargs.items())
-    else:
-        writable = set()  # functionalised: what is written to was copied
-        named = [(name.lstrip("_"), value) for name, value in kwargs.items()]
-    for name, value in named:
-        if name not in writable:
-            yield from ((name, item) for item in tree_leaves(value) if isinstance(item, torch.Tensor))
+    yield from ((name, tensor) for name, tensor in _named(target, args, kwargs) if name not in writable)
 
 
-def _shared(target: Any, outputs: list[torch.Tensor]) -> Iterator[Mismatch]:
-    """Outputs that share memory with each other, though the schema gives each its own."""
-    if not isinstance(target, OpOverload) or any(returned.alias_info for returned in target._schema.returns):
-        return
-    owners: dict[int, int] = {}
-    for index, output in enumerate(outputs):
-        if output.layout is not torch.strided or output.numel() == 0:
+def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:
+    """Positions, among all leaves of a result, of outputs to which the schema gives memory of their own."""
+    operator = wrapped_operator(node) or target
+    if not isinstance(operator, OpOverload):
+        return set()
+    returns, whole = operator._schema.returns, operator is target and len(operator._schema.returns) == 1
+    parts = (result,) if whole or not isinstance(result, (tuple, list)) else result
+    position, first = 0, 1 if effectful(node.target, node.args) is not None else 0
+    found: set[int] = set()
+    for index, part in enumerate(parts):
+        count = len(tree_leaves(part))
+        if first <= index < first + len(returns) and returns[index - first].alias_info is None:
+            found.update(range(position, position + count))
+        position += count
+    return found
+
+
+def _not_new(
+    node: fx.Node, target: Any, result: Any, given: list[tuple[str, torch.Tensor]], memory: Memory
+) -> Iterator[Mismatch]:
+    """Outputs that should have memory of their own and have that of an argument, of another output, or older one."""
+    leaves, fresh = tree_leaves(result), _fresh(node, target, result)
+    owners: dict[int, str] = {}
+    for name, tensor in given:
+        storage = storage_of(tensor)
+        if storage is not None:
+            owners.setdefault(storage._cdata, f"the memory of argument {name}")
+    for index in sorted(range(len(leaves)), key=lambda place: place in fresh):
+        output = leaves[index]
+        storage = storage_of(output) if isinstance(output, torch.Tensor) else None
+        if storage is None:
             continue
-        owner = owners.setdefault(int(output.untyped_storage()._cdata), index)
-        if owner != index:
-            yield Mismatch("alias", index, "memory of its own", f"the memory of output {owner}")
+        owner = owners.setdefault(storage._cdata, f"the memory of output {index}")
+        if index not in fresh:
+            continue
+        if owner == f"the memory of output {index}":
+            owner = memory.seen(output) or ""
+        if owner:
+            yield Mismatch("alias", index if len(leaves) > 1 else None, _OWN, owner)

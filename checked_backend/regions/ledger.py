@@ -27,6 +27,7 @@ class Ledger:
         self._checked: Counter[str] = Counter()
         self._power: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
+        self._ignoring: dict[str, str] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
         """Add findings; those known from an earlier call are only counted.
@@ -60,6 +61,12 @@ class Ledger:
         """Note a remark that changes no verdict."""
         with self._lock:
             self._notes.setdefault(note)
+
+    def ignoring(self, entries: Mapping[str, str]) -> None:
+        """Note what the user asked to ignore, and what is to be said of it if it never occurs ("": it did)."""
+        with self._lock:
+            for entry, text in entries.items():
+                self._ignoring[entry] = text if self._ignoring.get(entry, text) else ""
 
     def count(self, checked: Mapping[str, int]) -> None:
         """Note comparisons that ran."""
@@ -109,7 +116,7 @@ class Ledger:
                 checked=dict(self._checked),
                 skipped=tuple(self._skips),
                 ignored=tuple(self._ignored.values()),
-                notes=tuple(self._notes),
+                notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_power=dict(self._power),
             )
 

@@ -1,0 +1,256 @@
+"""One run of a checked graph: what its generated code calls when a fast check does not hold, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+
+from checked_backend._torch import tree_leaves
+from checked_backend.interpret.expected import ExpectedTensor, Mismatch, Size, compare
+from checked_backend.interpret.fault import is_own_fault
+from checked_backend.interpret.findings import Problem, to_finding
+from checked_backend.interpret.nonfinite import MAY_BE_ANYTHING, first_nonfinite
+from checked_backend.interpret.plan import NodePlan
+from checked_backend.interpret.schema import is_custom, operator_name
+from checked_backend.interpret.watch import call_watched
+from checked_backend.record import Finding
+
+if TYPE_CHECKING:
+    from checked_backend.interpret.metadata import MetadataInterpreter
+
+__all__ = ["Run", "place_of"]
+
+_FOLLOWS = "it follows from a node that is ignored"
+# what an operator does whatever it is given
+_OF_ITSELF = frozenset({"mutation", "requires_grad", "nonfinite"})
+
+
+class _Missing:
+    """Stands for an output that is not there; that was reported already."""
+
+
+_MISSING = _Missing()
+
+
+class Run:
+    """The state of a run, which must not be shared between threads or calls, and the slow side of its checks.
+
+    Generated code calls these methods with ``locals()``, its variables, when a fast check does not hold.
+
+    Args:
+        owner: What checks the graph.
+        outer: The run of the graph that this one lies in.
+
+    Attributes:
+        findings: What was found, in graph order.
+        wrong: Positions of nodes that are wrong, each with whether it is so only because of what the user ignores.
+    """
+
+    def __init__(self, owner: MetadataInterpreter, outer: Run | None) -> None:
+        self.findings: list[Finding] = []
+        self._owner = owner
+        self._code = owner.code
+        self._outer = outer
+        self.wrong: dict[int, bool] = {}
+        self._seen: set[tuple[str, str]] = set()
+
+    # called by generated code
+
+    def fail(self, index: int, k: int, value: Any, variables: dict[str, Any]) -> int:
+        """A fast check did not hold: compare in detail.
+
+        Returns:
+            The identity of the storage, 0 if there is none.
+        """
+        if value is _MISSING:
+            return 0
+        plan = self._code.plans[index]
+        want = (plan.leaves or [])[k]
+        if isinstance(want, ExpectedTensor) and plan.node.op == "placeholder":
+            want = replace(want, offset=None)
+        elif isinstance(want, ExpectedTensor) and k in plan.bases and want.offset is not None:
+            want = replace(want, offset=self._moved(plan, k, want.offset, variables))
+        place = k if len(plan.leaves or []) > 1 else None
+        self._add(plan, compare(want, value, place, self._value_of(variables), self._owner.settings.checks), variables)
+        settings = self._owner.settings
+        if settings.light or "alias" not in settings.checks or not isinstance(value, torch.Tensor):
+            return 0
+        if value.layout is not torch.strided or value.is_nested:
+            return 0
+        storage = int(value.untyped_storage()._cdata)
+        self.alias(index, k, storage, variables)
+        return storage
+
+    def alias(self, index: int, k: int, storage: int, variables: dict[str, Any]) -> None:
+        """An output lies in other memory than expected: say whose."""
+        plan = self._code.plans[index]
+        place = k if len(plan.leaves or []) > 1 else None
+        if plan.node.op != "call_function":
+            return
+        inputs = {
+            position: storages
+            for position in plan.inputs
+            if (storages := {value for name, value in variables.items() if name.startswith(f"_c{position}_") and value})
+        }
+        base = plan.bases.get(k, (None, 0))[0]
+        shared = [position for position, storages in inputs.items() if storage in storages]
+        undeclared = [p for p in shared if p not in plan.allowed and (p != base or is_custom(plan.node))]
+        if undeclared:
+            names = ", ".join(self._code.plans[position].node.name for position in undeclared)
+            self._add(plan, [Mismatch("alias", place, "memory of its own", f"the memory of {names}")], variables)
+        elif base is not None and not shared and base in inputs and len(inputs[base]) == 1:
+            name = self._code.plans[base].node.name
+            self._add(plan, [Mismatch("alias", place, f"a view of {name}", "memory of its own")], variables)
+
+    def leaves(self, index: int, value: Any, count: int, variables: dict[str, Any]) -> list[Any]:
+        """The outputs of a node, flat; as many as were recorded, whatever ran."""
+        found = tree_leaves(value)
+        if len(found) == count:
+            return found
+        mismatch = Mismatch("structure", None, f"{count} values", f"{len(found)} values")
+        self._add(self._code.plans[index], [mismatch], variables)
+        return [_MISSING] * count
+
+    def custom(self, index: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator that does not come with torch, and watch what it does to its inputs."""
+        plan, checks = self._code.plans[index], self._owner.settings.checks
+        memory = self._owner.history.memory
+        result, mismatches = call_watched(plan.node, target, args, kwargs, checks=checks, memory=memory)
+        self._add(plan, mismatches, {}, (args, kwargs))
+        return result
+
+    def finite(self, index: int, value: Any, given: tuple[Any, ...], variables: dict[str, Any]) -> None:
+        """Look for NaN and infinity that a node made of finite inputs."""
+        plan = self._code.plans[index]
+        if operator_name(plan.node).split(".")[1:2] and operator_name(plan.node).split(".")[1] in MAY_BE_ANYTHING:
+            return
+        problem = first_nonfinite(plan.node, value, given)
+        if problem is not None:
+            self._add(plan, [problem], variables)
+
+    def assertion(self, index: int, variables: dict[str, Any]) -> None:
+        """A condition on sizes that depend on data, which the trace took for granted, does not hold."""
+        condition, message = self._code.asserts[index]
+        value_of = self._value_of(variables)
+        values = {str(symbol): value_of(symbol) for symbol in condition.free_symbols}
+        if None in values.values():
+            return
+        texts = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+        plan = self._maker_of(condition)
+        self._add(plan, [Mismatch("assert", None, str(condition), texts, message)], variables)
+
+    # behind them
+
+    def _maker_of(self, condition: sympy.Basic) -> NodePlan:
+        """The first node in whose recorded value a symbol of the condition appears."""
+        for plan in self._code.plans:
+            for leaf in plan.leaves or ():
+                sizes: list[Any] = [*(getattr(leaf, "shape", None) or ()), getattr(leaf, "value", None)]
+                if any(isinstance(s, sympy.Basic) and s.free_symbols & condition.free_symbols for s in sizes):
+                    return plan
+        return self._code.plans[-1]
+
+    def _value_of(self, variables: dict[str, Any]) -> Callable[[Size], Any]:
+        def value_of(size: Size) -> Any:
+            if not isinstance(size, sympy.Basic):
+                return size
+            value = variables.get(self._code.variables.get(size, ""))
+            return None if value is None or value != value else value
+
+        return value_of
+
+    def _moved(self, plan: NodePlan, k: int, expected: Size, variables: dict[str, Any]) -> Size | None:
+        """The storage offset that a view must have, given where its base really begins."""
+        position, begins = plan.bases[k]
+        value_of = self._value_of(variables)
+        base = variables.get(f"_v{position}")
+        want, began = value_of(expected), value_of(begins)
+        if not isinstance(base, torch.Tensor) or want is None or began is None:
+            return None
+        return expected if base.storage_offset() == began else int(base.storage_offset() + want - began)
+
+    def _add(
+        self,
+        plan: NodePlan,
+        mismatches: Sequence[Mismatch],
+        variables: dict[str, Any],
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> None:
+        if not mismatches:
+            return
+        index = next((i for i, other in enumerate(self._code.plans) if other is plan), 0)
+        for mismatch in mismatches:
+            problem = Problem(
+                plan.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(plan, variables)
+            )
+            problem = self._blamed(problem, plan)
+            excused = bool(problem.ignored)
+            self.wrong[index] = excused and self.wrong.get(index, True)
+            if plan.node.op != "placeholder" and self._owner.kind == "forward":
+                names = (item.name for item in (plan.node, *plan.node.users))
+                self._owner.history.hand_on(names, excused=excused)
+            self._deliver(problem, excused=excused)
+
+    def _blamed(self, problem: Problem, plan: NodePlan) -> Problem:
+        """Whether a problem merely follows from an earlier one, and whether the user does not want to hear of it."""
+        causes = self._causes(plan, problem.mismatch)
+        if causes and is_custom(plan.node):
+            verdicts = self._owner.history.own_faults
+            if problem.subject not in verdicts:
+                verdicts[problem.subject] = is_own_fault(plan.node, problem.inputs)
+            causes = [] if verdicts[problem.subject] else causes
+        settings = self._owner.settings
+        entry = settings.ignores(plan.node) or settings.hides(problem.kind.value, problem.detail, problem.subject)
+        follows = _FOLLOWS if causes and all(causes) else ""
+        return replace(problem, inherited=bool(causes), ignored=entry or follows)
+
+    def _causes(self, plan: NodePlan, mismatch: Mismatch) -> list[bool]:
+        """For each thing before a node that may have made it wrong: whether the user ignores that."""
+        if plan.node.op == "placeholder":
+            known = self._owner.history.wrong
+            return [known[plan.node.name]] if plan.node.name in known else []
+        alone = mismatch.what in _OF_ITSELF or (
+            mismatch.what == "alias" and is_custom(plan.node) and not mismatch.expected.startswith("a view")
+        )
+        # a graph that a higher-order operator runs is no value that it is given
+        inputs = [p for p in plan.inputs if not alone or self._code.plans[p].node.op == "get_attr"]
+        return [self.wrong[position] for position in inputs if position in self.wrong]
+
+    def _inputs(self, plan: NodePlan, variables: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The real arguments of a node, as far as they still exist."""
+        nodes = {node: f"_v{i}" for i, node in enumerate(other.node for other in self._code.plans)}
+        if plan.node.op != "call_function" or any(nodes[item] not in variables for item in plan.node.all_input_nodes):
+            return None
+        args, kwargs = fx.node.map_arg((plan.node.args, plan.node.kwargs), lambda item: variables[nodes[item]])
+        return args, kwargs
+
+    def _deliver(self, problem: Problem, *, excused: bool) -> None:
+        root, run = self, self
+        while run._outer is not None:
+            # what the subgraph returns is wrong because of this
+            place, outer = run._owner.place[0], run._outer
+            outer.wrong[place] = excused and outer.wrong.get(place, True)
+            root = run = outer
+        key = (problem.subject, problem.mismatch.what)
+        if key in root._seen:  # a loop's body runs many times
+            return
+        root._seen.add(key)
+        finding = to_finding(problem)
+        if root._owner.immediate:
+            root._owner.on_findings((finding,))
+        else:
+            root.findings.append(finding)
+
+
+def place_of(owner: MetadataInterpreter) -> str:
+    """Which graph inside of the graph this is, from the inside to the outside; "" for the graph itself."""
+    places = []
+    while owner.parent is not None:
+        places.append(owner.place[1])
+        owner = owner.parent
+    return ", in ".join(places)

@@ -1,0 +1,62 @@
+"""Custom operators for tests: defined for one test, by schema, kernel and fake kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.backends import debug_interpreter
+from checked_backend.record import Finding
+
+__all__ = ["NAME", "define", "library_of_lies", "record", "run_alone"]
+
+NAME = "checked_backend_operators"
+
+
+@contextmanager
+def library_of_lies() -> Iterator[torch.library.Library]:
+    """A library for one test; torch does not complain that its operators return what they were given."""
+    # in a CI system (``CI`` is set) torch makes an error of its warning
+    with (
+        torch._functorch.config.patch(error_on_custom_op_aliasing=False),
+        torch.library._scoped_library(NAME, "FRAGMENT") as library,
+    ):
+        yield library
+
+
+def define(library: Any, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] | None = None) -> Any:
+    """Define an operator; returns its packet."""
+    name = schema.partition("(")[0]
+    library.define(schema)
+    library.impl(name, kernel, "CPU")
+    if fake is not None:
+        torch.library.register_fake(f"{NAME}::{name}", fake, lib=library)
+    return getattr(getattr(torch.ops, NAME), name)
+
+
+def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any) -> Any:
+    """Compile, call with each tuple of arguments, go backward where there is something to go back from."""
+    torch._dynamo.reset()
+    options = {"on_divergence": "record", **options}
+    compiled = torch.compile(program, backend=debug_interpreter, dynamic=dynamic, options=options)
+    with cb.collect() as session:
+        for args in calls:
+            leaves = torch.utils._pytree.tree_leaves(compiled(*args))
+            free = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            if free:
+                torch.autograd.backward(free, [torch.ones_like(leaf) for leaf in free])
+    return session.report
+
+
+def run_alone(finding: Finding) -> tuple[str, str]:
+    """Run the script that shows an operator alone, where it is registered; what it ends with, and what it printed."""
+    printed = StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+        exec(compile(finding.evidence["script"], "script.py", "exec"), {})
+    return str(ended.value), printed.getvalue()
