@@ -37,7 +37,7 @@ def is_rounding(case: Case, repeated: Values | None) -> bool:
         case: A tensor that differs from the candidate's. Takes note of both spreads if they are no rounding.
         repeated: A second run of eager, if it could be made.
     """
-    if not spreads(case, repeated) or case.float64_repeats:
+    if not spreads(case, repeated) or (is_floating(case.pair.reference) and case.float64_repeats):
         return True
     spread = _spread(case, repeated)
     double = case.pair.reference.dtype in (torch.float64, torch.complex128)

@@ -27,13 +27,18 @@ def unsteady():
             total += row
         return total
 
+    def ticking(x: torch.Tensor) -> torch.Tensor:
+        return torch.full((4,), 10**13 + next(runs))
+
+    library.define("ticking(Tensor x) -> Tensor")
     library.define("drifting(Tensor x, float by) -> Tensor")
     library.define("reordered(Tensor x) -> Tensor")
-    for name, kernel in (("drifting", drifting), ("reordered", reordered)):
+    for name, kernel in (("drifting", drifting), ("reordered", reordered), ("ticking", ticking)):
         library.impl(name, kernel, "CPU")
     torch.library.register_fake("unsteady::drifting", lambda x, by: torch.empty_like(x), lib=library)
     torch.library.register_fake("unsteady::reordered", lambda x: torch.empty_like(x[0]), lib=library)
-    yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) * 1.5
+    torch.library.register_fake("unsteady::ticking", lambda x: x.new_empty(4, dtype=torch.int64), lib=library)
+    yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) + 1
     library._destroy()
 
 
@@ -67,3 +72,22 @@ def test_what_is_no_rounding_is_no_noise(face, dtype, by, unsteady):
 def test_sums_without_a_fixed_order_are_noise(face, dtype, unsteady):
     report = face(unsteady("reordered"), torch.randn(300, 40).to(dtype))
     assert report.verdict is Verdict.PASS, report
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+def test_integers_that_tick_are_no_noise(face, unsteady):
+    report = face(unsteady("ticking"), torch.randn(3))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert {str(finding.kind) for finding in report.findings} == {"nondeterministic"}
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+def test_places_of_the_greatest_sums_without_a_fixed_order_are_noise(face, unsteady):
+    def program(x):
+        return unsteady("reordered")(x).argmax()
+
+    x = torch.randn(300, 40)
+    x[:, 7] = x[torch.randperm(300), 3]
+    x[:, [3, 7]] += 1
+    x[0, 7] += 2e-5  # the greater of two sums, by less than the rounding of either
+    assert face(program, x).verdict is Verdict.PASS
