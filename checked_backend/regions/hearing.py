@@ -43,7 +43,7 @@ HIDING_ROUNDOFFS = 256.0
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
-_DOUBLE = frozenset({torch.float64, torch.complex128})
+_NARROWER_THAN_DOUBLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.complex32, torch.complex64})
 
 _NONDETERMINISTIC = Charge(
     Kind.NONDETERMINISTIC,
@@ -251,7 +251,7 @@ class Hearing:
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
         power = self._rulings.powers[case.pair.name] = case.detection_power()
-        if power >= 1 and self._wants_twin(case) and case.pair.reference.dtype not in _DOUBLE:
+        if power >= 1 and self._wants_twin(case) and case.pair.reference.dtype in _NARROWER_THAN_DOUBLE:
             lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
             why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
             reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
