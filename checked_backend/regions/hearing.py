@@ -136,15 +136,16 @@ class Hearing:
 
     def _wants_twin(self, case: Case) -> bool:
         """Whether noise or rounding may hide what only the float64 twin can show."""
-        if case.pair.name in self._known or case.vanishes:
+        if case.pair.name in self._known:
             return False
         dtype = case.pair.reference.dtype
         if case.same_bits or dtype in LOW_PRECISION or (self._thorough and is_floating(case.pair.reference)):
             return True
         if spreads(case, self._repeated):
             return True
-        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost.
-        if case.envelope is None or not dtype.is_floating_point:
+        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost. But
+        # of what is zero but for rounding, the twin could only say that it is.
+        if case.envelope is None or not dtype.is_floating_point or case.vanishes:
             return False
         return case.envelope.rms > HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
 
@@ -251,12 +252,17 @@ class Hearing:
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
         power = self._rulings.powers[case.pair.name] = case.detection_power()
-        if power >= 1 and self._wants_twin(case) and case.pair.reference.dtype in _NARROWER_THAN_DOUBLE:
-            lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
-            why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
-            reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
-            self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
+        if power >= 1 and case.pair.reference.dtype in _NARROWER_THAN_DOUBLE and not case.vanishes:
+            self._hidden(case)
         case.closed = True
+
+    def _hidden(self, case: Case) -> None:
+        if not self._wants_twin(case):
+            return  # it was asked in an earlier call
+        lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
+        why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
+        reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
+        self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
 
     def _close_as_wrong(self, case: Case) -> None:
         if case.envelope is None and case.high_precision is None:
