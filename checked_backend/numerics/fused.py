@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,12 +90,9 @@ def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
     Returns:
         The loop; None for other dtypes than float32 and bfloat16, or where nothing could be compiled.
     """
-    if dtype not in (torch.float32, torch.bfloat16):
+    function = _function("fused", dtype) if dtype in (torch.float32, torch.bfloat16) else None
+    if function is None:
         return None
-    library = _library()
-    if library is None:
-        return None
-    function = library[f"fused_{str(dtype).removeprefix('torch.')}"]
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(FusedStatistics))
     function.restype = None
 
@@ -119,15 +117,17 @@ def checksum_loop(dtype: torch.dtype) -> Checksum | None:
     Returns:
         The loop; None for other dtypes than int32 and int16, or where nothing could be compiled.
     """
-    if dtype not in (torch.int32, torch.int16):
+    function = _function("checksum", dtype) if dtype in (torch.int32, torch.int16) else None
+    if function is None:
         return None
-    library = _library()
-    if library is None:
-        return None
-    function = library[f"checksum_{str(dtype).removeprefix('torch.')}"]
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-    function.restype = ctypes.c_uint32
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_uint32
     return lambda bits: int(function(bits.data_ptr(), bits.numel()))
+
+
+def _function(kind: str, dtype: torch.dtype) -> Any:
+    """A function of ``fused.c``, which ctypes has no type for; None if it could not be compiled."""
+    library = _library()
+    return None if library is None else library[f"{kind}_{str(dtype).removeprefix('torch.')}"]
 
 
 @functools.cache
