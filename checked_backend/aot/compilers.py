@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, jit_autocast_off
+from checked_backend._torch import OpOverload, disable_current_modes, jit_autocast_off
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed, boxed_module
 from checked_backend.errors import CandidateError
 from checked_backend.report.dot import graph_to_dot, render_svg
@@ -128,7 +128,7 @@ def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCalla
             "take. Compile with torch.compile(..., dynamic=False)."
         )
     try:
-        scripted = _script(gm)
+        scripted = _script(gm, example_inputs)
     except Exception as error:
         raise CandidateError(
             f"compiler 'torchscript': TorchScript rejected the graph: {type(error).__name__}: {error}\n"
@@ -144,14 +144,18 @@ def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCalla
     return boxed(run)
 
 
-def _script(gm: fx.GraphModule) -> Any:
+def _script(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     graph = copy.deepcopy(gm.graph)
+    for node, example in zip(graph.find_nodes(op="placeholder"), example_inputs, strict=False):
+        if isinstance(example, (bool, int, float)):  # TorchScript takes everything else for a tensor
+            node.type = type(example)
     for node in graph.nodes:
         # TorchScript resolves overloads itself, and knows devices by their names
         if isinstance(node.target, OpOverload):
             node.target = node.target.overloadpacket
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda arg: str(arg) if isinstance(arg, torch.device) else arg)
-    with jit_autocast_off(), warnings.catch_warnings():
+    # freezing computes constants, which must be real ones
+    with jit_autocast_off(), disable_current_modes(), warnings.catch_warnings():
         # the person who asks for this compiler has asked for something deprecated
         warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
         # about torch's own nn.Module.__init__, which nobody here can change

@@ -108,6 +108,8 @@ class Judge:
         if not call.ambient.grad_enabled:  # the reference got copies that never require grad, and nothing changes that
             changed = {call.subjects.mutated(position) for position in call.inputs.mutated}
             structure = [f for f in structure if f.subject not in changed or f.detail != "structure.requires_grad"]
+        if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
+            structure = [found for found in structure if found.detail != "structure.requires_grad"]
         aliasing = self._aliasing(call, reference, outputs, args, parts)
         aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)

@@ -173,6 +173,28 @@ def test_torchscript_refuses_symbolic_sizes() -> None:
     assert isinstance(getattr(caught.value, "inner_exception", None), CandidateError)
 
 
+@pytest.mark.parametrize("given", [(torch.ones(3), 3), (torch.ones(3), 2.5), (torch.ones(3), True)], ids=str)
+def test_torchscript_takes_numbers(given: tuple[Any, ...]) -> None:
+    def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x.sin() * by
+
+    compiled = aot_function(scaled, fw_compiler=aot.torchscript, bw_compiler=aot.torchscript)
+    assert torch.equal(compiled(*given), scaled(*given))
+
+
+@pytest.mark.parametrize("entry", ["aot_autograd", "aot_function"])
+def test_torchscript_computes_constants_with_real_tensors(entry: str) -> None:
+    def constant(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(3, device=x.device) * 2
+
+    x = torch.ones(3)
+    if entry == "aot_autograd":
+        compiled = torch.compile(constant, backend=aot_autograd(fw_compiler=aot.torchscript))
+    else:
+        compiled = aot_function(constant, fw_compiler=aot.torchscript)
+    assert [compiled(x).tolist() for _ in range(3)] == [[2.0, 2.0, 2.0]] * 3
+
+
 def test_torchscript_says_what_it_cannot_express() -> None:
     def unknown(x: torch.Tensor, *, size: Sequence[int] | dict[str, int]) -> torch.Tensor:
         return x

@@ -114,6 +114,23 @@ def test_under_dynamo_with_an_inference_graph(dynamic: bool) -> None:
     assert kinds == {"forward", "backward", "inference"}
 
 
+@pytest.mark.parametrize("entry", ["aot_autograd", "aot_function"])
+def test_views_of_inputs_are_for_aot_autograd_to_differentiate(entry: str) -> None:
+    """It makes them anew of what its graph returns, whether or not that requires grad."""
+
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.t(), x * 2, *x.split(2))
+
+    checking = aot.checked("nop")
+    x = torch.randn(4, 3, requires_grad=True)
+    if entry == "aot_autograd":
+        compiled = torch.compile(views, backend=aot_autograd(fw_compiler=checking))
+    else:
+        compiled = aot_function(views, checking)
+    assert all(map(torch.equal, compiled(x), views(x)))
+    assert all(out.requires_grad for out in compiled(x))
+
+
 def test_a_wrong_saved_activation_is_called_so() -> None:
     def spoil(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def run(*args: Any) -> Any:
