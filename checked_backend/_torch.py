@@ -45,6 +45,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library.simple_registry import singleton as _library_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
+from torch._prims_common import clone_preserve_strides
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -87,6 +88,7 @@ __all__ = [
     "call_after_backward",
     "catch_backward_error",
     "changed_settings",
+    "clone_preserve_strides",
     "compile_id",
     "compiling",
     "core_aten_decompositions",

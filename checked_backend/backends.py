@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,16 +17,18 @@ from torch import fx
 
 from checked_backend import aot
 from checked_backend import compilers as aot_compilers
-from checked_backend.aot.backend import compile_with
+from checked_backend.aot.backend import JointObserver, compile_with
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
 from checked_backend.dump import RegionDump, graph_name
 from checked_backend.errors import CheckedBackendError, OptionError
+from checked_backend.interpret.alone import Alone
 from checked_backend.interpret.answer import Answer
+from checked_backend.interpret.dropped import Site, dropped_calls, operators_in
 from checked_backend.interpret.history import History
 from checked_backend.interpret.metadata import MetadataInterpreter
 from checked_backend.investigate import investigate
 from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
-from checked_backend.record import RegionInfo
+from checked_backend.record import Finding, RegionInfo
 from checked_backend.regions.backend import build_region
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.session import active_sessions
@@ -94,7 +97,8 @@ def debug_interpreter(
     """AOT autograd around graphs that compare every node's output with the recorded metadata.
 
     Compared are number and structure, dtype, shape, significant strides, storage offset, device, layout, lazy bits,
-    symbolic values, and, against the operator's schema, shared memory and undeclared writes.
+    symbolic values, and, against the operator's schema, shared memory and undeclared writes. A call of a custom
+    operator that AOT autograd drops, because nothing takes its results, is made once alone, on copies.
 
     Args:
         gm: The graph from Dynamo.
@@ -119,29 +123,54 @@ def debug_interpreter(
     )
 
     history = History()
+    compiled_calls: Counter[Site] = Counter()
+
+    def interpreter_of(
+        graph: fx.GraphModule, kind: str, on_findings: Callable[[Sequence[Finding]], None], *, immediate: bool
+    ) -> MetadataInterpreter:
+        return MetadataInterpreter(
+            graph,
+            kind,
+            on_findings,
+            checks=parsed.checks,
+            ignore_ops=parsed.ignore_ops,
+            ignore=parsed.ignore,
+            nonfinite=parsed.nonfinite,
+            history=history,
+            immediate=immediate,
+        )
 
     def compiler_for(kind: str) -> AotCompiler:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
+            if kind == "inference":
+                compiled_calls.update(operators_in(graph))
             if kind not in parsed.graphs:
                 return _after(aot.nop(graph, inputs), lambda: answer.left_out(kind))
-            interpreter = MetadataInterpreter(
-                graph,
-                kind,
-                answer.to,
-                checks=parsed.checks,
-                ignore_ops=parsed.ignore_ops,
-                ignore=parsed.ignore,
-                nonfinite=parsed.nonfinite,
-                history=history,
-                immediate=parsed.on_divergence == "raise",
-            )
+            interpreter = interpreter_of(graph, kind, answer.to, immediate=parsed.on_divergence == "raise")
             answer.compiled(kind, interpreter.ignoring)
             counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
             return _after(interpreter, lambda: answer.ran(kind, *counts))
 
         return compile_graph
 
-    return _compile(gm, example_inputs, parsed, compiler_for, parsed.dump)
+    compiled = _compile(
+        gm,
+        example_inputs,
+        parsed,
+        compiler_for,
+        parsed.dump,
+        on_joint=lambda joint, _inputs: compiled_calls.update(operators_in(joint)),
+    )
+    dropped = dropped_calls(gm, compiled_calls)
+    if not dropped:
+        return compiled
+    alone = Alone(gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), answer)
+
+    def run(*args: Any) -> Any:
+        alone.check(args)
+        return compiled(*args)
+
+    return run
 
 
 def _after(run: BoxedCallable, then: Callable[[], None]) -> BoxedCallable:
@@ -220,8 +249,15 @@ def _compile(
     options: AotOptions,
     compiler_for: Callable[[str], AotCompiler],
     dump_to: Path | None,
+    on_joint: JointObserver | None = None,
 ) -> Callable[..., Any]:
     dump = _dump_of(gm, options, dump_to)
+
+    def observe(joint: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        if on_joint is not None:
+            on_joint(joint, inputs)
+        if dump is not None:
+            dump.write("joint", joint)
 
     def compiler(kind: str) -> AotCompiler:
         inner = compiler_for(kind)
@@ -242,7 +278,7 @@ def _compile(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            on_joint=None if dump is None else lambda joint, _inputs: dump.write("joint", joint),
+            on_joint=None if dump is None and on_joint is None else observe,
         )
     return _watched(dump, compiled)
 

@@ -79,6 +79,22 @@ class Answer:
         for ledger in self._ledgers():
             ledger.skip(skip)
 
+    def dropped(self, checked: int, notes: Sequence[str], skips: Sequence[Skip]) -> None:
+        """Note calls that compilation dropped.
+
+        Args:
+            checked: How many were made alone and checked.
+            notes: What to say of them.
+            skips: Those that could not be checked.
+        """
+        for ledger in self._ledgers():
+            if checked:
+                ledger.count({"calls that compilation dropped": checked})
+            for note in notes:
+                ledger.note(note)
+            for skip in skips:
+                ledger.skip(replace(skip, region=self._region.name))
+
     def ran(self, kind: str, nodes: int, asserts: int, unchecked: Mapping[str, int]) -> None:
         """Note that a graph ran.
 

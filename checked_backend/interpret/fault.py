@@ -100,21 +100,19 @@ def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) 
     """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
     if inputs is None:
         return None
-    state = torch.get_rng_state()
+    devices = {leaf.device.index for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
     try:
         call = own_call(target, *inputs)
-        if call is None or (call[0]._schema.is_mutable and target is call[0]):
-            return None  # it would write to the program's own tensors once more
-        operator, args, kwargs = call
-        if operator is effectful(target, inputs[0]) and operator._schema.is_mutable:
+        if call is None:
             return None
+        operator, args, kwargs = call
+        if operator._schema.is_mutable and operator in (target, effectful(target, inputs[0])):
+            return None  # it would write to the program's own tensors once more
         fake = tree_leaves(fake_result(operator, args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
             real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
     except Exception:
         return None
-    finally:
-        torch.set_rng_state(state)
     return len(fake) == len(real) and all(map(_same, fake, real))
 
 

@@ -64,7 +64,7 @@ class History:
         wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
             the same names; each with whether it is so only because of something that the user ignores.
         memory: Storages that operators which do not come with torch have seen.
-        own_faults: For subjects whose inputs were wrong: whether the operator is wrong of itself.
+        own_faults: For a graph's nodes whose inputs were wrong: whether the operator is wrong of itself.
     """
 
     def __init__(self) -> None:

@@ -200,10 +200,10 @@ class Run:
         """Whether a problem merely follows from an earlier one, and whether the user does not want to hear of it."""
         causes = self._causes(plan, problem.mismatch)
         if causes and is_custom(plan.node):
-            verdicts = self._owner.history.own_faults
-            if problem.subject not in verdicts:
-                verdicts[problem.subject] = is_own_fault(plan.node, problem.inputs)
-            causes = [] if verdicts[problem.subject] else causes
+            verdicts, key = self._owner.history.own_faults, f"{problem.graph} {problem.subject}"
+            if key not in verdicts:
+                verdicts[key] = is_own_fault(plan.node, problem.inputs)
+            causes = [] if verdicts[key] else causes
         settings = self._owner.settings
         entry = settings.ignores(plan.node) or settings.hides(problem.kind.value, problem.detail, problem.subject)
         follows = _FOLLOWS if causes and all(causes) else ""

@@ -13,6 +13,7 @@ __all__ = [
     "arguments",
     "auto_functionalized",
     "effectful",
+    "is_built_in",
     "is_custom",
     "operator_name",
     "read_only_inputs",
@@ -75,7 +76,12 @@ def is_custom(node: fx.Node) -> bool:
     if auto_functionalized(node) is not None:
         return True
     operator = effectful(node.target, node.args) or node.target
-    return isinstance(operator, OpOverload) and operator.namespace not in _BUILT_IN
+    return isinstance(operator, OpOverload) and not is_built_in(operator)
+
+
+def is_built_in(operator: OpOverload) -> bool:
+    """Whether an operator comes with torch."""
+    return operator.namespace in _BUILT_IN
 
 
 def operator_name(node: fx.Node) -> str:
