@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -118,7 +119,8 @@ def check(
 ) -> Verdict:
     """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
     factory = _later("checked_backend.factory")
-    function, args, kwargs = factory.load_factory(target)
+    with _own_output(as_json):
+        function, args, kwargs = factory.load_factory(target)
     options: dict[str, Any] = {  # those that are None are left to their defaults
         "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
         or None,
@@ -133,7 +135,8 @@ def check(
         "localize": localize or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
+    with _own_output(as_json):
+        found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
 
@@ -155,7 +158,8 @@ def replay(
     for module in modules or ():
         _import(module)
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
-    found: Report = _later("checked_backend.replay").replay(loaded, compiler=compiler, seed=seed)
+    with _own_output(as_json):
+        found: Report = _later("checked_backend.replay").replay(loaded, compiler=compiler, seed=seed)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
 
@@ -185,9 +189,10 @@ def localize(
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
     folder.mkdir(parents=True, exist_ok=True)
     investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
-    found: Report = _later("checked_backend.replay").replay(
-        loaded, compiler=compiler, seed=seed, investigator=investigation, report_dir=folder
-    )
+    with _own_output(as_json):
+        found: Report = _later("checked_backend.replay").replay(
+            loaded, compiler=compiler, seed=seed, investigator=investigation, report_dir=folder
+        )
     _print(found.to_json() if as_json else str(found))
     return found.verdict
 
@@ -238,6 +243,9 @@ def _run(arguments: list[str]) -> int:
         return _MISUSE
     except OSError as error:
         _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _MISUSE
+    except SystemExit as stop:  # its code would be taken for a verdict
+        _complain(f"the program called sys.exit({'' if stop.code is None else repr(stop.code)}); it was not checked")
         return _MISUSE
     except typer.Abort:
         _complain("stopped")
@@ -294,6 +302,11 @@ def _print_reports(reports: Sequence[Report]) -> None:
             console.print(render_rich(shown), soft_wrap=False)
         else:
             _print(str(shown))
+
+
+def _own_output(as_json: bool) -> AbstractContextManager[Any]:
+    """What the user's program prints does not mix with JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def _print(text: str) -> None:

@@ -42,7 +42,7 @@ def load_factory(target: str) -> Loaded:
         raise CheckedBackendError(f"{path} has no function {name!r}")
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whose exit code would be taken for a verdict
         raise CheckedBackendError(f"{target} raised:\n{_users_part(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
     function, args, kwargs = (*parts, *((), {})[len(parts) - 1 :]) if 1 <= len(parts) <= 3 else (None, (), {})
@@ -65,7 +65,7 @@ def _run_file(path: Path) -> ModuleType:
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look a class's module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CheckedBackendError(f"{path} raised:\n{_users_part(error)}") from error
     return module
 

@@ -14,7 +14,7 @@ import pytest
 from cli_tools import Run
 
 from checked_backend import cli
-from checked_backend.record import Coverage, Finding, Kind, Skip
+from checked_backend.record import Coverage, Finding, Kind, Skip, Verdict
 from checked_backend.report import Report
 from checked_backend.report.write import read_reports, write_report
 
@@ -222,6 +222,16 @@ def make():
 
 def layer():
     return torch.nn.Linear(4, 2), (torch.arange(12.0).view(3, 4),)
+
+def leaves():
+    raise SystemExit(0)
+
+def talks():
+    print("about itself")
+    return make()
+
+def ends():
+    return lambda x: leaves(), (torch.arange(3.0),)
 """
 
 
@@ -261,6 +271,21 @@ def test_check(run: Run, program: Path) -> None:
     assert "nonsense" in err
     code, _, err = run("check", f"{program}:missing")
     assert (code, err) == (3, f"checked-backend: {program} has no function 'missing'\n")
+
+
+def test_a_program_that_exits_is_no_pass(run: Run, program: Path) -> None:
+    code, out, err = run("check", f"{program}:leaves", "--compiler", "eager")
+    assert (code, out) == (3, "")
+    assert "raised:" in err
+    assert "SystemExit: 0" in err
+    code, out, err = run("check", f"{program}:ends", "--compiler", "eager")
+    assert (code, out) == (3, "")
+    assert err == "checked-backend: the program called sys.exit(0); it was not checked\n"
+
+
+def test_json_is_all_that_is_printed(run: Run, program: Path) -> None:
+    code, out, err = run("check", f"{program}:talks", "--compiler", "eager", "--json")
+    assert (code, Report.from_json(out).verdict, err) == (0, Verdict.PASS, "about itself\n")
 
 
 Checked = Callable[..., tuple[int, Report]]
