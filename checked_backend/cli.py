@@ -10,8 +10,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -119,7 +119,7 @@ def check(
 ) -> Verdict:
     """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
     factory = _later("checked_backend.factory")
-    with _own_output(as_json):
+    with _users_code(as_json):
         function, args, kwargs = factory.load_factory(target)
     options: dict[str, Any] = {  # those that are None are left to their defaults
         "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
@@ -135,7 +135,7 @@ def check(
         "localize": localize or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    with _own_output(as_json):
+    with _users_code(as_json):
         found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
@@ -158,7 +158,7 @@ def replay(
     for module in modules or ():
         _import(module)
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
-    with _own_output(as_json):
+    with _users_code(as_json):
         found: Report = _later("checked_backend.replay").replay(loaded, compiler=compiler, seed=seed)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
@@ -189,7 +189,7 @@ def localize(
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
     folder.mkdir(parents=True, exist_ok=True)
     investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
-    with _own_output(as_json):
+    with _users_code(as_json):
         found: Report = _later("checked_backend.replay").replay(
             loaded, compiler=compiler, seed=seed, investigator=investigation, report_dir=folder
         )
@@ -243,9 +243,6 @@ def _run(arguments: list[str]) -> int:
         return _MISUSE
     except OSError as error:
         _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return _MISUSE
-    except SystemExit as stop:  # its code would be taken for a verdict
-        _complain(f"the program called sys.exit({'' if stop.code is None else repr(stop.code)}); it was not checked")
         return _MISUSE
     except typer.Abort:
         _complain("stopped")
@@ -304,9 +301,15 @@ def _print_reports(reports: Sequence[Report]) -> None:
             _print(str(shown))
 
 
-def _own_output(as_json: bool) -> AbstractContextManager[Any]:
-    """What the user's program prints does not mix with JSON."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+@contextmanager
+def _users_code(as_json: bool) -> Iterator[None]:
+    """Run what the user wrote: what it prints does not mix with JSON, and its exit code is no verdict."""
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            yield
+    except SystemExit as stop:
+        code = "" if stop.code is None else repr(stop.code)
+        raise CheckedBackendError(f"the program called sys.exit({code}); it was not checked") from stop
 
 
 def _print(text: str) -> None:
