@@ -20,7 +20,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload, disable_current_modes, jit_autocast_off
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed, boxed_module
-from checked_backend.errors import CandidateError
+from checked_backend.errors import CandidateError, DumpError, DumpWarning
 from checked_backend.report.dot import graph_to_dot, render_svg
 
 __all__ = ["draw_graph", "interpret", "nop", "print_graph", "torchscript"]
@@ -64,17 +64,26 @@ def draw_graph(name: str | os.PathLike[str]) -> AotCompiler:
             ones are ``graph_1.dot``, ``graph_2.dot``, ...; each also as ``.svg`` where Graphviz's ``dot`` is installed.
 
     Returns:
-        The compiler.
+        The compiler. It warns, and the program goes on, where a drawing cannot be written.
+
+    Raises:
+        DumpError: From the compiler, if the folder cannot be made.
     """
     folder = Path(name)
     indices = itertools.count()
 
     def draw(gm: fx.GraphModule, example_inputs: Sequence[Any], /) -> BoxedCallable:
         index = next(indices)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DumpError(f"cannot make the folder {folder}: {error}. Give draw_graph another one.") from error
         target = folder / ("graph.dot" if index == 0 else f"graph_{index}.dot")
-        target.write_text(graph_to_dot(gm.graph, folder.name or "graph"), encoding="utf-8")
-        render_svg(target, _DOT_TIMEOUT_S)
+        try:
+            target.write_text(graph_to_dot(gm.graph, folder.name or "graph"), encoding="utf-8")
+            render_svg(target, _DOT_TIMEOUT_S)
+        except OSError as error:
+            warnings.warn(f"{target} was not drawn, the program goes on: {error}", DumpWarning, stacklevel=2)
         return boxed_module(gm)
 
     return draw

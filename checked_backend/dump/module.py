@@ -74,13 +74,25 @@ def _graph_module(body, inputs):
 
 '''
 
+_FUTURE = "from __future__ import annotations\n"
+
+# before anything else is imported
+_OWN_FOLDER = """
+import os
+import sys
+
+# Python looks for modules next to a script first. Whatever lies in the folder of a dump that came from somebody else,
+# a json.py or a torch.py, is not what this script means by these names.
+_HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) != _HERE]
+"""
+
 _REPRO = """
 
 # ---- the repro ----
 
 import argparse
-import importlib.util
-import os
+import types
 
 
 def main():
@@ -92,17 +104,18 @@ def main():
     unsupported = {unsupported}
     if unsupported:
         raise SystemExit("this graph cannot be run from its dump: " + "; ".join(unsupported))
-    here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "inputs.json"), encoding="utf-8") as stream:
+    with open(os.path.join(_HERE, "inputs.json"), encoding="utf-8") as stream:
         document = json.load(stream)
-    path = os.path.join(here, "inputs.safetensors")
+    path = os.path.join(_HERE, "inputs.safetensors")
     saved = read_storages(path) if document["values"] and os.path.exists(path) else {{}}
     if document["values"] and not saved:
         print("inputs.safetensors is not here: the values are made from the seed")
     print("inputs:", "the recorded values" if saved else f"made from seed {{chosen.seed}}")
-    spec = importlib.util.spec_from_file_location("module", os.path.join(here, "module.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # its text, and not what lies compiled in a __pycache__
+    module = types.ModuleType("module")
+    module.__file__ = os.path.join(_HERE, "module.py")
+    with open(module.__file__, encoding="utf-8") as stream:
+        exec(compile(stream.read(), module.__file__, "exec"), module.__dict__)
 
     def run(compiled):
         with ambient(document):
@@ -185,7 +198,8 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
 
 def repro_source(encoded: EncodedGraph) -> str:
     """The text of ``repro.py``, which runs the dump's graph with nothing but torch."""
-    text = inspect.getsource(standalone)
+    head, future, text = inspect.getsource(standalone).partition(_FUTURE)
+    text = head + future + _OWN_FOLDER + text
     needs = _comment(_needs(encoded)).replace("{", "").replace('"', "'")
     return text.rstrip() + _REPRO.format(needs=needs, unsupported=ascii(list(encoded.unsupported)))
 

@@ -60,6 +60,7 @@ class RegionDump:
         self._slot = slot
         self._values = values
         self._pending: dict[str, _Pending] = {}
+        self._written: dict[str, str] = {}
         self._lock = threading.Lock()  # a region may be called from several threads
 
     @classmethod
@@ -92,8 +93,13 @@ class RegionDump:
 
     def write(self, kind: str, gm: fx.GraphModule) -> None:
         """Write a graph, with what is known of its inputs so far. Warns if that fails."""
+        text = str(gm.graph)
         if self._slot.path(kind).exists():
-            return  # AOT autograd compiles a backward again whose first compilation failed
+            # AOT autograd compiles a backward again whose first compilation failed: that one is there
+            if self._written.get(kind) != text:
+                _warn(DumpError(f"{self._slot.path(kind)} is there already, with another graph of this region"))
+            return
+        self._written[kind] = text
         try:
             with _real_tensors():
                 self._pending[kind] = self._write(kind, portable(gm))

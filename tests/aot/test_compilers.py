@@ -15,9 +15,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import checked_backend as cb
 from checked_backend import aot
 from checked_backend.aot.boxed import AotCompiler, boxed_module
-from checked_backend.errors import CandidateError
+from checked_backend.errors import CandidateError, DumpWarning
 from checked_backend.report.dot import graph_to_dot
 
 BY_NAME: dict[str, AotCompiler] = {
@@ -141,6 +142,17 @@ def test_draw_graph_numbers_its_drawings(tmp_path: Path) -> None:
     assert "aten.relu.default" in text
     assert "float32[3] strides (1)" in text
     assert text.count(" -> ") == 2
+
+
+def test_draw_graph_says_what_it_cannot_write(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    (tmp_path / "file").touch()
+    with pytest.raises(cb.DumpError, match=r"cannot make the folder .*file.*Give draw_graph another one"):
+        aot.draw_graph(tmp_path / "file" / "drawing")(trace(lambda t: (t.relu(),), x), [x])
+    (tmp_path / "drawing" / "graph.dot").mkdir(parents=True)
+    with pytest.warns(DumpWarning, match=r"graph\.dot was not drawn, the program goes on"):
+        run = aot.draw_graph(tmp_path / "drawing")(trace(lambda t: (t.relu(),), x), [x])
+    assert torch.equal(run([x])[0], x.relu())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs an executable shell script")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
+import py_compile
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, edit
+from dump_tools import dumps, edit, python
 from torch import nn
 
 import checked_backend as cb
@@ -292,6 +294,24 @@ def test_code_in_the_folder_is_not_run_by_loading_or_showing(dump: Path, monkeyp
     loaded = cb.load_dump(dump)
     loaded.module(*loaded.inputs())
     render_dump(loaded)
+    assert not (dump / "pwned").exists()
+
+
+def test_repro_runs_no_other_code_of_its_folder(dump: Path) -> None:
+    bomb = "import os\nopen('pwned', 'w').close()\n"
+    for file in ("torch.py", "json.py", "numpy.py", "argparse.py", "types.py", "contextlib.py"):
+        (dump / file).write_text(bomb)
+    (dump / "typing").mkdir()
+    (dump / "typing" / "__init__.py").write_text(bomb)
+    # a compiled module that claims to belong to module.py, and not to need another look at it
+    source = dump / "other.py"
+    source.write_text(bomb)
+    compiled = py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    Path(compiled).rename(importlib.util.cache_from_source(str(dump / "module.py")))
+    for words in (("repro.py",), ("repro.py", "--compiler", "eager")):
+        done = python(*words, folder=dump)
+        assert done.returncode == 0, done.stderr
+        assert "output[0]" in done.stdout
     assert not (dump / "pwned").exists()
 
 

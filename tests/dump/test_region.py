@@ -211,6 +211,16 @@ def test_a_backward_that_is_compiled_twice_is_dumped_once(tmp_path: Path) -> Non
     assert (tmp_path / "net/net_backward_0/graph.json").stat().st_mtime_ns == before
 
 
+def test_another_graph_of_the_same_kind_is_told(tmp_path: Path) -> None:
+    dump = RegionDump.claim(tmp_path, "net", values=False)
+    assert dump is not None
+    dump.write("backward", torch.fx.symbolic_trace(lambda x: x + 1))
+    written = (tmp_path / "net" / "net_backward_0" / "graph.json").read_bytes()
+    with pytest.warns(cb.DumpWarning, match=r"not dumped, the program goes on: .*net_backward_0 is there already"):
+        dump.write("backward", torch.fx.symbolic_trace(lambda x: x + 2))
+    assert (tmp_path / "net" / "net_backward_0" / "graph.json").read_bytes() == written
+
+
 def test_only_the_first_call_is_recorded_also_from_threads(tmp_path: Path) -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
