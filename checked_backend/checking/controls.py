@@ -13,17 +13,12 @@ from torch import fx
 
 from checked_backend.checking.compare import in_step
 from checked_backend.checking.program import Modes, Outcome, Program
-from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
-from checked_backend.regions.controls import Values
+from checked_backend.regions.controls import MadeElsewhereError, Values
 
-__all__ = ["ControlError", "ProgramControls"]
-
-
-class ControlError(CheckedBackendError):
-    """A control run that cannot be made of a whole program."""
+__all__ = ["ProgramControls"]
 
 
 @dataclass(slots=True)
@@ -59,11 +54,11 @@ class ProgramControls:
 
     def repeat_candidate(self) -> Values:
         """Not made: Dynamo compiles nothing while a dispatch mode is active; each region makes its own."""
-        raise ControlError("made for each region instead")
+        raise MadeElsewhereError("made for each region instead")
 
     def candidate_alone(self) -> Values:
         """Not made: only what `repeat_candidate` finds needs it."""
-        raise ControlError("made for each region instead")
+        raise MadeElsewhereError("made for each region instead")
 
     def monte_carlo(self, seed: int, magnitude: float) -> Values:
         """Eager with every operator's result perturbed."""
@@ -92,7 +87,7 @@ class ProgramControls:
 
     def twin(self) -> Values:
         """Not made of a whole program: each region makes its own."""
-        raise ControlError("made for each region instead")
+        raise MadeElsewhereError("made for each region instead")
 
     def unfused(self) -> Values | None:
         """Not made of a whole program: each region makes its own."""

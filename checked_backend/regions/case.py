@@ -117,7 +117,9 @@ class Case:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
             spread = self.float64_envelope.rms if self.float64_envelope is not None else 0.0
-            return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / self._size())
+            # eager may have NaN where float64 has large numbers, and noise where it has zeros
+            size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
+            return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
         return max(least, ENVELOPE_FACTOR * self.relative_noise())
 

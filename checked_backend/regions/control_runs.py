@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from checked_backend.record import Skip
-from checked_backend.regions.controls import Controls, Values
+from checked_backend.regions.controls import Controls, MadeElsewhereError, Values
 from checked_backend.regions.rulings import Rulings
 
 __all__ = ["ControlRuns", "short"]
@@ -21,17 +21,22 @@ class ControlRuns:
     Attributes:
         controls: As given.
         missing: Why, for each control that could not run.
+        elsewhere: Controls that another check of the same program makes.
     """
 
     def __init__(self, controls: Controls, rulings: Rulings) -> None:
         self.controls = controls
         self.missing: dict[str, str] = {}
+        self.elsewhere: set[str] = set()
         self._rulings = rulings
 
     def run(self, name: str, control: Callable[[], Values | None]) -> Values | None:
         """What a control gives; None if it could not run, or has nothing to give."""
         try:
             return control()
+        except MadeElsewhereError:
+            self.elsewhere.add(name)
+            return None
         except Exception as error:  # recorded: a control that could not run is in the coverage
             self.missing[name] = short(error)
             skip = Skip(f"control: {name}", short(error))

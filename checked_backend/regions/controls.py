@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode, promote
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
@@ -21,10 +22,14 @@ from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.twin import default_dtype
 
-__all__ = ["Controls", "RegionControls", "Values", "Variants"]
+__all__ = ["Controls", "MadeElsewhereError", "RegionControls", "Values", "Variants"]
 
 Values = dict[str, torch.Tensor]
 Region = Callable[..., Any]
+
+
+class MadeElsewhereError(CheckedBackendError):
+    """A control run that another check of the same program makes."""
 
 
 class Controls(Protocol):

@@ -24,7 +24,7 @@ from checked_backend.numerics.judge import (
 )
 from checked_backend.numerics.noise import difference, root_mean_square
 from checked_backend.record import Finding, Kind, Skip
-from checked_backend.regions.case import Case, is_floating
+from checked_backend.regions.case import REPEATS, Case, is_floating
 from checked_backend.regions.charges import Charge, charge
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
@@ -249,20 +249,40 @@ class Hearing:
     # rulings
 
     def _close_as_noise(self, case: Case) -> None:
+        if self._hides_everything(case):
+            return
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
-        power = self._rulings.powers[case.pair.name] = case.detection_power()
-        if power >= 1 and case.pair.reference.dtype in _NARROWER_THAN_DOUBLE and not case.vanishes:
-            self._hidden(case)
+        self._rulings.powers[case.pair.name] = case.detection_power()
         case.closed = True
 
-    def _hidden(self, case: Case) -> None:
-        if not self._wants_twin(case):
-            return  # it was asked in an earlier call
+    def _hides_everything(self, case: Case) -> bool:
+        """Whether an error of 100 % would be lost in the noise, so that nothing was judged. Closes such a case."""
+        if case.detection_power() < 1 or case.pair.reference.dtype not in _NARROWER_THAN_DOUBLE or case.vanishes:
+            return False
+        if not self._wants_twin(case) or "float64 twin" in self._runs.elsewhere:
+            return False  # it was asked in an earlier call, or is by another check
+        if case.logic_differs is False:
+            return self._changes_by_itself(case)
         lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
         why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
         reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
         self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
+        case.closed = True
+        return True
+
+    def _changes_by_itself(self, case: Case) -> bool:
+        """Noise of that size in float64: of an ill-conditioned program, or is it eager that changes now and then?"""
+        again = self._runs.run("high-precision reference", lambda: self._controls.high_precision(None))
+        sample = None if again is None else case.sample(again)
+        if sample is None or case.high_precision is None:
+            return False
+        spread = root_mean_square(difference(case.high_precision, sample))
+        if spread <= REPEATS * root_mean_square(case.high_precision):
+            return False
+        case.evidence["eager's own spread between two runs in float64, rms"] = spread
+        self._close(case, _NONDETERMINISTIC)
+        return True
 
     def _close_as_wrong(self, case: Case) -> None:
         if case.envelope is None and case.high_precision is None:

@@ -41,6 +41,7 @@ class Scripted:
         unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
         jumps: In which float64 control runs the result jumps.
         jump: By how much.
+        drift: By how much float64 differs from run to run.
         lost: Controls that cannot run.
         asked: How often each control was asked.
     """
@@ -54,6 +55,7 @@ class Scripted:
     unfused_value: Make | None = None
     jumps: tuple[int, ...] = ()
     jump: float = 1.0
+    drift: float = 0.0
     lost: tuple[str, ...] = ()
     noise: float = 1.0
     asked: dict[str, int] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Scripted:
 
     def high_precision(self, seed: int | None) -> Values:
         if seed is None:
-            return self._give("high_precision", self.right.clone)
+            return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
         return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
 
     def twin(self) -> Values:
@@ -494,6 +496,16 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
     assert kinds == (["nondeterministic"] if jumps else [])
     if jumps:
         assert rulings.findings[0].evidence["the same in float64"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drift", [0.0, 1e-3])
+def test_noise_as_large_as_the_tensor_in_float64_too(dtype: torch.dtype, drift: float) -> None:
+    """A program may cancel all of its digits; one that changes now and then cannot be judged."""
+    controls = Scripted(dtype, exact(), lambda: exact() * 1.1, jumps=tuple(range(1, 11)), drift=drift, noise=2.0**24)
+    rulings = judged(controls, exact() * 1.5, thorough=False)
+    assert [str(finding.kind) for finding in rulings.findings] == (["nondeterministic"] if drift else [])
+    assert rulings.powers.get("output[0]", 100) > 10
 
 
 def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:

@@ -91,3 +91,20 @@ def test_places_of_the_greatest_sums_without_a_fixed_order_are_noise(face, unste
     x[:, [3, 7]] += 1
     x[0, 7] += 2e-5  # the greater of two sums, by less than the rounding of either
     assert face(program, x).verdict is Verdict.PASS
+
+
+def test_digits_that_cancel_in_float64_too_are_noise():
+    def condition(x):
+        return torch.linalg.cond(torch.arctan(x))  # of a singular matrix
+
+    def otherwise(gm, _example_inputs):
+        return lambda *args: [result * 3 for result in gm.forward(*args)]
+
+    report = cb.check(condition, (torch.ones(2, 2),), compiler=otherwise)
+    assert report.verdict is Verdict.PASS
+    assert report.coverage.detection_power["output[0]"] > 1
+
+
+def test_gelu_that_loses_large_numbers_in_eager_alone():
+    report = check(torch.nn.functional.gelu, torch.tensor([float("inf"), 3.4e38, 1.0, -1.0] * 8))
+    assert report.verdict is Verdict.PASS
