@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from checked_backend.localize.cut import Cut, Judge
-from checked_backend.localize.locate import Location, locate
+from checked_backend.localize.locate import locate
+from checked_backend.localize.location import Location
 from checked_backend.localize.subgraph import operator_name
 
 __all__ = ["Cut", "Judge", "Location", "locate", "operator_name"]

@@ -161,7 +161,10 @@ def _judged_prefix(
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
     trial = Trial(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
     findings = judge(trial)
-    return Cut(trial, calls[-1], findings[0]) if findings else None
+    last = calls[-1]
+    while is_item(last) and isinstance(last.args[0], fx.Node):
+        last = last.args[0]
+    return Cut(trial, last, findings[0]) if findings else None
 
 
 def _tried(

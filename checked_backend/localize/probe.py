@@ -21,6 +21,7 @@ from checked_backend._torch import OpOverload, TracingContext, compiling, detect
 from checked_backend.interpret.effects import writes
 from checked_backend.interpret.operators import OperatorKind, describe_operator
 from checked_backend.interpret.random import RandomTape, RecordRandom
+from checked_backend.localize.bodies import is_higher_order
 from checked_backend.localize.local import Call, judge_call
 from checked_backend.localize.subgraph import (
     calls_of,
@@ -83,9 +84,11 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
     """
     traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(traced)
-    symbolic = fake_mode is not None and any(isinstance(value, torch.SymInt) for value in traced)
-    examples = traced if symbolic else list(inputs)
-    with compiling(), tracing(TracingContext(fake_mode) if symbolic else None), torch.no_grad():
+    # loops have values of no known size, for which tracing needs the fake mode of before
+    needed = any(isinstance(value, torch.SymInt) for value in traced) or any(map(is_higher_order, calls_of(gm)))
+    kept = fake_mode is not None and needed
+    examples = traced if kept else list(inputs)
+    with compiling(), tracing(TracingContext(fake_mode) if kept else None), torch.no_grad():
         return compile_candidate(compiler, copy_graph(gm), examples)
 
 

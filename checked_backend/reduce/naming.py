@@ -67,8 +67,6 @@ IN_PLACE_SIGNS: Mapping[Any, str] = MappingProxyType(
 )
 """Functions that are statements: their value is their first argument, changed."""
 
-_HIGHER_ORDER: Mapping[str, str] = MappingProxyType({"cond": "torch.cond"})
-"""Functions that take functions, by the name of their operator."""
 
 _HOMES: tuple[tuple[str, Any, str], ...] = (
     ("torch", torch, ""),
@@ -93,6 +91,15 @@ class Name:
     module: str | None = None
 
 
+_HIGHER_ORDER: Mapping[str, Name] = MappingProxyType(
+    {
+        "cond": Name("torch.cond"),
+        "while_loop": Name("torch.ops.higher_order.while_loop", "torch._higher_order_ops"),
+    }
+)
+"""Functions that take functions, by the name of their operator."""
+
+
 def name_of(function: Callable[..., Any]) -> Name | None:
     """Find the name under which a fresh process finds a function.
 
@@ -105,8 +112,7 @@ def name_of(function: Callable[..., Any]) -> Name | None:
     if isinstance(function, OpOverloadPacket):
         return Name(f"torch.ops.{function!s}")
     if isinstance(function, HigherOrderOperator):
-        public = _HIGHER_ORDER.get(function.name())
-        return None if public is None else Name(public)
+        return _HIGHER_ORDER.get(function.name())
     own = str(getattr(function, "__name__", ""))
     if not own:
         return None

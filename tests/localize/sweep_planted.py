@@ -1,10 +1,13 @@
 """Plant faults inside Inductor, let numcheck look for them, and tell how often it names the planted operator.
 
     python tests/localize/sweep_planted.py results.jsonl [--seconds 600] [--only relu,exp] [--on small,bert] [--quick]
+    python tests/localize/sweep_planted.py results.jsonl --on models
 
 Each fault is planted in a process of its own and, through ``everywhere/sitecustomize.py``, in every process that this
 one starts, so that repros are confirmed under the same fault. Results are kept line by line, and a later run goes on.
-``--quick`` only looks for the operator: nothing is reduced and no repro is written.
+``--quick`` only looks for the operator: nothing is reduced and no repro is written. ``--on models`` plants each fault
+under one model that has its operator. ``--patience 4`` allows four times the seconds, on a machine that others use, and
+``--no-settings`` looks for no workaround.
 
 ``planted_quick.jsonl`` is what ``python tests/localize/sweep_planted.py planted_quick.jsonl --quick`` gave with torch
 2.13.0 on two cores (and, for a few faults, ``--on bert``); the seconds are those of a busy machine.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import logging
 import os
@@ -37,7 +41,7 @@ from planted import FAULTS, PLANTED, planted  # noqa: E402
 from programs import PROGRAMS  # noqa: E402
 
 from checked_backend import collect, numcheck  # noqa: E402
-from checked_backend._torch import without_compile_caches  # noqa: E402
+from checked_backend._torch import warm_inductor, without_compile_caches  # noqa: E402
 from checked_backend.localize import Location, locate  # noqa: E402
 from checked_backend.options import CheckOptions  # noqa: E402
 from checked_backend.record import Finding  # noqa: E402
@@ -52,6 +56,26 @@ MODELS: dict[str, Callable[[], models.Case]] = {
     "resnet": models.resnet,
     "vit": partial(models.vit_classifier, "eager", 0.0, 1),
 }
+HOMES: dict[str, tuple[str, ...]] = {
+    "bert": (
+        *("addmm", "gelu", "_softmax", "native_layer_norm", "embedding_dense_backward", "native_layer_norm_backward"),
+        *("bmm", "gather", "erf", "where", "sum", "embedding", "_log_softmax_backward_data"),
+    ),
+    "gpt2": (
+        *("tanh", "cumsum", "cat", "tanh_backward", "index", "mm", "slice", "constant_pad_nd", "div", "exp"),
+        "tanh_fused",
+    ),
+    "resnet": (
+        *("convolution_backward", "_native_batch_norm_legit_functional", "inject_relu", "threshold_backward", "mean"),
+        *("max_pool2d_with_indices_backward", "convolution", "scatter_add", "max_pool2d_with_indices", "amax", "copy_"),
+        "rsqrt",
+    ),
+    "vit": (
+        *("select_scatter", "gelu_backward", "permute", "cat", "_softmax_backward_data", "any", "var_mean", "select"),
+        *("_log_softmax", "nll_loss_backward", "_to_copy", "convert"),
+    ),
+}
+"""A model for each fault whose operator Inductor meets in one of them."""
 TIME_LIMIT = 420.0
 
 
@@ -64,23 +88,45 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--only", default="", help="faults, by comma; all if not given")
-    parser.add_argument("--on", default="small", help=f"programs, by comma: small, {', '.join(MODELS)}")
+    parser.add_argument("--on", default="small", help=f"programs, by comma: small, models, {', '.join(MODELS)}")
     parser.add_argument("--quick", action="store_true", help="only look for the operator")
+    parser.add_argument("--patience", type=float, default=1.0, help="so many times the usual seconds")
+    parser.add_argument("--no-settings", action="store_true", help="look for no workaround")
     options = parser.parse_args()
+    _be_patient(options.patience, settings=not options.no_settings)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     end = time.monotonic() + options.seconds
     known = {(line["fault"], line["on"]) for line in _lines(options.results)}
-    for name in options.only.split(",") if options.only else FAULTS:
-        for on in options.on.split(","):
-            if (name, on) in known or time.monotonic() > end:
-                continue
-            result = one(name, on, quick=options.quick)
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-            print(_row(result), flush=True)
+    warm_inductor()
+    names = options.only.split(",") if options.only else [*FAULTS]
+    for name, on in _pairs(names, options.on.split(",")):
+        if (name, on) in known or time.monotonic() > end:
+            continue
+        result = one(name, on, quick=options.quick)
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        print(_row(result), flush=True)
     print(_summary(_lines(options.results)))
+
+
+def _pairs(names: Sequence[str], on: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Faults and the programs they are planted under; the models in turn, so that a part of a sweep has of each."""
+    if "models" in on:
+        in_turn = itertools.zip_longest(*([(name, model) for name in homes] for model, homes in HOMES.items()))
+        yield from (pair for pairs in in_turn for pair in pairs if pair is not None and pair[0] in names)
+    yield from ((name, program) for name in names for program in on if program != "models")
+
+
+def _be_patient(times: float, *, settings: bool) -> None:
+    global TIME_LIMIT
+    TIME_LIMIT *= times
+    module = sys.modules["checked_backend.investigate"]
+    for limit in ("TIME_LIMIT", "TRIAL_LIMIT", "REDUCTION_LIMIT", "LEAST_SCRIPT_LIMIT"):
+        setattr(module, limit, getattr(module, limit) * times)
+    if not settings:
+        module._Search._workaround = lambda _search, _reduced: None  # type: ignore[attr-defined]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.localize.locate import _probe_limit
 from checked_backend.localize.probe import probe
+from checked_backend.localize.search import probe_limit
 from checked_backend.localize.stages import Recorded
 from checked_backend.worker import run_in_worker
 
@@ -37,13 +37,13 @@ def bytes_of_process(what: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 def test_the_probe_takes_less_than_twice_the_regions_own_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["checked_backend.localize.locate"], "LEAST_PROBE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["checked_backend.localize.search"], "LEAST_PROBE_BYTES", 0)
     x = torch.rand(ROWS)
     gm = make_fx(forward, tracing_mode="fake")(x)
 
     def measured() -> str:
         before = bytes_of_process("VmRSS")
-        limit = _probe_limit(Recorded("forward", gm))
+        limit = probe_limit(Recorded("forward", gm))
         assert limit == OWN
         culprit = probe(gm, (x,), lambda graph, _inputs: graph.forward, limit=limit)
         return f"{culprit} {bytes_of_process('VmHWM') - before}"

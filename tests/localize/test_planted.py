@@ -50,6 +50,13 @@ def test_the_planted_operator_is_named(name: str, tmp_path: Path) -> None:
     assert result["cut"] <= 5
 
 
+def test_every_model_has_faults_of_its_own() -> None:
+    assert set(sweep_planted.HOMES) == set(sweep_planted.MODELS)
+    for homes in sweep_planted.HOMES.values():
+        assert len(homes) >= 8
+        assert set(homes) <= set(FAULTS)
+
+
 def test_the_table_of_the_sweep_is_about_these_faults() -> None:
     table = Path(sweep_planted.__file__).with_name("planted_quick.jsonl")
     lines = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]

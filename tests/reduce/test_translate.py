@@ -97,6 +97,18 @@ def chosen(x: Tensor, y: Tensor) -> Tensor:
     return picked * 2
 
 
+def looped(x: Tensor, y: Tensor) -> Tensor:
+    def more(count: Tensor, _value: Tensor) -> Tensor:
+        return count < 3
+
+    def body(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return count + 1, torch.sin(value) * y
+
+    start = torch.zeros((), dtype=torch.int64)
+    found: tuple[Tensor, Tensor] = torch.ops.higher_order.while_loop(more, body, (start, x), ())
+    return found[1]
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -106,6 +118,7 @@ def chosen(x: Tensor, y: Tensor) -> Tensor:
         (statements, ["[1:3] = ", " += 2", " *= ", ".zero_()", ".sin_()"]),
         (several, ["torch.cat((", 'float("-inf")']),
         (chosen, ["torch.cond(", "def "]),
+        (looped, ["torch.ops.higher_order.while_loop(", "def "]),
     ],
 )
 def test_a_dynamo_graph_is_written_as_a_person_would(function: Callable[..., Any], words: list[str]) -> None:

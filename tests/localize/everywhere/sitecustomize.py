@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 _NAME = os.environ.get("PLANTED_IN_INDUCTOR")
-if _NAME:
+if _NAME and "-c" not in sys.orig_argv:  # Inductor asks short-lived processes what the CPU can do; they need no torch
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from planted import planted
 
