@@ -165,8 +165,8 @@ def _script(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda arg: str(arg) if isinstance(arg, torch.device) else arg)
     # freezing computes constants, which must be real ones
     with jit_autocast_off(), disable_current_modes(), warnings.catch_warnings():
-        # the person who asks for this compiler has asked for something deprecated
-        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
+        # the person who asks for this compiler has asked for something deprecated: DeprecationWarning or FutureWarning
+        warnings.filterwarnings("ignore", message=r".*torch\.jit")
         # about torch's own nn.Module.__init__, which nobody here can change
         warnings.filterwarnings("ignore", message=r"The TorchScript type system", category=UserWarning)
         scripted = torch.jit.script(fx.GraphModule(gm, graph))

@@ -18,6 +18,7 @@ from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
 from checked_backend.checking.program import Call, Program
+from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.trial import Trial, run_trial
@@ -188,7 +189,18 @@ class _Plan:
 
         shown = with_baked_values(shown, trial, alone)
         findings = [told(entry, trial) for entry in shown]
-        findings = with_levels(findings, self.options.compiler, with_compiler, numpy=trial.tracing.numpy)
+        rounding = Rounding(trial.program)
+
+        def same_in_float64(place: int) -> bool | None:
+            return rounding.explains(shown[place].calls[0], shown[place].finding.subject)
+
+        findings = with_levels(
+            findings,
+            self.options.compiler,
+            with_compiler,
+            numpy=trial.tracing.numpy,
+            same_in_float64=same_in_float64,
+        )
         return with_blame(findings, self.program, self.options, self.dynamic) if self.options.localize else findings
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:

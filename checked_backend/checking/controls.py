@@ -85,6 +85,10 @@ class ProgramControls:
         modes.append(HighPrecisionMode())
         return self._values(self.program.run_all(modes=self._replaying(*modes), wide=True))
 
+    def traced_in_float64(self) -> Values:
+        """The graphs that Dynamo makes of the program, run in float64."""
+        return self._values(self.program.run_all(self._traced.under(HighPrecisionMode()), wide=True))
+
     def twin(self) -> Values:
         """Not made of a whole program: each region makes its own."""
         raise MadeElsewhereError("made for each region instead")

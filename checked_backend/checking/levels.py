@@ -17,11 +17,20 @@ _LADDER = (
     ("aot_eager", "aot", "AOT autograd: its graphs, run in eager, are wrong already, whatever compiles them"),
 )
 _NO_ROUNDING = "its values are wrong, and Dynamo's graph, run in eager, rounds as the program does: no rounding error"
+_OTHER_ROUNDING = (
+    "Dynamo's graph loses precision that the program has in eager: it rounds otherwise; in float64 both agree, so it "
+    "is no wrong logic"
+)
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
 def with_levels(
-    findings: Sequence[Finding], compiler: object, failing: Failing, *, numpy: bool = False
+    findings: Sequence[Finding],
+    compiler: object,
+    failing: Failing,
+    *,
+    numpy: bool = False,
+    same_in_float64: Callable[[int], bool | None] = lambda _: None,
 ) -> list[Finding]:
     """Tell for each finding at which level it arises first.
 
@@ -30,6 +39,8 @@ def with_levels(
         compiler: The candidate.
         failing: Runs a trial with another compiler.
         numpy: Whether NumPy computes a part of the program in eager: Dynamo's graph then rounds otherwise.
+        same_in_float64: Whether what the finding at this place is about agrees where eager and Dynamo's graph run in
+            float64; None where that is not known.
 
     Returns:
         The findings; those that fail have a stage, and the level in words among their evidence.
@@ -51,10 +62,19 @@ def with_levels(
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
             finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
-            if stage == "eager" and finding.kind is Kind.PRECISION and not numpy:
-                finding = replace(finding, kind=Kind.LOGIC, detail=str(Kind.LOGIC), message=_NO_ROUNDING)
+            if stage == "eager" and finding.kind in (Kind.PRECISION, Kind.MUTATION) and not numpy:
+                finding = _judged_again(finding, same_in_float64(place))
         told.append(finding)
     return told
+
+
+def _judged_again(finding: Finding, same_in_float64: bool | None) -> Finding:
+    """What a difference between eager and Dynamo's graph, run in eager, is: rounding is not all that may differ."""
+    if same_in_float64:
+        return replace(finding, kind=Kind.PRECISION, detail="precision.traced", message=_OTHER_ROUNDING)
+    if finding.kind is Kind.PRECISION:
+        return replace(finding, kind=Kind.LOGIC, detail=str(Kind.LOGIC), message=_NO_ROUNDING)
+    return finding
 
 
 def _shown_in(finding: Finding, lower: Sequence[Finding]) -> bool:

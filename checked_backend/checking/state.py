@@ -92,9 +92,11 @@ class State:
         return self
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """What an optimizer is over: the parameters that require grad; if there are none, the inputs that do."""
+        """What an optimizer is over, each once: the parameters that require grad; if there are none, the inputs."""
         chosen = {name: tensor for name, tensor in self.differentiable.items() if name in self.parameters}
-        return chosen or dict(self.differentiable)
+        chosen = chosen or self.differentiable
+        names = {id(tensor): name for name, tensor in reversed(chosen.items())}
+        return {name: tensor for name, tensor in chosen.items() if names[id(tensor)] == name}
 
     def restorable(self) -> Iterator[torch.Tensor]:
         """What a call that begins anew must find as the first one found it; arguments have their own copies."""

@@ -57,7 +57,7 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, _ATOMS + _FUNCTIONS):
         return None
     if isinstance(value, Mapping):
-        return [(f"[{key}]", inner) for key, inner in value.items()]
+        return [(f"[{_named(key, place)}]", inner) for place, (key, inner) in enumerate(value.items())]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (tuple, list, deque)):
@@ -65,6 +65,12 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if dataclasses.is_dataclass(value):
         return [(f".{member.name}", getattr(value, member.name, None)) for member in dataclasses.fields(value)]
     return None
+
+
+def _named(key: object, place: int) -> str:
+    """A key as it is written, or by its place where that would show its values or its address, as of a parameter."""
+    plain = isinstance(key, (str, int, float, complex, bytes, Enum, tuple, frozenset)) or key is None
+    return str(key) if plain else f"{type(key).__name__} {place}"
 
 
 def has_attributes(value: Any) -> bool:

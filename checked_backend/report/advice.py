@@ -48,6 +48,11 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             'options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, it '
             "was fusion in low precision. Else run the part at 'your line' in float32."
         ),
+        "precision.traced": (
+            "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "
+            "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
+            "for you, keep it out of the compiler with torch.compiler.disable."
+        ),
         "nonfinite": (
             "nonfinite: NaN or infinity on one side only. Look at divisions, log, exp, sqrt and masked softmax near "
             "'your line': a rewrite that is equal on paper can overflow. Keep that part in float32 or out of the "

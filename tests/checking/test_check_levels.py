@@ -57,6 +57,19 @@ def test_the_compilers_level() -> None:
     assert "level: the compiler" in str(cb.check(model, (batch(2, 4),), compiler=faults.wrong_value()))
 
 
+def test_a_way_that_only_rounds_otherwise_is_no_wrong_logic() -> None:
+    """As torch's optimizers do it: Python's numbers in eager, float32 tensors when compiled."""
+
+    def corrected(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return x / (1 - 0.999**step)
+        return x / (1 - 0.999 ** step.item())
+
+    finding = only(cb.check(corrected, (batch(8), torch.tensor(1.0)), compiler="eager"))
+    assert (finding.detail, finding.stage) == ("precision.traced", "eager")
+    assert "in float64 both agree" in finding.message
+
+
 def test_findings_of_several_levels_are_told_apart() -> None:
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if torch.compiler.is_compiling():

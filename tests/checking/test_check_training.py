@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -257,6 +258,39 @@ class Plain(torch.optim.Optimizer):
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
                 parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def test_a_step_inside_of_the_program_rounds_otherwise() -> None:
+    """The optimizer's state is keyed by parameters: their values are no names."""
+    weight = nn.Parameter(torch.randn(4, 3))
+    gradient, optimizer = torch.randn(4, 3), torch.optim.Adam([weight], lr=0.5)
+
+    def step() -> torch.Tensor:
+        weight.grad = gradient.clone()
+        optimizer.step()
+        return weight.detach().clone()
+
+    report = cb.check(step, compiler="eager", gradients=False)
+    assert {finding.detail for finding in report.findings} == {"precision.traced"}, str(report)
+    assert all("tensor" not in finding.subject for finding in report.findings)
+    sgd = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
+
+    def agreeing() -> torch.Tensor:
+        weight.grad = gradient.clone()
+        sgd.step()
+        return weight.detach().clone()
+
+    counted = agreed(cb.check(agreeing, compiler="eager", gradients=False, iterations=2))
+    assert counted.coverage.checked["program runs"] == 2
+
+
+def test_a_tensor_that_is_given_twice_is_trained_once() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        report = cb.check(torch.mul, (weight, weight), compiler="eager", iterations=2, optimizer=torch.optim.SGD)
+    agreed(report, program_runs=2)
+    assert not [entry for entry in shown if "duplicate parameters" in str(entry.message)]
 
 
 def test_an_optimizer_without_a_closure() -> None:

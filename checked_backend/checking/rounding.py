@@ -1,0 +1,62 @@
+"""Whether Dynamo's graph only rounds otherwise than the program does: in float64 both agree then.
+
+Dynamo may take other ways than Python: torch's optimizers, for example, compute with Python's numbers in eager, and
+with float32 tensors when they are compiled.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from checked_backend.checking.compare import in_step
+from checked_backend.checking.controls import ProgramControls
+from checked_backend.checking.program import Program
+from checked_backend.numerics.judge import TWIN_TOLERANCE
+from checked_backend.regions.controls import Values
+
+__all__ = ["Rounding"]
+
+
+class Rounding:
+    """Runs a program, and the graphs that Dynamo makes of it, in float64; not before it is asked.
+
+    Args:
+        program: The program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def explains(self, index: int, subject: str) -> bool | None:
+        """Whether a tensor that differs is the same in float64.
+
+        Args:
+            index: The number of the call.
+            subject: What differs after it.
+
+        Returns:
+            None where that cannot be known: the program does not run in float64.
+        """
+        try:
+            reference, traced = self._runs
+        except Exception:  # whatever it is, it is about float64 and not about the program
+            return None
+        place = in_step(index, subject)
+        names = [name for name in reference.keys() & traced.keys() if name.startswith(place)]
+        return all(_same(reference[name], traced[name]) for name in names) if names else None
+
+    @cached_property
+    def _runs(self) -> tuple[Values, Values]:
+        controls = ProgramControls(self._program)
+        return controls.high_precision(None), controls.traced_in_float64()
+
+
+def _same(reference: torch.Tensor, traced: torch.Tensor) -> bool:
+    if reference.shape != traced.shape or reference.dtype != traced.dtype:
+        return False
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return torch.equal(reference, traced)
+    size = float(reference.abs().mean()) if reference.numel() else 0.0
+    return torch.allclose(reference, traced, rtol=TWIN_TOLERANCE, atol=TWIN_TOLERANCE * size, equal_nan=True)
