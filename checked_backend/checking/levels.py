@@ -21,6 +21,8 @@ _OTHER_ROUNDING = (
     "Dynamo's graph loses precision that the program has in eager: it rounds otherwise; in float64 both agree, so it "
     "is no wrong logic"
 )
+_OF_VALUES = ("precision", "mutation")
+"""Of the whole program: a region's own check has its own float64 twin."""
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
@@ -62,7 +64,7 @@ def with_levels(
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
             finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
-            if stage == "eager" and finding.kind in (Kind.PRECISION, Kind.MUTATION) and not numpy:
+            if stage == "eager" and not numpy and finding.detail in _OF_VALUES and not finding.region:
                 finding = _judged_again(finding, same_in_float64(place))
         told.append(finding)
     return told

@@ -70,6 +70,15 @@ def test_a_way_that_only_rounds_otherwise_is_no_wrong_logic() -> None:
     assert "in float64 both agree" in finding.message
 
 
+def test_a_mutation_that_the_schema_hides_is_no_rounding() -> None:
+    with torch.library._scoped_library("cb_levels", "FRAGMENT") as library:
+        library.define("hidden(Tensor x) -> Tensor")
+        library.impl("hidden", lambda x: x.add_(1).clone(), "CPU")
+        library.impl("hidden", torch.empty_like, "Meta")
+        finding = only(cb.check(lambda x: torch.ops.cb_levels.hidden(x) * 2, (batch(4),), compiler="aot_eager"))
+    assert (finding.kind, finding.subject) == (cb.Kind.MUTATION, "mutated[x]")
+
+
 def test_findings_of_several_levels_are_told_apart() -> None:
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if torch.compiler.is_compiling():
