@@ -52,6 +52,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    disable_fake_tensor_cache,
 )
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
 from torch.fx.graph_module import _forward_from_src
@@ -99,6 +100,7 @@ __all__ = [
     "deferred_asserts",
     "detect_fake_mode",
     "disable_current_modes",
+    "disable_fake_tensor_cache",
     "dump_code",
     "dynamo_captures_data",
     "dynamo_control_flow",
@@ -108,6 +110,7 @@ __all__ = [
     "dynamo_reset",
     "dynamo_restarts",
     "evaluate_expression",
+    "evaluate_number",
     "fake_kernel",
     "fake_refusals",
     "fall_back",
@@ -573,6 +576,18 @@ def evaluate_expression(expression: sympy.Expr, values: Mapping[sympy.Symbol, in
     return int(sympy_interp(PythonReferenceAnalysis, dict(values), expression))
 
 
+def evaluate_number(expression: sympy.Basic, values: Mapping[sympy.Symbol, float]) -> int | float | bool:
+    """The value of a symbolic number: an integer where it must be one, else a float or a bool.
+
+    Raises:
+        Exception: A symbol of the expression has no value, or torch's interpreter lacks one of its functions.
+    """
+    value = sympy_interp(PythonReferenceAnalysis, dict(values), expression)
+    if expression.is_integer:
+        return int(value)
+    return bool(value) if isinstance(value, bool) or getattr(value, "is_Boolean", False) else float(value)
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether an operator is only a composition of others, which run in its place (visible under inference mode)."""
     # Not op._can_decompose(): that also finds decompositions written in Python, which eager never runs.
@@ -619,7 +634,8 @@ def python_expression(expression: sympy.Basic) -> str:
     Raises:
         Exception: The expression has a function that torch's printer does not know.
     """
-    return str(PythonPrinter().doprint(expression))
+    text = str(PythonPrinter().doprint(expression))
+    return text.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
 
 
 def deferred_asserts(shape_env: Any) -> list[tuple[sympy.Basic, str]]:

@@ -55,6 +55,7 @@ class GraphCode:
         function: ``(run, args_list) -> outputs``.
         source: Its source.
         plans: One per node.
+        position: Where each node is among them.
         variables: Which variable of the function holds which symbolic size.
         asserts: What the trace took for granted of sizes that depend on data.
         unchecked: Nodes without recorded metadata.
@@ -63,6 +64,7 @@ class GraphCode:
     function: Callable[..., Any]
     source: str
     plans: list[NodePlan]
+    position: Mapping[fx.Node, int]
     variables: Mapping[sympy.Basic, str]
     asserts: list[tuple[sympy.Basic, str]]
     unchecked: int
@@ -104,7 +106,9 @@ class _Emitter(TensorChecks):
                 self.lines.append(f"del {', '.join(map(self.variable, dead))}")
         source = self.prelude() + "def forward(run, args_list):\n    " + "\n    ".join(self.lines) + "\n"
         function = forward_from_source(source, {**self.names, **self.table.functions})
-        return GraphCode(function, source, self.plans, self.table.variables, self.checked_asserts, self.unchecked)
+        return GraphCode(
+            function, source, self.plans, self.position, self.table.variables, self.checked_asserts, self.unchecked
+        )
 
     # checking a node
 
@@ -121,9 +125,8 @@ class _Emitter(TensorChecks):
             return
         plan.leaves = leaves = expected_leaves(value)
         plan.compared = self.compares(node, leaves)
-        plan.allowed = frozenset(self.position[item] for item in node.all_input_nodes) - frozenset(
-            self.position[item] for item in read_only_inputs(node)
-        )
+        free = read_only_inputs(node)
+        plan.allowed = frozenset(self.position[producer(item)] for item in node.all_input_nodes if item not in free)
         index, variable = self.position[node], self.variable(node)
         if len(leaves) == 1 and not isinstance(value, (tuple, list, dict)):
             self.leaf(node, 0, leaves[0], variable, node)
@@ -188,9 +191,8 @@ class _Emitter(TensorChecks):
                 return
             self.lines.extend(self.table.define(value))
             expected = self.table.text(value)
-            differs = (
-                f"not isclose({variable}, {expected})" if value.is_integer is False else f"{variable} != {expected}"
-            )
+            exact = value.is_integer or isinstance(value, sympy.logic.boolalg.Boolean)
+            differs = f"{variable} != {expected}" if exact else f"not isclose({variable}, {expected})"
         elif value is None or isinstance(value, bool):
             differs = f"{variable} is not {value}"
         elif isinstance(value, float) and not math.isfinite(value):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensorMode, HigherOrderOperator, OpOverload, fake_kernel, tree_leaves
+from checked_backend._torch import (
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    disable_fake_tensor_cache,
+    fake_kernel,
+    tree_leaves,
+)
 from checked_backend.interpret.expected import Mismatch
 from checked_backend.interpret.own_call import own_call
 from checked_backend.interpret.schema import effectful, is_custom, operator_name, wrapped_operator
@@ -60,6 +68,11 @@ def _kernel(operator: OpOverload, custom: bool, node: fx.Node, mismatch: Mismatc
     }[kind]
     side = f"the {described} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
     agrees = _agrees(node.target, inputs)
+    if agrees is True and _agrees(node.target, inputs, cached=True) is False:
+        return (
+            "torch's cache of fake results, which gives a trace something else than what it was given: "
+            f"given these inputs, {side} agrees with what ran"
+        )
     if agrees is True:
         return f"the trace: given these inputs, {side} agrees with what ran, so the recorded value is stale or wrong"
     if agrees is False:
@@ -84,19 +97,28 @@ def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] |
     return _agrees(node.target, inputs) is False
 
 
-def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator's fake kernel says for inputs with the metadata of these, and those inputs afterwards."""
+def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
+    """What an operator's fake kernel says for inputs with the metadata of these, and those inputs afterwards.
+
+    Args:
+        operator: The operator.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        cached: What torch's cache of fake results says: a trace calls each operator more than once.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
 
-    given = torch.utils._pytree.tree_map(fake, (args, kwargs))
-    with torch.no_grad(), mode:
-        return operator(*given[0], **given[1]), given
+    with torch.no_grad(), nullcontext() if cached else disable_fake_tensor_cache(mode), mode:
+        for _ in range(2 if cached else 1):
+            given = torch.utils._pytree.tree_map(fake, (args, kwargs))
+            result = operator(*given[0], **given[1])
+    return result, given
 
 
-def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool | None:
+def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, *, cached: bool = False) -> bool | None:
     """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
     if inputs is None:
         return None
@@ -108,7 +130,7 @@ def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) 
         operator, args, kwargs = call
         if operator._schema.is_mutable and operator in (target, effectful(target, inputs[0])):
             return None  # it would write to the program's own tensors once more
-        fake = tree_leaves(fake_result(operator, args, kwargs))
+        fake = tree_leaves(fake_result(operator, args, kwargs, cached=cached))
         with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
             real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
     except Exception:

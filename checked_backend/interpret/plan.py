@@ -65,7 +65,8 @@ class NodePlan:
         node: The node.
         leaves: Its expected values, flat; None if nothing was recorded.
         inputs: Positions of the nodes whose results it takes.
-        bases: For each output that shares memory with an input: that input's position and storage offset.
+        bases: For each output that shares memory with an input: that input's position and storage offset, and the
+            variable that holds the identity of its storage, "" if none does.
         allowed: Positions of inputs that its outputs may share memory with.
         compared: Whether anything of it is compared that the user wants to hear of.
     """
@@ -73,7 +74,7 @@ class NodePlan:
     node: fx.Node
     leaves: list[Leaf] | None = None
     inputs: tuple[int, ...] = ()
-    bases: dict[int, tuple[int, Size]] = field(default_factory=dict)
+    bases: dict[int, tuple[int, Size, str]] = field(default_factory=dict)
     allowed: frozenset[int] = frozenset()
     compared: bool = False
 

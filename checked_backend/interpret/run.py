@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from checked_backend.interpret.expected import ExpectedTensor, Mismatch, Size, c
 from checked_backend.interpret.fault import is_own_fault
 from checked_backend.interpret.findings import Problem, to_finding
 from checked_backend.interpret.nonfinite import MAY_BE_ANYTHING, first_nonfinite
-from checked_backend.interpret.plan import NodePlan
+from checked_backend.interpret.plan import NodePlan, producer
 from checked_backend.interpret.schema import is_custom, operator_name
 from checked_backend.interpret.watch import call_watched
 from checked_backend.record import Finding
@@ -97,13 +97,14 @@ class Run:
             for position in plan.inputs
             if (storages := {value for name, value in variables.items() if name.startswith(f"_c{position}_") and value})
         }
-        base = plan.bases.get(k, (None, 0))[0]
+        base, _, held = plan.bases.get(k, (None, 0, ""))
+        maker = None if base is None else self._position[producer(self._code.plans[base].node)]
         shared = [position for position, storages in inputs.items() if storage in storages]
-        undeclared = [p for p in shared if p not in plan.allowed and (p != base or is_custom(plan.node))]
+        undeclared = [p for p in shared if p not in plan.allowed and (p != maker or is_custom(plan.node))]
         if undeclared:
             names = ", ".join(self._code.plans[position].node.name for position in undeclared)
             self._add(plan, [Mismatch("alias", place, "memory of its own", f"the memory of {names}")], variables)
-        elif base is not None and not shared and base in inputs and len(inputs[base]) == 1:
+        elif base is not None and not shared and variables.get(held):
             name = self._code.plans[base].node.name
             self._add(plan, [Mismatch("alias", place, f"a view of {name}", "memory of its own")], variables)
 
@@ -155,6 +156,10 @@ class Run:
                     return plan
         return self._code.plans[-1]
 
+    @property
+    def _position(self) -> Mapping[fx.Node, int]:
+        return self._code.position
+
     def _value_of(self, variables: dict[str, Any]) -> Callable[[Size], Any]:
         def value_of(size: Size) -> Any:
             if not isinstance(size, sympy.Basic):
@@ -166,7 +171,7 @@ class Run:
 
     def _moved(self, plan: NodePlan, k: int, expected: Size, variables: dict[str, Any]) -> Size | None:
         """The storage offset that a view must have, given where its base really begins."""
-        position, begins = plan.bases[k]
+        position, begins, _ = plan.bases[k]
         value_of = self._value_of(variables)
         base = variables.get(f"_v{position}")
         want, began = value_of(expected), value_of(begins)
@@ -183,7 +188,7 @@ class Run:
     ) -> None:
         if not mismatches:
             return
-        index = next((i for i, other in enumerate(self._code.plans) if other is plan), 0)
+        index = self._position[plan.node]
         for mismatch in mismatches:
             problem = Problem(
                 plan.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(plan, variables)
@@ -223,10 +228,10 @@ class Run:
 
     def _inputs(self, plan: NodePlan, variables: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The real arguments of a node, as far as they still exist."""
-        nodes = {node: f"_v{i}" for i, node in enumerate(other.node for other in self._code.plans)}
-        if plan.node.op != "call_function" or any(nodes[item] not in variables for item in plan.node.all_input_nodes):
+        names = {item: f"_v{self._position[item]}" for item in plan.node.all_input_nodes}
+        if plan.node.op != "call_function" or any(name not in variables for name in names.values()):
             return None
-        args, kwargs = fx.node.map_arg((plan.node.args, plan.node.kwargs), lambda item: variables[nodes[item]])
+        args, kwargs = fx.node.map_arg((plan.node.args, plan.node.kwargs), lambda item: variables[names[item]])
         return args, kwargs
 
     def _deliver(self, problem: Problem, *, excused: bool) -> None:

@@ -17,7 +17,7 @@ __all__ = ["operator_script"]
 _LITERAL = 32  # an integer tensor with at most this many elements is written out: indices matter, other values do not
 
 _HEAD = """import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 torch.manual_seed(0)
@@ -98,19 +98,33 @@ def undeclared_writes(before):
                 yield name
 
 
-with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+def said(cached):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        if not cached:
+            with disable_fake_tensor_cache(mode):
+                return told(mode)
+        told(mode)  # a trace calls each operator more than once
+        return told(mode)
+
+
+def told(mode):
     fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     fake = operator(*fake_args, **fake_kwargs)
-    expected = [*shown(fake, tensors((fake_args, fake_kwargs))), *afterwards(fake_args, fake_kwargs)]
+    return [*shown(fake, tensors((fake_args, fake_kwargs))), *afterwards(fake_args, fake_kwargs)]
+
+
+expected, traced = said(cached=False), said(cached=True)
 before = {id(value): value.clone() for value in tensors((args, kwargs))}
 real = operator(*args, **kwargs)
 actual, written = [*shown(real, tensors((args, kwargs))), *afterwards(args, kwargs)], list(undeclared_writes(before))
-differ, kept = expected != actual or bool(written), set()
+differ, kept = expected != actual or traced != actual or bool(written), set()
 if not differ:
     again = tensors(operator(*args, **kwargs))
     kept = {memory(value) for value in tensors(real) if value.numel() > 0} & set(map(memory, again))
     kept -= {None, *map(memory, tensors((args, kwargs)))}
 print("its fake kernel says:", *expected, sep="\\n    ")
+if traced != expected:
+    print("torch's cache of fake results says:", *traced, sep="\\n    ")
 print("its kernel returns:", *actual, sep="\\n    ")
 print("its kernel writes to what its schema does not declare as written:", written or "nothing")
 if kept:

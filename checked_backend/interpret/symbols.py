@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from checked_backend._torch import evaluate_expression, python_expression
+from checked_backend._torch import evaluate_number, python_expression
 from checked_backend.interpret.expected import Size
 
 __all__ = ["UNKNOWN", "SymbolTable", "evaluator"]
@@ -132,11 +132,11 @@ def evaluator(size: sympy.Basic, symbols: list[sympy.Basic]) -> Callable[..., ob
 
     def evaluate(*values: float) -> object:
         bound: Mapping[Any, Any] = dict(zip(symbols, values, strict=True))
-        if any(value != value for value in values) or size.is_integer is False:
+        if any(value != value for value in values):
             return UNKNOWN
         try:
-            return evaluate_expression(size, bound)
-        except (ArithmeticError, ValueError, NotImplementedError):
+            return evaluate_number(size, bound)
+        except Exception:  # torch's interpreter lacks a function, or the function has no value here
             return UNKNOWN
 
     return evaluate

@@ -56,7 +56,8 @@ class TensorChecks(Calls):
         given = node.op == "placeholder"
         base = None if given else self.base(node, want)
         if base is not None:
-            self.plans[self.position[node]].bases[k] = (self.position[base], self.tensors[base].offset or 0)
+            held = self.storages.get(base, "")
+            self.plans[self.position[node]].bases[k] = (self.position[base], self.tensors[base].offset or 0, held)
         self.bind(want, variable)
         failed = f"run.fail({self.position[node]}, {k}, {variable}, locals())"
         # a kernel of torch may leave out what nobody asked for, such as the gradient of an input that needs none

@@ -191,3 +191,21 @@ def test_a_wrong_symbolic_size_is_found() -> None:
     assert finding.expected.count("=") == 2
     assert "=5" in finding.expected
     assert f"shape {finding.expected}, ran with (10, 6)" in finding.message
+
+
+def test_views_of_one_of_several_outputs() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.ops.aten.view.default(torch.ops.aten.unbind.int(x)[1], [2, 2])
+
+    gm = make_fx(program, tracing_mode="fake")(torch.randn(3, 4))
+    assert collected(gm, torch.randn(3, 4)) == []
+    view = next(node for node in gm.graph.nodes if node.name == "view")
+    view.target = torch.ops.aten.view_copy.default
+    (finding,) = [f for f in collected(gm, torch.randn(3, 4)) if f.detail == "alias"]
+    assert (finding.expected, finding.actual) == ("a view of getitem_1", "memory of its own")
+    # a view that differs is not said to have taken memory that is not its own
+    gm = make_fx(lambda x: torch.ops.aten.max.dim(x, 0)[0].t(), tracing_mode="fake")(torch.randn(3, 4))
+    view = next(node for node in gm.graph.nodes if node.op == "call_function" and "t.default" in str(node.target))
+    with FakeTensorMode():
+        view.meta["val"] = torch.empty(4, dtype=torch.float64)
+    assert [f.detail for f in collected(gm, torch.randn(3, 4))] == ["structure.dtype"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -331,3 +332,14 @@ def _expression(source: str, variable: str) -> str:
     lines = [line.strip() for line in source.splitlines()]
     found = [line.partition(" = ")[2] for line in lines if line.startswith(f"{variable} = ")]
     return next((code for code in found if "_v" not in code and "UNKNOWN" not in code), "")
+
+
+def test_symbolic_numbers_that_are_no_integers() -> None:
+    def program(x: torch.Tensor) -> Any:
+        rows, columns = x.shape
+        floats = rows**0.5, rows / 3, rows * 1.5 + x.numel() * 0.25, torch.sym_sqrt(columns), columns**-0.5
+        return *floats, round(rows / 3, 2), math.ceil(rows / 2), int(rows / 2), x * rows**-0.5, rows % 4 / columns
+
+    calls = [(torch.randn(4, 6),), (torch.randn(7, 5),), (torch.randn(9, 5),)]
+    report = checked(program, *calls, dynamic=True)
+    assert report.verdict is Verdict.PASS, str(report)

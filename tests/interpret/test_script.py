@@ -132,3 +132,24 @@ def test_lazy_bits_of_arguments_are_in_the_script() -> None:
     assert "torch.complex64).conj(), torch._neg_view(tensor(" in script
     with pytest.raises(SystemExit, match="they agree"):
         exec(script, {})
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="wrong in torch 2.13's own metadata")
+def test_what_torchs_cache_of_fake_results_forgets_is_named_and_shown() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        x[1:, ::2].mul_(2)
+        return x
+
+    (finding,) = record(program, (torch.randn(4, 6),)).findings
+    assert (finding.op, finding.detail, finding.expected, finding.actual) == (
+        "aten.slice_scatter.default",
+        "structure.offset",
+        "0",
+        "6",
+    )
+    assert "torch's cache of fake results" in finding.evidence["likely at fault"]
+    ended, printed = run_alone(finding)
+    assert ended == "THEY DIFFER"
+    assert printed.count("storage offset=6") == 2
+    assert printed.count("storage offset=0") == 1
