@@ -15,7 +15,7 @@ from checked_backend.localize.subgraph import sets_modes
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.ambient import RngState
-from checked_backend.regions.candidate import inductor_patches, resolve_compiler
+from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.rehearsal import rehearse
@@ -63,7 +63,7 @@ def _located(
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
-        return _raised(failure)
+        return _raised(failure, tell)
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
@@ -86,20 +86,35 @@ def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[F
     return _alike(failing, judge(trial))
 
 
-def _raised(failure: Failure) -> Location:
+def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     """Eager raises and the compiled program does not: the operator that raises is the one that was compiled wrongly."""
     inputs, _ = failure.inputs.fresh()
     raised = raising_node(failure.graph, inputs)
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
+    stage = _first_silent_stage(failure, tell)
     inputs, _ = failure.inputs.fresh()  # it may have written to those
     op = aten_name(failure.graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
     inputs, _ = failure.inputs.fresh()
     cut = None if sets_modes(failure.graph) else cut_before(failure.graph, inputs, node, _candidate(failure), finding)
-    return Location("compiled", "dynamo", node, op, None, message, cut)
+    return Location(stage, "dynamo", node, op, None, message, cut)
+
+
+def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
+    """The lowest stage that does not raise what eager raises."""
+    *lower, top = stages_of(failure.options, failure.mode)
+    for stage in lower:
+        tell(f"trying {stage.what} alone")
+        try:
+            found = rehearse(failure, _made(stage, Capture()))
+        except Exception:  # where both raise, a rehearsal does
+            continue
+        if any(finding.kind is Kind.EXCEPTION for finding in found):
+            return stage.name
+    return top.name
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -150,7 +165,11 @@ def _first_wrong_stage(
 
 
 def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
+    wanted = {finding.subject for finding in failing}
+    return any(found.kind.fails and found.subject in wanted for found in rehearse(failure, _made(stage, capture)))
+
+
+def _made(stage: Stage, capture: Capture) -> Compiler:
     if stage.compiler is None:
         raise ValueError("the candidate itself need not be tried: it is known to be wrong")
-    wanted = {finding.subject for finding in failing}
-    return any(found.kind.fails and found.subject in wanted for found in rehearse(failure, stage.compiler(capture)))
+    return stage.compiler(capture)

@@ -325,12 +325,23 @@ def test_an_operator_that_should_have_raised() -> None:
         compiled(torch.eye(3))
 
     location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
+    assert location.stage == "compiled"
     assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
     assert (location.op or "").startswith("aten.linalg_cholesky")
     assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
     assert location.cut is not None
     assert calls(location.cut.trial) == [str(torch.linalg.cholesky)]  # alone, on the values that eager had there
     assert torch.equal(location.cut.trial.inputs[0], torch.sin(torch.eye(3)) - 10)
+
+
+def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
+
+    wrong = faults.left_out(str(torch.linalg.cholesky), "python")
+    monkeypatch.setattr("checked_backend.localize.stages.aot_autograd", lambda **_how: wrong)
+    location = located(lambda compiled: compiled(torch.eye(3)), function, wrong)
+    assert location.stage == "aot"
 
 
 def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:

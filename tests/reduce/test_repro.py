@@ -60,6 +60,17 @@ def relu_then(x: Tensor) -> tuple[Tensor]:
     return (aten.relu.default(x),)
 
 
+def test_a_difference_that_may_be_rounding_confirms_nothing(
+    wrong_backend: Callable[[str], Any], tmp_path: Path
+) -> None:
+    trial = trial_of(relu_then, torch.tensor([0.1, -2.0]), compiler=wrong_backend("relu"))
+    repro = write_repro(
+        trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, judge=lambda _trial, _seconds: ()
+    )
+    assert not repro.confirmed
+    assert "did not show" in repro.output
+
+
 def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     trial = trial_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
     repro = write_repro(
