@@ -316,6 +316,7 @@ class _Search:
             self.how.tell(f"trying {workaround.name} on the whole region")
             if self._vanishes(resolve_compiler(workaround.setting.on(self._options))):
                 return workaround
+            self.evidence["settings"] = f"{workaround.name} helps the small program, but not the region: more is wrong"
         return self._last_resort()
 
     def _last_resort(self) -> Workaround | None:
