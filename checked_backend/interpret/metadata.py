@@ -164,11 +164,7 @@ class MetadataInterpreter:
         """Run the graph on a list of inputs, which is emptied (the boxed convention)."""
         run = Run(self, None)
         if self._watches and "alias" in self.settings.checks:
-            self.history.memory.note(
-                (arg, f"the memory of the graph's input {name}, which it is not given")
-                for name, arg in zip(self._inputs, args, strict=False)
-                if isinstance(arg, torch.Tensor)
-            )
+            self._note_inputs(args)
         before, self.running.run = self.running.run, run
         try:
             result = self.code.function(run, args)
@@ -184,6 +180,14 @@ class MetadataInterpreter:
         if run.findings:
             self.on_findings(tuple(run.findings))
         return result
+
+    def _note_inputs(self, args: Sequence[Any]) -> None:
+        """Remember the graph's inputs, for operators that are watched; each is still freed after its last use."""
+        self.history.memory.note(
+            (arg, f"the memory of the graph's input {name}, which it is not given")
+            for name, arg in zip(self._inputs, args, strict=False)
+            if isinstance(arg, torch.Tensor)
+        )
 
     def _report(self, findings: Sequence[Finding], error: Exception) -> None:
         try:

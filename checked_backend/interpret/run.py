@@ -121,8 +121,10 @@ class Run:
         """Call an operator that does not come with torch, and watch what it does to its inputs."""
         plan, checks = self._code.plans[index], self._owner.settings.checks
         memory = self._owner.history.memory
+        # an operator may change the shape or the strides of what it is given
+        given = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
         result, mismatches = call_watched(plan.node, target, args, kwargs, checks=checks, memory=memory)
-        self._add(plan, mismatches, {}, (args, kwargs))
+        self._add(plan, mismatches, {}, given)
         return result
 
     def finite(self, index: int, value: Any, given: tuple[Any, ...], variables: dict[str, Any]) -> None:

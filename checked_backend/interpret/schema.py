@@ -51,6 +51,11 @@ _BUILT_IN = frozenset(
 )
 
 
+# Operators of torch that return what they are given, by design, though their schema gives the result its own memory.
+_RETURN_THEIR_INPUT = frozenset({"wait_tensor"})
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+
+
 def auto_functionalized(node: fx.Node) -> OpOverload | None:
     """The mutating custom operator that a node runs on copies of its inputs; None for any other node."""
     if isinstance(node.target, HigherOrderOperator) and node.target.name().startswith("auto_functionalized"):
@@ -114,6 +119,8 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 def read_only_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
     """The inputs that the operator's schema neither writes to nor shares memory with. None for other calls."""
     if not isinstance(node.target, OpOverload):
+        return ()
+    if node.target.namespace in _COLLECTIVES and node.target._opname in _RETURN_THEIR_INPUT:
         return ()
     free: dict[fx.Node, None] = {}
     bound: set[fx.Node] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,21 +40,17 @@ def call_watched(
         memory: What such operators were given and gave before.
 
     Returns:
-        What it returned; and inputs changed without the schema saying so, outputs whose memory is not new though the
+        What it returned; and arguments changed without the schema saying so, outputs whose memory is not new though the
         schema says so, and outputs that take part in autograd where nothing does.
     """
     inner = effectful(target, args)
     operator, given = (target, args) if inner is None else (inner, args[2:])
-    watched = list(_read_only(operator, given, kwargs)) if "mutation" in checks else []
-    before = [fingerprint(tensor) for _, tensor in watched]
+    named = list(_named(operator, given, kwargs))
+    writable = _writable(operator)
+    watch = _Watch(named, writable) if "mutation" in checks else None
     result = target(*args, **kwargs)
-    found = [
-        Mismatch("mutation", None, f"argument {name} is not written to", "it was changed in place")
-        for (name, tensor), value in zip(watched, before, strict=True)
-        if value is not None and fingerprint(tensor) != value
-    ]
+    found = [] if watch is None else list(watch.changes())
     if "alias" in checks:
-        named = list(_named(operator, given, kwargs))
         found.extend(_not_new(node, target, result, named, memory))
         memory.note(
             (tensor, f"the memory that {node.name} was given before, as {name}, and is not given here")
@@ -88,13 +84,43 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         yield from ((name, item) for item in tree_leaves(value) if isinstance(item, torch.Tensor))
 
 
-def _read_only(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that the schema does not let the operator write to."""
-    writable: set[str] = set()  # functionalised: what is written to was copied
-    if isinstance(target, OpOverload):
-        declared = target._schema.arguments
-        writable = {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
-    yield from ((name, tensor) for name, tensor in _named(target, args, kwargs) if name not in writable)
+def _writable(target: Any) -> set[str]:
+    """The arguments that the schema lets an operator write to. What is functionalised writes to copies."""
+    declared = target._schema.arguments if isinstance(target, OpOverload) else ()
+    return {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
+
+
+class _Watch:
+    """What tensors were before an operator ran.
+
+    Args:
+        named: Its arguments, by name.
+        writable: Names of those whose values it may change.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], writable: Collection[str]) -> None:
+        read_only = [(name, tensor) for name, tensor in named if name not in writable]
+        self._before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
+
+    def changes(self) -> Iterator[Mismatch]:
+        """What is no longer as it was."""
+        for name, tensor, form, value in self._before:
+            if _form(tensor) != form:
+                expected = f"argument {name} keeps its shape, strides and memory"
+                yield Mismatch(
+                    "mutation", None, expected, f"it was changed to {tuple(tensor.shape)}, {_form(tensor)[1]}"
+                )
+            elif value is not None and fingerprint(tensor) != value:
+                yield Mismatch("mutation", None, f"argument {name} is not written to", "it was changed in place")
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The metadata of a tensor that an operator could change in place."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    stride = tuple(tensor.stride()) if strided else None
+    storage = storage_of(tensor)
+    place = (tensor.storage_offset(), None if storage is None else storage._cdata) if strided else None
+    return tuple(tensor.shape) if strided else None, f"strides {stride}", place, tensor.dtype, tensor.requires_grad
 
 
 def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:

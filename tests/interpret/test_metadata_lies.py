@@ -365,3 +365,7 @@ def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) ->
     assert (got, op, verdict) == (detail, f"{NAME}.lie.default", Verdict.FAIL)
     assert f"{NAME}.lie.default" in findings[0].evidence["likely at fault"]
     assert alone(findings[0]) == "THEY DIFFER"
+
+
+def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_accused() -> None:
+    assert told(lambda x: torch.ops._c10d_functional.wait_tensor(x * 2) + 1, torch.randn(3)) == []

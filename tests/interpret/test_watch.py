@@ -161,6 +161,27 @@ def test_a_mutating_operator_that_returns_an_argument(library: Any, returned: Ca
     assert found == [(f"{NAME}.both.default", "alias", actual)]
 
 
+def transpose_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.t_()
+    return x.clone(memory_format=torch.contiguous_format).t().contiguous()
+
+
+def resize_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    x.resize_(2)
+    return y
+
+
+@pytest.mark.parametrize("kernel", [transpose_in_place, resize_in_place])
+def test_an_argument_whose_shape_or_strides_an_operator_changes(library: Any, kernel: Callable[..., Any]) -> None:
+    operator = define(library, "lie(Tensor x) -> Tensor", kernel, torch.empty_like)
+    report = record(lambda x: operator(x * 2), (X,))
+    (finding,) = [f for f in report.findings if not f.evidence["inherited"]]
+    assert (finding.node, finding.detail) == ("lie", "mutation")
+    assert finding.expected == "argument x keeps its shape, strides and memory"
+    assert run_alone(finding)[0] == "THEY DIFFER"
+
+
 def honest(library: Any) -> dict[str, Callable[..., Any]]:
     """Operators whose outputs are their own, though they look like those that are not."""
     empty = torch.empty(0)
