@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -101,6 +101,7 @@ def _compare_structure(
         )
         for name in sorted(mine.keys() ^ theirs.keys())
     ]
+    findings += _compare_containers(reference.containers, candidate.containers)
     parts = [_settled(Part(name, _seen(mine[name]), _seen(theirs[name]))) for name in mine if name in theirs]
     judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
     structure = [f for f in compare_parts(judged) if not _free(f)]
@@ -119,6 +120,19 @@ def _compare_structure(
         one, other = reference.values.get(name, one), candidate.values.get(name, other)
         pairs.append(Pair(part.subject, name, one, other, Kind.MUTATION if changed else None))
     return findings, pairs
+
+
+def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, str]) -> Iterator[Finding]:
+    for path, kind in reference.items():
+        if candidate.get(path, kind) != kind:
+            yield Finding(
+                kind=Kind.STRUCTURE,
+                detail="structure.container",
+                subject=path,
+                message="a container of another type than eager's",
+                expected=kind,
+                actual=candidate[path],
+            )
 
 
 def _seen(value: object) -> object:

@@ -24,6 +24,7 @@ class Outcome:
         subjects: Everything to compare, by subject: the very objects.
         values: The plain tensors among them (numbers too), as they were when the call was over; by name.
         outputs: Leaves of the result, by subject.
+        containers: What the result's containers are, by path: names of types.
         memory: The tensors that outputs may share memory with, by name.
         gradients: Gradients of inputs and parameters, by subject; None for one that got none.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
@@ -35,6 +36,7 @@ class Outcome:
     subjects: dict[str, Any] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     evaluations: int = 0

@@ -18,7 +18,7 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
-from checked_backend.checking.tree import argument_leaves, output_leaves, settled
+from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.ambient import RngState, autocast_unharmed
 
@@ -256,6 +256,7 @@ class Run:
             outputs = dict(output_leaves(returned))
             if first:
                 outcome.outputs = outputs
+                outcome.containers = dict(containers(returned, "output"))
             roots = roots_of(outputs) if self._program.gradients else []
             # a lazy module has its parameters only now
             wanted = state.with_parameters_of(self._function).differentiable if roots else {}

@@ -15,7 +15,7 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["argument_leaves", "comparable", "has_attributes", "leaves", "output_leaves", "settled"]
+__all__ = ["argument_leaves", "comparable", "containers", "has_attributes", "leaves", "output_leaves", "settled"]
 
 MOST_YIELDED = 10_000
 """Items taken from an iterator that a program returns: it may have no end."""
@@ -38,18 +38,27 @@ def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]
     Yields:
         Name and leaf; tensors, modules, functions and strings are leaves.
     """
-    yield from _leaves(value, path, (), objects)
+    for place, found, is_leaf in _walk(value, path, (), objects):
+        if is_leaf:
+            yield place, found
 
 
-def _leaves(value: Any, path: str, inside: tuple[int, ...], objects: int) -> Iterator[tuple[str, Any]]:
+def containers(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The containers that `leaves` enters, outermost first: the path of each, and the name of its type."""
+    for place, found, is_leaf in _walk(value, path, (), 2):
+        if not is_leaf:
+            kind = type(found)
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            yield place, f"{module}{kind.__qualname__}"
+
+
+def _walk(value: Any, path: str, inside: tuple[int, ...], objects: int) -> Iterator[tuple[str, Any, bool]]:
     steps = None if id(value) in inside else _items(value)
     if steps is None and objects and id(value) not in inside and has_attributes(value):
         steps, objects = [(f".{name}", inner) for name, inner in vars(value).items()], objects - 1
-    if steps is None:
-        yield path, value
-        return
-    for step, inner in steps:
-        yield from _leaves(inner, path + step, (*inside, id(value)), objects)
+    yield path, value, steps is None
+    for step, inner in steps or ():
+        yield from _walk(inner, path + step, (*inside, id(value)), objects)
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:

@@ -7,7 +7,7 @@ import functools
 import random
 import threading
 import unittest
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,6 +87,25 @@ def _spoiled_outside(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(x + 1) if torch.compiler.is_compiling() else function(x)
 
     return spoiled
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled", "subject"),
+    [
+        (lambda x: (x, x), lambda x: [x, x], "output"),
+        (lambda x: {"a": (x,)}, lambda x: {"a": [x]}, "output[a]"),
+        (lambda x: ((), x), lambda x: ({}, x), "output[0]"),
+        (lambda x: {"a": x}, lambda x: OrderedDict(a=x), "output"),
+    ],
+)
+def test_types_of_containers_are_compared(eager: Any, compiled: Any, subject: str) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return compiled(x * 2) if torch.compiler.is_compiling() else eager(x * 2)
+
+    finding = only(cb.check(function, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.subject) == ("structure.container", subject)
+    agreed(cb.check(lambda x: eager(x * 2), (batch(3),), compiler="eager"))
+    agreed(cb.check(lambda x: compiled(x * 2), (batch(3),), compiler="eager"))
 
 
 def test_arguments_that_are_changed_inside_of_containers() -> None:
