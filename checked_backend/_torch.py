@@ -352,8 +352,12 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
     from torch._inductor.virtualized import V  # noqa: PLC0415
 
     taken: list[fx.Graph] = []
+    hook = "post_grad_custom_post_pass"
+    own = patches.get(hook, getattr(config, hook))  # the user's, which may be what is wrong
 
     def take(graph: fx.Graph) -> None:
+        if callable(own):
+            own(graph)
         if graph.owning_module is passed:  # not that of a body of control flow
             taken.append(copy.deepcopy(graph))
 
@@ -361,7 +365,7 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
     examples = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(examples) or FakeTensorMode(allow_non_fake_inputs=True)
     context = TracingContext.try_get() or TracingContext(fake_mode)
-    changed = {**patches, "post_grad_custom_post_pass": take}
+    changed = {**patches, hook: take}
     with compiling(), tracing(context), V.set_fake_mode(fake_mode), config.patch(changed), torch.no_grad():
         fake_tensor_prop(passed, examples)
         _recursive_post_grad_passes(passed, is_inference=inference)

@@ -298,10 +298,12 @@ def planted(name: str) -> Iterator[Fault]:
         raise LookupError(f"Inductor has no {fault.table} of {fault.operator}")
     right = {key: table[key] for key in wrong}
     table.update(wrong)
+    decomposition.fast_random_decomps.cache_clear()  # a copy of the table
     try:
         yield fault
     finally:
         table.update(right)
+        decomposition.fast_random_decomps.cache_clear()
 
 
 def _keys(operator: str) -> list[Any]:

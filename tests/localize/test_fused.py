@@ -56,6 +56,17 @@ def test_nothing_writes_in_place_yet() -> None:
     assert "aten.index_put.default" in targets(fused.graph)  # and not index_put_, by which Inductor replaces it
 
 
+def test_a_pass_of_the_user_runs_too() -> None:
+    def sines_are_cosines(graph: fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+
+    options = CheckOptions(compiler_options={"post_grad_custom_post_pass": sines_are_cosines})
+    fused = fused_graph(recorded(lambda x: torch.sin(x) + 1, [torch.randn(4)]), options)
+    assert fused is not None
+    assert targets(fused.graph) == ["aten.cos.default", "aten.add.Tensor"]
+
+
 def test_no_fused_graph_without_need_or_without_inductor() -> None:
     inputs = [torch.randn(4, 4) for _ in range(3)]
     assert fused_graph(recorded(lambda x: torch.sin(x) + 1, inputs[:1]), CheckOptions()) is None
