@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import sys
 import warnings
 from collections import Counter
@@ -111,6 +112,7 @@ __all__ = [
     "dynamo_restarts",
     "evaluate_expression",
     "evaluate_number",
+    "fake_errors_unlogged",
     "fake_kernel",
     "fake_refusals",
     "fall_back",
@@ -189,6 +191,18 @@ def uses_numpy(gm: fx.GraphModule) -> bool:
 def fake_refusals() -> tuple[type[Exception], ...]:
     """What fake tensors raise for an operator whose sizes or results depend on data."""
     return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+@contextmanager
+def fake_errors_unlogged() -> Iterator[None]:
+    """Where sizes that do not fit are expected: torch logs what a fake kernel raises, with a traceback."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def dynamo_reset() -> None:

@@ -38,6 +38,14 @@ _EXIT: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 
 _MISUSE = 3
 _STDOUT = "-"
 
+_Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
+_Compiler = Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")]
+_Modules = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."),
+]
+
 app = typer.Typer(
     name="checked-backend",
     help="Check torch.compile against eager. Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.",
@@ -98,7 +106,7 @@ def check(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:FACTORY", help="FACTORY() returns (fn_or_module, args, kwargs).")
     ],
-    compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",
+    compiler: _Compiler = "inductor",
     compiler_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
     ] = None,
@@ -143,15 +151,10 @@ def check(
 
 @app.command()
 def replay(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
-    compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",
-    seed: Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")] = 0,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."
-        ),
-    ] = None,
+    dump: _Dump,
+    compiler: _Compiler = "inductor",
+    seed: _Seed = 0,
+    modules: _Modules = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Run a dumped graph again, compiled, and check it against eager."""
@@ -166,18 +169,13 @@ def replay(
 
 @app.command()
 def localize(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
-    compiler: Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")] = "inductor",
-    seed: Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")] = 0,
+    dump: _Dump,
+    compiler: _Compiler = "inductor",
+    seed: _Seed = 0,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report and the repro go.")] = Path(
         "checked_backend_reports"
     ),
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."
-        ),
-    ] = None,
+    modules: _Modules = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
@@ -199,7 +197,7 @@ def localize(
 
 @app.command()
 def show(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")],
+    dump: _Dump,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read a dump in the terminal. Nothing in it is run."""

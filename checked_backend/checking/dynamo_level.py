@@ -7,13 +7,11 @@ Dynamo the sizes of what is to come, disagrees with its real one is to blame wha
 from __future__ import annotations
 
 import linecache
-import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -24,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from checked_backend._torch import FakeTensorMode, OpOverload, dynamo_reset, fake_refusals
+from checked_backend._torch import FakeTensorMode, OpOverload, dynamo_reset, fake_errors_unlogged, fake_refusals
 from checked_backend.checking.program import Program
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.operators import Operator, OperatorKind
@@ -231,7 +229,7 @@ def _fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any] | None:
 def _disagreement(func: OpOverload, mode: FakeTensorMode, args: Any, kwargs: Any, real: Sequence[Any]) -> str | None:
     """What an operator's fake kernel says otherwise than the real one."""
     try:
-        with mode, _quiet():
+        with mode, fake_errors_unlogged():
             fakes = pytree.tree_leaves(func(*args, **kwargs))
     except fake_refusals():  # it depends on data
         return None
@@ -241,18 +239,6 @@ def _disagreement(func: OpOverload, mode: FakeTensorMode, args: Any, kwargs: Any
         if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and _described(fake) != _described(value):
             return f"its fake kernel makes {_described(fake)} where the real one makes {_described(value)}"
     return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch logs what a fake kernel raises, with a traceback."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _users_line() -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensorMode, OpOverload
+from checked_backend._torch import FakeTensorMode, OpOverload, fake_errors_unlogged
 from checked_backend.reduce.problem import Problem
 from checked_backend.reduce.program import Draft, Program, call_nodes, is_getitem
 
@@ -123,7 +121,7 @@ def resized(program: Program, changes: Mapping[int, int]) -> Program | None:
     draft = Draft(program)
     inputs = {name: _cut(value, changes) for name, value in program.placeholders().items()}
     draft.inputs.update(inputs)
-    with _quiet(), FakeTensorMode() as mode:
+    with fake_errors_unlogged(), FakeTensorMode() as mode:
         follow = _Follow(draft.module, before, changes)
         try:
             with torch.no_grad():
@@ -134,18 +132,6 @@ def resized(program: Program, changes: Mapping[int, int]) -> Program | None:
         if node in follow.calls:
             node.args, node.kwargs = follow.calls[node]
     return draft.finish()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Sizes that do not fit are expected here; torch logs each as an error."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _places(graph: fx.Graph) -> Sequence[fx.Node]:
@@ -171,7 +157,7 @@ class _Shapes(fx.Interpreter):
 
 
 def _shapes(program: Program) -> Mapping[str, tuple[int, ...]] | None:
-    with _quiet(), FakeTensorMode() as mode:
+    with fake_errors_unlogged(), FakeTensorMode() as mode:
         shapes = _Shapes(program.trial.graph)
         try:
             with torch.no_grad():
