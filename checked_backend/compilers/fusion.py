@@ -36,12 +36,21 @@ def memory_efficient_fusion(fn_or_module: _CallableT, **overrides: Any) -> _Call
         A function, or a module that shares the given module's parameters.
 
     Raises:
-        OptionError: An override that ``aot_function`` does not take.
+        OptionError: An override that ``aot_function`` does not take; a compiler, or what is to be compiled, that
+            cannot be called.
     """
+    if not callable(fn_or_module):
+        raise OptionError(f"memory_efficient_fusion got {fn_or_module!r}, which cannot be called.")
     valid = [name for name in list(inspect.signature(aot_function).parameters)[1:] if not name.startswith("_")]
     for name in overrides:
         if name not in valid:
             raise OptionError(f"memory_efficient_fusion has no override {name!r}. Valid: {', '.join(sorted(valid))}.")
+        given = overrides[name]
+        if name.endswith("_compiler") and not callable(given) and (given is not None or name == "fw_compiler"):
+            raise OptionError(
+                f"memory_efficient_fusion: {name} got {given!r}. It is a compiler (gm, example_inputs) -> "
+                "callable, for example one of checked_backend.aot_compilers."
+            )
     compiler: AotCompiler = overrides.pop("fw_compiler", inductor)
     settings: dict[str, Any] = {
         "fw_compiler": compiler,

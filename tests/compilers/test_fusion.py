@@ -70,6 +70,10 @@ def test_one_compiler_serves_all_graphs_and_decompositions_follow_it() -> None:
 def test_misuse() -> None:
     with pytest.raises(cb.OptionError, match=r"no override .backend.\. Valid: bw_compiler, decompositions"):
         cb.memory_efficient_fusion(chain, backend="inductor")
+    with pytest.raises(cb.OptionError, match=r"fw_compiler got 'inductor'\. It is a compiler"):
+        cb.memory_efficient_fusion(chain, fw_compiler="inductor")
+    with pytest.raises(cb.OptionError, match="got 3, which cannot be called"):
+        cb.memory_efficient_fusion(3)
 
 
 @pytest.mark.inductor
