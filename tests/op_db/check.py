@@ -67,10 +67,12 @@ def check_sample(info: Any, sample: Any, *, gradients: bool) -> cb.Report:
 def _traceable() -> Iterator[None]:
     """Let Dynamo trace what it can.
 
-    Operators whose output's size depends on data break the graph by default; and ``op_db`` seeds random operators
-    itself, by what Dynamo cannot trace. A check runs both sides from the same random state anyway.
+    Operators whose output's size depends on data break the graph by default, and so do those that warn; and ``op_db``
+    seeds random operators itself, by what Dynamo cannot trace. A check runs both sides from the same random state
+    anyway.
     """
-    captured = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    captured: dict[str, Any] = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    captured["reorderable_logging_functions"] = {warnings.warn}
     seeding = "torch.testing._internal.common_methods_invocations.wrapper_set_seed"
     with torch._dynamo.config.patch(**captured), mock.patch(seeding, _not_seeded):
         yield
@@ -234,6 +236,7 @@ def document(path: Path) -> dict[str, Any]:
             key = (name, dtype, fail["detail"], fail["subject"])
             fails.append({"name": name, "dtype": dtype, **fail, "reason": reasons.get(key, "")})
     lines = [line for line in read(path) if "begun" not in line]
+    least = min(_progress(lines).values(), default=0)
     verdicts: Counter[str] = Counter()
     for line in lines:
         verdicts.update(line["verdicts"])
@@ -241,7 +244,7 @@ def document(path: Path) -> dict[str, Any]:
         "torch": torch.__version__.partition("+")[0],
         "compiler": "nop",
         "samples": dict(sorted(verdicts.items())),
-        "least samples of an operator and dtype": min(_progress(lines).values(), default=0),
+        "least samples of an operator and dtype": "all" if least >= _LAST else least,
         "fails": fails,
         "inconclusive": _inconclusive(lines),
     }
