@@ -22,8 +22,10 @@ from checked_backend._torch import (
     OpOverloadPacket,
     clone_preserve_strides,
     is_composite,
+    is_traceable_wrapper_subclass,
 )
 from checked_backend.interpret.effects import sets_mode, writes
+from checked_backend.interpret.expected import recorded
 from checked_backend.interpret.schema import is_built_in, wrapped_operator
 from checked_backend.interpret.source import source_line
 
@@ -71,10 +73,13 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
     transformed = any(
         node.op == "call_function" and "_increment_nesting" in str(node.target) for node in dynamo.graph.nodes
     )
+    dead = _dead(dynamo.graph) if _takes_subclasses(dynamo.graph) else set()
     found = []
     for node, inside in _calls(dynamo, inside=False):
         site = _site(node)
-        if site is None or wanted[site] <= compiled[site] or ((inside or transformed) and site[0] in names):
+        if site is None or ((inside or transformed) and site[0] in names):
+            continue
+        if wanted[site] <= compiled[site] and node not in dead:
             continue
         schema = _overloads(node.target)[0]._schema
         pointless = not schema.returns and not schema.is_mutable
@@ -87,6 +92,25 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
         )
         found.append(Dropped(node, site[0], place, pointless))
     return found
+
+
+def _takes_subclasses(graph: fx.Graph) -> bool:
+    """Whether a graph is called with tensors that wrap others: AOT autograd's has a call for each of those."""
+    inputs = (recorded(node)[1] for node in graph.find_nodes(op="placeholder"))
+    return any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
+
+
+def _dead(graph: fx.Graph) -> set[fx.Node]:
+    """Calls whose results nothing takes that is returned, or that writes to what it is given."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not _writes(node) and all(user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _writes(node: fx.Node) -> bool:
+    return writes(node) or any(overload._schema.is_mutable for overload in _overloads(node.target))
 
 
 def _calls(gm: fx.GraphModule, *, inside: bool) -> Iterator[tuple[fx.Node, bool]]:
@@ -143,7 +167,7 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
     needed = _needed(dynamo.graph, targets)
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
-    rewrites = any(writes(node) for node in needed if node not in targets)
+    rewrites = any(_writes(node) for node in needed if node not in targets)
     names = set()
     for node in dynamo.graph.nodes:
         if node.op == "output":
@@ -166,7 +190,7 @@ def _needed(graph: fx.Graph, targets: set[fx.Node]) -> set[fx.Node]:
     nodes = list(graph.nodes)
     last = max(map(nodes.index, targets))
     needed: set[fx.Node] = set()
-    waiting = [*targets, *(node for node in nodes[:last] if writes(node)), *filter(sets_mode, nodes)]
+    waiting = [*targets, *(node for node in nodes[:last] if _writes(node)), *filter(sets_mode, nodes)]
     while waiting:
         node = waiting.pop()
         if node in needed:

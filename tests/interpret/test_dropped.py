@@ -122,11 +122,12 @@ def test_dropped_calls_that_are_right_are_noted_and_pass(library: Any) -> None:
 
 def test_what_was_written_before_and_modes_are_as_in_the_program(library: Any) -> None:
     operator, seen = reads(library)
+    double = define(library, "double(Tensor(a!) x) -> ()", lambda x: (x.mul_(2), None)[1], lambda x: None)
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         memory = torch.empty(3, 4)
         memory.fill_(3)
-        memory[1:].mul_(2)
+        double(memory[1:])
         operator(memory)
         x.add_(1)
         operator(x)
@@ -197,3 +198,15 @@ def test_an_ignored_operator_is_ignored_here_too(library: Any) -> None:
     report = record(lambda x: (operator(x), x + 1)[1], (X,), ignore_ops=(f"{NAME}::write",))
     assert (report.findings, report.verdict) == ((), Verdict.PASS)
     assert not [note for note in report.coverage.notes if "entry" in note]
+
+
+def test_of_a_tensor_that_wraps_others_each_has_its_call() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with library_of_lies() as library:
+        pure = define(library, "pure(Tensor x) -> Tensor", lambda x: x + 1, torch.empty_like)
+        pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+        for program, dropped in ((lambda x: pure(x) * 2, 0), (lambda x: (pure(x), pure(x * 2))[1], 1)):
+            report = record(program, (pair,))
+            told = notes(report) + [skip.subject for skip in report.coverage.skipped if "compiled graph" in skip.reason]
+            assert (report.findings, len(told)) == ((), dropped)
