@@ -35,6 +35,9 @@ _LINEAR = (
 # Written to without a mark in the schema, if training.
 _UNMARKED_STATISTICS = ("running_mean", "running_var")
 _UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler may miss it.
+_CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div", "sqrt"})
+_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -55,6 +58,10 @@ def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
         for item in value:
             _tensors(item, found)
     return found
+
+
+def _as_float64(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 class _Poison:
@@ -108,7 +115,8 @@ class MonteCarloMode(OperatorMode):
 
     Each floating result of a rounding operator is multiplied by ``1 + magnitude * u * xi``, where u is the unit
     roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
-    constants) and the outcomes of random operators are left alone. Operators that round inside (sums, matrix products,
+    constants), sums, products, quotients and roots that can be represented, and the outcomes of random operators are
+    left alone. Operators that round inside (sums, matrix products,
     normalisations) also get copies of their inputs perturbed, and more noise on their results, because a compiler may
     add up in another order. The spread of the results over some seeds is the noise that the program must have at its
     precision. Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
@@ -160,8 +168,27 @@ class MonteCarloMode(OperatorMode):
                 return result
         elif kind is OperatorKind.RANDOM or not self._narrows(operator, args, result):
             return result
+        exact = self._exact(func, operator, args, kwargs, result)
+        kept = None if exact is None else result[exact]
         self._perturb_results(operator, args, kwargs, result, 0.0)
+        if exact is not None:
+            with DisableTorchDispatch():
+                result.detach()[exact] = kept
         return result
+
+    @staticmethod
+    def _exact(
+        func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> torch.Tensor | None:
+        """Where a result is exact, so that nothing was rounded: a half, a sum of small integers. None: nowhere."""
+        if operator.base not in _CORRECTLY_ROUNDED or operator.mutated or "out" in kwargs:
+            return None
+        if type(result) not in _PLAIN or result.dtype not in _NARROW or result.layout is not torch.strided:
+            return None
+        with DisableTorchDispatch():
+            wide = [_as_float64(value) for value in args]
+            exact: torch.Tensor = func(*wide, **kwargs) == result
+            return exact if bool(exact.any()) else None
 
     @staticmethod
     def _narrows(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:

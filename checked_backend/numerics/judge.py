@@ -15,7 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.numerics.digits import least_digits, lost_digits
-from checked_backend.numerics.noise import Envelope, difference, root_mean_square, unit_roundoff
+from checked_backend.numerics.noise import (
+    Envelope,
+    difference,
+    local_root_mean_square,
+    root_mean_square,
+    unit_roundoff,
+)
 
 __all__ = [
     "CORRELATED_MAGNITUDE",
@@ -91,6 +97,7 @@ class Outside:
         nonfinite: How many of them are NaN or infinite on one side only.
         worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones);
             with a float64 reference, elements as close to it as eager's count as 0.
+        largest: Greatest magnitude among them (float64's, if it is known), which may be infinite.
         digits: How many of them are beyond their own noise only, and have lost their digits.
         doubtful: How many elements are not outside, but beyond their own noise and so far from eager that they may
             have lost their digits. A float64 reference tells; with one there are none.
@@ -99,6 +106,7 @@ class Outside:
     count: int
     nonfinite: int
     worst: float
+    largest: float = float("inf")
     digits: int = 0
     doubtful: int = 0
 
@@ -116,8 +124,9 @@ def outside_noise(
 ) -> Outside:
     """Find the elements that differ by more than the program's noise.
 
-    An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the tensor's root mean
-    square envelope, whichever is greater), or one rounding of the result; or if eager is as far from float64 there.
+    An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the root mean square of
+    those of the elements that are not much larger, whichever is greater), or one rounding of the result; or if eager is
+    as far from float64 there. Where eager has NaN or infinity and float64 has none, so may the candidate, or be right.
     One that has lost its digits must be within its own envelope: the typical error is that of larger elements.
     Integers have no typical error: one that no control run changed is right or wrong.
 
@@ -132,10 +141,10 @@ def outside_noise(
     """
     distance = difference(reference, candidate)
     exact = not (reference.dtype.is_floating_point or reference.dtype.is_complex)
-    floor = 0.0 if exact else envelope.rms
     magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
+    typical = envelope.values if exact else local_root_mean_square(envelope.values, magnitude).to(distance.dtype)
     rounding = 2 * EXACT_ROUNDOFFS * unit_roundoff(reference.dtype) * magnitude
-    allowed = ENVELOPE_FACTOR * envelope.values.clamp_min(floor) + rounding
+    allowed = ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
     own = ENVELOPE_FACTOR * envelope.values + rounding
     jumps = None
     if strong is not None:
@@ -144,10 +153,15 @@ def outside_noise(
         allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
         own = torch.where(jumps, torch.maximum(own, STRONG_FACTOR * strong.values), own)
     inside = distance <= allowed
+    for runs in (envelope, strong):
+        if runs is not None and runs.unstable is not None:  # there NaN and infinity are as good as a number
+            inside |= runs.unstable & distance.isinf()
     digits = None
     if high_precision is not None:
         eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
-        inside |= compiled <= EAGER_FACTOR * eager
+        lost = eager.isinf()
+        inside |= ~lost & (compiled <= EAGER_FACTOR * eager)
+        inside |= lost & (compiled.isinf() | _has_digits(compiled, high_precision, reference.dtype))
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
     if not distance.numel():
         return Outside(0, 0, 0.0)
@@ -169,9 +183,15 @@ def outside_noise(
         int(outside.sum().item()),
         nonfinite,
         float(ratios.nan_to_num(nan=torch.inf).max().item()),
+        _greatest(reference if high_precision is None else high_precision, outside),
         0 if digits is None else int((digits & outside).sum().item()),
         doubtful,
     )
+
+
+def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
+    sizes = difference(values, torch.zeros_like(values))[where]
+    return float(sizes.max().item()) if sizes.numel() else 0.0
 
 
 def _as_rare_as_jumps(
@@ -216,16 +236,41 @@ class Closeness:
     ratio: float
 
 
-def as_good_as_eager(*, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor) -> Closeness:
-    """Is the candidate no further from float64 than eager is?"""
+def as_good_as_eager(
+    *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor, up_to: float = float("inf")
+) -> Closeness:
+    """Is the candidate no further from float64 than eager is?
+
+    Args:
+        reference: Eager's tensor.
+        candidate: The compiled program's.
+        high_precision: The reference in float64.
+        up_to: Larger elements are left out: their rounding excuses no error in smaller ones.
+    """
     eager = distances_from(high_precision, reference)
     compiled = distances_from(high_precision, candidate)
+    size = difference(high_precision, torch.zeros_like(high_precision))
+    if up_to < float("inf"):
+        eager, compiled = (torch.where(size <= up_to, distance, 0.0) for distance in (eager, compiled))
     eager_rms, compiled_rms = root_mean_square(eager), root_mean_square(compiled)
-    nowhere_worse = not bool((compiled.isinf() & ~eager.isinf()).any())
+    wrong = compiled.isinf() & ~eager.isinf()
+    wrong |= eager.isinf() & compiled.isfinite() & ~_has_digits(compiled, high_precision, reference.dtype)
+    nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
     ratio = max(_ratio(compiled_rms, eager_rms), _ratio(greatest[1], greatest[0])) if nowhere_worse else float("inf")
     return Closeness(ratio <= EAGER_FACTOR, eager_rms, compiled_rms, ratio)
+
+
+def _has_digits(distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Whether half of an element's digits are right, beside float64 and other elements of its size."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return distance == 0
+    size = difference(high_precision, torch.zeros_like(high_precision))
+    half = float(torch.finfo(dtype).eps) ** 0.5
+    allowed = half * (size + local_root_mean_square(size, size)).nan_to_num_(posinf=0.0)
+    near: torch.Tensor = distance <= allowed
+    return near
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -262,9 +307,12 @@ def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelop
         return TwinDifference(False, 0.0, 0.0)
     scale = root_mean_square(high_precision)
     magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
-    allowed = TWIN_TOLERANCE * (magnitude + scale)
+    allowed = TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
     if envelope is not None:
-        allowed = allowed + TWIN_ENVELOPE_FACTOR * envelope.values.to(torch.float64).clamp_min(envelope.rms)
+        noise = envelope.values.to(torch.float64)
+        allowed = allowed + TWIN_ENVELOPE_FACTOR * torch.maximum(noise, local_root_mean_square(noise, magnitude))
+        if envelope.unstable is not None:
+            distance = torch.where(envelope.unstable & distance.isinf(), 0.0, distance)
     differs = not bool((distance <= allowed).all())
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))
     finite = distance[distance.isfinite()]

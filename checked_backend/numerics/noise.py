@@ -13,7 +13,19 @@ import torch
 
 from checked_backend.numerics.screen import Glance
 
-__all__ = ["Envelope", "RememberedScale", "difference", "root_mean_square", "unit_roundoff", "widened"]
+__all__ = [
+    "REACH",
+    "Envelope",
+    "RememberedScale",
+    "difference",
+    "local_root_mean_square",
+    "root_mean_square",
+    "unit_roundoff",
+    "widened",
+]
+
+REACH = 10
+"""Elements up to ``2 ** REACH`` times as large as another one make it noisy: algorithms work on many at once."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -66,7 +78,44 @@ def root_mean_square(values: torch.Tensor) -> float:
     finite = wide.isfinite()
     if not bool(finite.all()):
         wide = wide[finite]
-    return float((torch.linalg.vector_norm(wide) / max(wide.numel(), 1) ** 0.5).item()) if wide.numel() else 0.0
+    if not wide.numel():
+        return 0.0
+    norm = float(torch.linalg.vector_norm(wide).item())
+    if norm == float("inf"):  # the squares overflow
+        greatest = wide.abs().max()
+        norm = float((torch.linalg.vector_norm(wide / greatest) * greatest).item())
+    return norm / float(wide.numel() ** 0.5)
+
+
+def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+    """For each element, the root mean square of the values of those that are not much larger than it.
+
+    One huge element, say of a mask, says nothing about the noise of others.
+
+    Args:
+        values: Any numbers.
+        magnitude: The elements' absolute values, of the same shape.
+
+    Returns:
+        A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** REACH`` times the
+        magnitude, and over all for elements that are zero or not finite.
+    """
+    finite = (values.isfinite() & magnitude.isfinite()).flatten()
+    greatest = float(torch.where(finite, values.flatten(), 0).abs().max().item()) if values.numel() else 0.0
+    if not greatest:
+        return torch.zeros(values.shape, dtype=torch.float64, device=values.device)
+    squares = torch.where(finite, values.flatten().to(torch.float64) / greatest, 0.0).square_()
+    sized = (magnitude.isfinite() & (magnitude > 0)).flatten()
+    exponents = torch.frexp(torch.where(sized, magnitude.flatten().to(torch.float64), 1.0)).exponent
+    lowest = int(exponents[sized].min().item()) if bool(sized.any()) else 0
+    last = int(exponents[sized].max().item()) - lowest if bool(sized.any()) else 0
+    place = torch.where(sized, exponents - lowest, last).to(torch.int64)
+    counted = torch.where(sized & finite, place, 0)
+    sums = torch.bincount(counted, torch.where(sized, squares, 0.0), last + 1).cumsum(0)
+    counts = torch.bincount(counted, (sized & finite).to(torch.float64), last + 1).cumsum(0)
+    means = sums / counts.clamp_min(1.0)
+    means[-1] = squares.sum() / finite.sum()
+    return (means[(place + REACH).clamp_max(last)].sqrt_() * greatest).reshape(values.shape)
 
 
 @dataclass(slots=True)
@@ -74,22 +123,26 @@ class Envelope:
     """How far control runs lie from the reference, element by element (the greatest of them).
 
     Attributes:
-        values: The envelope, in units of the tensor; ``inf`` where a control run was NaN or infinite and the reference
-            was not, or the reverse.
+        values: The envelope, in units of the tensor, from the runs in which an element was finite like the reference's.
         runs: Number of control runs in it.
+        unstable: Where a control run was NaN or infinite and the reference was not, or the reverse; None: nowhere.
     """
 
     values: torch.Tensor
     runs: int = 1
+    unstable: torch.Tensor | None = None
 
     @classmethod
     def of(cls, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
         """The envelope of one control run."""
-        return cls(difference(reference, sample))
+        return cls(*_finite_part(difference(reference, sample), 1))
 
     def add(self, reference: torch.Tensor, sample: torch.Tensor) -> None:
         """Take one more control run in."""
-        torch.maximum(self.values, difference(reference, sample), out=self.values)
+        values, _, unstable = _finite_part(difference(reference, sample), 1)
+        torch.maximum(self.values, values, out=self.values)
+        if unstable is not None:
+            self.unstable = unstable if self.unstable is None else self.unstable | unstable
         self.runs += 1
 
     @property
@@ -102,6 +155,13 @@ class Envelope:
         """Greatest finite element; 0 if there is none."""
         finite = self.values[self.values.isfinite()]
         return float(finite.max().item()) if finite.numel() else 0.0
+
+
+def _finite_part(distance: torch.Tensor, runs: int) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+    unstable = distance.isinf()
+    if not bool(unstable.any()):
+        return distance, runs, None
+    return torch.where(unstable, 0.0, distance), runs, unstable
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.noise import RememberedScale
-from checked_backend.numerics.screen import screen
+from checked_backend.numerics.screen import Glance, screen
 from checked_backend.record import Skip
 from checked_backend.regions.case import Case, is_floating
 from checked_backend.regions.control_runs import short
@@ -44,14 +44,15 @@ def adjudicate(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        anew: Run it also for those that have been judged in an earlier call.
+        anew: Settle nothing by the scales of earlier calls, and run the twin also for what has been judged in them.
     """
-    rulings = Rulings()
+    rulings = Rulings(anew=anew)
     cases: list[Case] = []
     for pair in pairs:
         ask_twin = low_precision and (anew or pair.name not in known) and is_floating(pair.reference)
         try:
-            case = _examined(pair, known.get(pair.name), rulings.powers, ask_twin=ask_twin)
+            scale = None if anew else known.get(pair.name)
+            case = _examined(pair, scale, rulings.powers, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             rulings.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -67,11 +68,21 @@ def adjudicate(
 def _examined(pair: Pair, scale: RememberedScale | None, powers: dict[str, float], *, ask_twin: bool) -> Case | None:
     """Look at a tensor once; returns its case if that does not settle it."""
     glance = screen(reference=pair.reference, candidate=pair.candidate)
-    if glance is not None and not ask_twin:
-        if glance.max_abs_diff == 0:
-            return None
-        if scale is not None and scale.covers(glance, slack=CHEAP_SLACK):
-            powers[pair.name] = CHEAP_SLACK * scale.rms
-            return None
+    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, powers)):
+        return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
-    return Case.of(pair, metrics) if ask_twin or not metrics.bitwise_equal else None
+    if ask_twin:
+        return Case.of(pair, metrics)
+    if glance is None and is_floating(pair.reference) and metrics.nonfinite_mismatched == 0:
+        # a mask's infinities, complex numbers: the same question of other numbers
+        glance = Glance(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
+        if _settled(pair, glance, scale, powers):
+            return None
+    return None if metrics.bitwise_equal else Case.of(pair, metrics)
+
+
+def _settled(pair: Pair, glance: Glance, scale: RememberedScale | None, powers: dict[str, float]) -> bool:
+    if scale is None or not scale.covers(glance, slack=CHEAP_SLACK):
+        return False
+    powers[pair.name] = CHEAP_SLACK * scale.rms
+    return True

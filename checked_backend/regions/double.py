@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+import torch
+
 from checked_backend.numerics.judge import outside_noise, twin_difference
 from checked_backend.regions.case import Case, extended
 from checked_backend.regions.control_runs import ControlRuns
@@ -25,7 +27,7 @@ def run_high_precision(cases: Sequence[Case], runs: ControlRuns) -> bool:
     if high is None:
         return False
     for case in cases:
-        case.high_precision = case.sample(high)
+        case.high_precision = _in_range(case, case.sample(high))
     return True
 
 
@@ -42,7 +44,7 @@ def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[
         if values is None:
             return
         for case in cases:
-            high, sample = case.high_precision, case.sample(values)
+            high, sample = case.high_precision, _in_range(case, case.sample(values))
             if high is not None and sample is not None:
                 case.float64_envelope = extended(case.float64_envelope, high, sample)
 
@@ -59,7 +61,7 @@ def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]
     if twin is None:
         return
     for case in cases:
-        found = case.sample(twin)
+        found = _in_range(case, case.sample(twin))
         case.twin = None if found is None or case.high_precision is None else found
     held = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in held):
@@ -74,6 +76,14 @@ def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]
         perturb(accused, runs, range(FIRST_RUNS), 1.0)
     for case in accused:
         _let_candidate_answer(case, notes)
+
+
+def _in_range(case: Case, value: torch.Tensor | None) -> torch.Tensor | None:
+    """A float64 result, infinite where it would be so at the program's own precision: there it has no digits."""
+    if value is None or not value.dtype.is_floating_point:
+        return value
+    rounded = value.to(case.pair.reference.dtype)
+    return torch.where(rounded.isinf(), rounded.to(value.dtype), value)
 
 
 def _compare(cases: Iterable[Case]) -> None:

@@ -22,7 +22,7 @@ from checked_backend.numerics.judge import (
     as_good_as_eager,
     outside_noise,
 )
-from checked_backend.numerics.noise import difference, root_mean_square
+from checked_backend.numerics.noise import REACH, difference, root_mean_square
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.case import REPEATS, Case, is_floating
 from checked_backend.regions.charges import Charge, charge
@@ -171,8 +171,11 @@ class Hearing:
 
     def _good_as_eager(self) -> None:
         for case in self._open():
-            # what has lost its digits is too small for these distances
-            if not case.logic_differs and not case.outside.digits and self._nearness(case):
+            # What has lost its digits is too small for these distances. Of integers each is right or wrong, and that
+            # eager has some wrong excuses no others.
+            if case.logic_differs or case.outside.digits or not is_floating(case.pair.reference):
+                continue
+            if self._nearness(case):
                 self._close_as_noise(case)
 
     @staticmethod
@@ -181,7 +184,10 @@ class Hearing:
         if case.high_precision is None:
             return False
         closeness = as_good_as_eager(
-            reference=case.pair.reference, candidate=case.pair.candidate, high_precision=case.high_precision
+            reference=case.pair.reference,
+            candidate=case.pair.candidate,
+            high_precision=case.high_precision,
+            up_to=case.outside.largest * 2**REACH,
         )
         case.evidence["eager's distance from float64, rms"] = closeness.eager
         case.evidence["candidate's distance from float64, rms"] = closeness.candidate

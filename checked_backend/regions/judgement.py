@@ -233,7 +233,7 @@ class Judge:
     def _absorb(self, rulings: Rulings) -> list[Finding]:
         with self._lock:
             for name, scale in rulings.scales.items():
-                self._scales[name] = scale.widened(self._scales.get(name))
+                self._scales[name] = scale if rulings.anew else scale.widened(self._scales.get(name))
         self._response.count({"tensors": rulings.compared})
         self._response.power(rulings.powers)
         for skip in rulings.skips:

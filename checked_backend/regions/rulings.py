@@ -46,6 +46,7 @@ class Rulings:
         scales: Noise scales learned, by name.
         powers: The smallest relative error that would have been caught, by name.
         compared: Number of tensors compared.
+        anew: Whether what earlier calls taught was left aside.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -54,3 +55,4 @@ class Rulings:
     scales: dict[str, RememberedScale] = field(default_factory=dict)
     powers: dict[str, float] = field(default_factory=dict)
     compared: int = 0
+    anew: bool = False

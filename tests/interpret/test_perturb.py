@@ -43,8 +43,23 @@ def test_spread_of_one_operator(dtype, magnitude):
 
 
 def test_powers_of_two_are_perturbed_too():
-    x = torch.ones(100_000)
-    assert spread(lambda: x * 2, torch.float32)[0] == pytest.approx(UNIFORM_RMS, rel=0.2)
+    x = torch.full((100_000,), 1 / 3)
+    assert torch.equal(x * 3, torch.ones(100_000))  # rounded
+    assert spread(lambda: x * 3, torch.float32)[0] == pytest.approx(UNIFORM_RMS, rel=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_ieee_demands_to_be_exact_is_not_perturbed(dtype):
+    x = torch.arange(200, dtype=dtype)
+
+    def exact():
+        return x * 0.5, x + 3, x - x.flip(0), x / 4, (x[:9] * x[:9]).sqrt(), 7 - x, torch.add(x, x, alpha=-1)
+
+    again, _ = perturbed(exact)
+    assert all(map(torch.equal, again, exact()))
+    changed = perturbed(lambda: x / 3)[0] != x / 3
+    assert changed.any()
+    assert not changed[(x % 3) == 0].any()
 
 
 def test_spread_of_a_chain_grows_with_its_root():
@@ -53,10 +68,10 @@ def test_spread_of_a_chain_grows_with_its_root():
     def chain():
         y = x
         for _ in range(25):
-            y = y * 1.0
+            y = y * 1.1 / 1.1
         return y
 
-    assert spread(chain, torch.float32)[0] == pytest.approx(5 * UNIFORM_RMS, rel=0.2)
+    assert spread(chain, torch.float32)[0] == pytest.approx(50**0.5 * UNIFORM_RMS, rel=0.2)
 
 
 def test_special_values_stay():

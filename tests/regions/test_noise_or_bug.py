@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import checked_backend as cb
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import candidate
+from checked_backend.regions.controls import RegionControls
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.twin import computes_in_low_precision
 
@@ -367,3 +368,93 @@ def test_wrong_value_in_a_wrapper_subclass_is_logic() -> None:
     assert found(report) == {("logic", "output[0]")}
     assert not report.coverage.skipped
     assert all(finding.noise is not None and finding.noise.rms > 0 for finding in report.findings)
+
+
+# exact values have no noise
+
+
+EXACT_TIES = {
+    "greatest of equals": (lambda x: (x * 0.5).argmax(-1), lambda places: torch.zeros_like(places)),
+    "comparison of equals": (lambda x: x * 0.5 >= 1.0, lambda _: None),
+    "floor of halves": (lambda x: (x / 2).floor(), lambda floors: floors - (floors % 2 == 0) * 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_TIES)
+def test_exact_values_have_no_noise_that_hides_a_bug(name: str) -> None:
+    program, wrong = EXACT_TIES[name]
+    x = torch.randint(0, 9, (200, 20)).float()
+
+    def spoil(result: torch.Tensor) -> torch.Tensor:
+        spoiled = wrong(result)
+        return x * 0.5 > 1.0 if spoiled is None else spoiled
+
+    assert found(gathered(lambda: checked(program, faults.spoiled_output(spoil))(x)))
+    assert agreed(gathered(lambda: checked(program, faults.clean())(x)))
+
+
+def test_where_eager_has_flips_others_may_not_be_wrong() -> None:
+    """Rounding changes the order of a few neighbours; that excuses no other places."""
+    x = torch.rand(4000)
+    off = faults.spoiled_output(lambda places: places + 1)
+    assert found(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], off)(x)))
+    other = faults.spoiled_output(lambda places: (x + 1000).sort(stable=True)[1])
+    assert agreed(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], other)(x)))
+
+
+@pytest.mark.parametrize("value", [5.0, 1e6])
+def test_where_noise_makes_nan_not_everything_is_right(value: float) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a * a - b * b).sqrt()
+
+    a = torch.rand(200) + 2.1
+    b = a - 1
+    b[7] = a[7]
+    spoil = faults.spoiled_output(lambda root: torch.where(root == 0, value, root))
+    assert found(gathered(lambda: checked(program, spoil)(a, b)))
+    assert agreed(gathered(lambda: checked(program, faults.spoiled_output(lambda r: r.nan_to_num(0.0)))(a, b)))
+
+
+def test_masks_lend_no_noise_to_other_elements() -> None:
+    def program(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return q @ q.t() + mask
+
+    q, mask = torch.randn(32, 16), torch.zeros(32, 32)
+    mask[:, 20:] = -1e9
+    off = faults.spoiled_output(lambda scores: torch.where(scores > -1e6, scores * 1.0005, scores))
+    assert found(gathered(lambda: checked(program, off)(q, mask))) == {("logic", "output[0]")}
+    assert agreed(gathered(lambda: checked(program, faults.spoiled_output(rounding_otherwise))(q, mask)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.dtype) -> None:
+    """A mask of infinities has the noise of its finite elements; later calls need no control runs."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        scores = torch.sin(x @ x) * 1.1
+        return scores if dtype.is_complex else scores.masked_fill(x > 1, float("-inf"))
+
+    model = checked(program, faults.spoiled_output(lambda r: r * (1 + 2.0**-22)))
+    asked: list[int] = []
+    monte_carlo = RegionControls.monte_carlo
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return monte_carlo(*given)
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RegionControls, "monte_carlo", counted)
+            for number in range(1, 8):
+                asked.clear()
+                model(torch.randn(8, 8, dtype=dtype))
+                assert bool(asked) == (number in (1, 2, 4))
+
+    assert agreed(gathered(run))
+
+
+def test_what_overflows_in_half_precision_has_no_noise_there() -> None:
+    x = torch.linspace(0, 1.5, 64, dtype=torch.float16)
+    assert agreed(gathered(lambda: checked(lambda x: torch.exp(x * 10), faults.clean())(x)))
+    off = faults.spoiled_output(lambda e: (e.double() * 1.01).to(e.dtype))
+    assert found(gathered(lambda: checked(lambda x: torch.exp(x * 10), off)(x)))
