@@ -167,14 +167,16 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
     needed = _needed(dynamo.graph, targets)
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
-    rewrites = any(_writes(node) for node in needed if node not in targets)
+    rewrites = any(map(_writes, needed))
     names = set()
     for node in dynamo.graph.nodes:
         if node.op == "output":
             graph.output(())
         elif node.op == "placeholder" or node in needed:
             if node in targets:
-                copies = {item: graph.call_function(_copy, (copied[item],)) for item in node.all_input_nodes}
+                # what it may write to, those that follow must see
+                apart = [] if _writes(node) else node.all_input_nodes
+                copies = copied | {item: graph.call_function(_copy, (copied[item],)) for item in apart}
                 copied[node] = graph.node_copy(node, copies.__getitem__)
                 copied[node].target = _only_overload(node.target)
                 names.add(copied[node].name)
