@@ -458,3 +458,15 @@ def test_what_overflows_in_half_precision_has_no_noise_there() -> None:
     assert agreed(gathered(lambda: checked(lambda x: torch.exp(x * 10), faults.clean())(x)))
     off = faults.spoiled_output(lambda e: (e.double() * 1.01).to(e.dtype))
     assert found(gathered(lambda: checked(lambda x: torch.exp(x * 10), off)(x)))
+
+
+def test_tails_do_not_acquit_what_the_twin_accuses() -> None:
+    """Of the tail of gelu rounding leaves nothing, in the twin as little as in the candidate."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x @ w)
+
+    x, w = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    off = faults.spoiled_output(lambda result: (result.double() * 1.01).to(result.dtype))
+    assert found(gathered(lambda: checked(program, off)(x, w))) == {("logic", "output[0]")}
+    assert agreed(gathered(lambda: checked(program, faults.clean())(x, w)))
