@@ -35,8 +35,9 @@ _LINEAR = (
 # Written to without a mark in the schema, if training.
 _UNMARKED_STATISTICS = ("running_mean", "running_var")
 _UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler may miss it.
-_CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div", "sqrt"})
+# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler misses it. It demands
+# it of quotients and roots too, but there some processors' fast instructions do not obey.
+_CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div"})
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -62,6 +63,11 @@ def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _as_float64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _is_power_of_two(value: Any) -> torch.Tensor:
+    """Where a division is a product: the reciprocal is exact."""
+    return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
 
 
 class _Poison:
@@ -115,10 +121,9 @@ class MonteCarloMode(OperatorMode):
 
     Each floating result of a rounding operator is multiplied by ``1 + magnitude * u * xi``, where u is the unit
     roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
-    constants), sums, products, quotients and roots that can be represented, and the outcomes of random operators are
-    left alone. Operators that round inside (sums, matrix products,
-    normalisations) also get copies of their inputs perturbed, and more noise on their results, because a compiler may
-    add up in another order. The spread of the results over some seeds is the noise that the program must have at its
+    constants), sums and products that can be represented, and the outcomes of random operators are left alone.
+    Operators that round inside (sums, matrix products, normalisations) also get copies of their inputs perturbed, and
+    more noise on their results, because a compiler may add up in another order. The spread of the results over some seeds is the noise that the program must have at its
     precision. Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
     C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
 
@@ -188,6 +193,8 @@ class MonteCarloMode(OperatorMode):
         with DisableTorchDispatch():
             wide = [_as_float64(value) for value in args]
             exact: torch.Tensor = func(*wide, **kwargs) == result
+            if operator.base == "div":
+                exact &= _is_power_of_two(wide[1])
             return exact if bool(exact.any()) else None
 
     @staticmethod

@@ -89,7 +89,11 @@ class Rounding(fx.Interpreter):
         if self._library and name in _ELEMENTARY and _float(result):
             # no library returns anything but 0 for 0 / 4 or log(1), and next to 0 is no unit in the last place
             wrong = torch.nextafter(result, torch.full_like(result, torch.inf))
-            result = torch.where(result == 0, result, wrong)
+            kept = result == 0
+            if name == "div":  # nor anything but the half for x / 2
+                divisor = torch.as_tensor(args[1], dtype=torch.float64)
+                kept = kept | (torch.frexp(divisor).mantissa.abs() == 0.5)
+            result = torch.where(kept, result, wrong)
         return result
 
     def _as_written(self, n: fx.Node) -> tuple[Any, Any]:
