@@ -123,8 +123,9 @@ class MonteCarloMode(OperatorMode):
     roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
     constants), sums and products that can be represented, and the outcomes of random operators are left alone.
     Operators that round inside (sums, matrix products, normalisations) also get copies of their inputs perturbed, and
-    more noise on their results, because a compiler may add up in another order. The spread of the results over some seeds is the noise that the program must have at its
-    precision. Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
+    more noise on their results, because a compiler may add up in another order. The spread of the results over some
+    seeds is the noise that the program must have at its precision. Uninitialised memory is filled with junk. Sources:
+    D. S. Parker, Monte Carlo Arithmetic (1997);
     C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
 
     No global random generator is touched.
