@@ -17,7 +17,7 @@ from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Call, Program, refuse_misfits
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.training import MakeOptimizer
@@ -92,6 +92,8 @@ def check(
         raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
     if not isinstance(iterations, int) or iterations < 1:
         raise OptionError(f"check: iterations got {iterations!r}; valid: 1, 2, 3, ...")
+    if dynamic not in (True, False, None):
+        raise OptionError(f"check: dynamic got {dynamic!r}; valid: True, False, None.")
     if not callable(fn_or_module):
         raise OptionError(f"check: fn_or_module got {type(fn_or_module).__qualname__}, which cannot be called.")
     given_args: object = args
@@ -164,6 +166,7 @@ class _Plan:
 
     def _examined(self, trial: Trial) -> tuple[Sequence[Finding], Sequence[Coverage]]:
         """What a trial found; what it covered in the regions and as a whole."""
+        refuse_misfits(self.program, trial.references[0].error)
         findings = self._explained(merged(trial), trial)
         if not trial.regions.regions:
             agreed = any(outcome.error is not None for outcome in trial.references) or bool(findings)

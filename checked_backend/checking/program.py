@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from checked_backend.checking.tree import argument_leaves, containers, output_le
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.ambient import RngState, autocast_unharmed
 
-__all__ = ["Call", "Modes", "Outcome", "Program", "Run"]
+__all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -285,6 +286,29 @@ class Run:
         outcome.memory = state.memory()
         outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
         outcome.note_values(copies=len(self._program.calls) > 1)
+
+
+def refuse_misfits(program: Program, error: Exception | None) -> None:
+    """Tell a call that fits no signature from a program that raises: both sides raise then, and would agree.
+
+    Args:
+        program: The program.
+        error: What eager raised.
+
+    Raises:
+        OptionError: The arguments do not fit the function.
+    """
+    if not isinstance(error, TypeError):
+        return
+    target = program.function.forward if isinstance(program.function, torch.nn.Module) else program.function
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # a builtin function
+        return
+    try:
+        signature.bind(*program.args, **program.kwargs)
+    except TypeError as misfit:
+        raise OptionError(f"check: the function cannot be called with these arguments: {misfit}.") from error
 
 
 class _ProgramError(Exception):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from checked_backend._torch import InvalidBackend, dynamo_disable, inductor_mode_options, list_backends, lookup_backend
+from checked_backend._torch import (
+    InvalidBackend,
+    dynamo_disable,
+    inductor_mode_options,
+    inductor_settings,
+    list_backends,
+    lookup_backend,
+)
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.options import CheckOptions
 
@@ -37,10 +45,11 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
         mode: What the user passed as ``torch.compile(mode=...)``; only Inductor has modes.
 
     Raises:
-        OptionError: The compiler is unknown; the message lists those that are known.
+        OptionError: The compiler is unknown; the message lists those that are known. Inductor has no such setting.
     """
     given = dict(options.compiler_options)
     if options.compiler == "inductor":
+        _refuse_unknown_settings(given)
         patches = inductor_patches(options, mode)
         inductor = lookup_backend("inductor")
         return lambda gm, example_inputs: inductor(gm, list(example_inputs), config_patches=patches)  # type: ignore[call-arg]
@@ -60,6 +69,15 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
     if given:
         return lambda gm, example_inputs: compiler(gm, example_inputs, options=given)
     return compiler
+
+
+def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
+    """A setting that Inductor does not have is the caller's mistake; compiling would raise, and accuse Inductor."""
+    known = inductor_settings() if given else {}
+    for name in given:
+        if name not in known:
+            near = ", ".join(get_close_matches(name, known)) or "see torch._inductor.config"
+            raise OptionError(f"option 'compiler_options' got {name!r}, which Inductor does not have. Near it: {near}.")
 
 
 def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str, Any]:

@@ -355,7 +355,7 @@ def test_both_raise() -> None:
     def by_type(x: torch.Tensor) -> torch.Tensor:
         raise KeyError("no such key")
 
-    for function in (by_type, lambda x: x.view(7), lambda x: x[10], lambda x, missing: x):
+    for function in (by_type, lambda x: x.view(7), lambda x: x[10]):
         report = cb.check(function, (batch(3),), compiler="eager")
         agreed(report, exceptions=1)
         assert "both raise" in str(report.coverage.notes)
@@ -434,11 +434,17 @@ def test_what_cannot_be_copied_is_named() -> None:
         ({"args": torch.ones(3)}, r"it is a tuple: check\(fn, \(x,\)\)"),
         ({"fn_or_module": 3}, "int, which cannot be called"),
         ({"isolate": True, "timeout": 0}, "timeout got 0"),
+        ({"dynamic": "yes"}, "dynamic got 'yes'"),
+        ({"args": (1, 2)}, "cannot be called with these arguments: too many positional arguments"),
+        ({"fn_or_module": lambda x, missing: x}, "missing a required argument: 'missing'"),
+        ({"kwargs": {"y": 1}}, "cannot be called with these arguments: got an unexpected keyword argument 'y'"),
+        ({"args": (1, 2), "isolate": True}, "too many positional arguments"),
+        ({"compiler": "inductor", "compiler_options": {"max_autotunes": 1}}, "does not have. Near it: max_autotune"),
     ],
 )
 def test_misuse(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(cb.OptionError, match=message):
-        cb.check(**{"fn_or_module": torch.sin, "args": (batch(3),), **arguments})
+        cb.check(**{"fn_or_module": lambda x: x.sin(), "args": (batch(3),), "compiler": "eager", **arguments})
 
 
 def test_nothing_of_the_users_changes() -> None:
