@@ -11,6 +11,10 @@ under one model that has its operator. ``--patience 4`` allows four times the se
 
 ``planted_quick.jsonl`` is what ``python tests/localize/sweep_planted.py planted_quick.jsonl --quick`` gave with torch
 2.13.0 on two cores (and, for a few faults, ``--on bert``); the seconds are those of a busy machine.
+
+``planted_full.jsonl`` is the beginning of ``python tests/localize/sweep_planted.py planted_full.jsonl --on models,small
+--patience 4 --no-settings``, with repros, and of ``--on small`` for the first lines. It is no whole sweep: the machine
+was too busy for that, and the same command goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -65,3 +65,13 @@ def test_the_table_of_the_sweep_is_about_these_faults() -> None:
     named = [sweep_planted.names_it(line["op"], line["fault"]) for line in small.values() if "op" in line]
     assert sum(named) >= 0.9 * len(FAULTS)
     assert all(line["cut"] <= 5 for line in small.values() if line.get("cut") is not None)
+
+
+def test_the_table_of_repros_is_of_small_ones_that_were_confirmed() -> None:
+    table = Path(sweep_planted.__file__).with_name("planted_full.jsonl")
+    lines = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    assert {line["on"] for line in lines} >= set(sweep_planted.MODELS)
+    shown = [line for line in lines if "op" in line]
+    named = [sweep_planted.names_it(line["op"], line["fault"]) for line in shown]
+    assert sum(named) >= 0.9 * len(shown)
+    assert all(line["confirmed"] and 1 <= line["calls"] <= 5 for line in shown)
