@@ -140,18 +140,8 @@ def outside_noise(
             Elsewhere it says no more than ``envelope`` does.
     """
     distance = difference(reference, candidate)
-    exact = not (reference.dtype.is_floating_point or reference.dtype.is_complex)
     magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
-    typical = envelope.values if exact else local_root_mean_square(envelope.values, magnitude).to(distance.dtype)
-    rounding = 2 * EXACT_ROUNDOFFS * unit_roundoff(reference.dtype) * magnitude
-    allowed = ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
-    own = ENVELOPE_FACTOR * envelope.values + rounding
-    jumps = None
-    if strong is not None:
-        proportion = OUT_OF_PROPORTION * STRONG_MAGNITUDE / CORRELATED_MAGNITUDE
-        jumps = strong.values > proportion * envelope.values
-        allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
-        own = torch.where(jumps, torch.maximum(own, STRONG_FACTOR * strong.values), own)
+    allowed, own, jumps = _allowances(reference.dtype, magnitude, envelope, strong)
     inside = distance <= allowed
     for runs in (envelope, strong):
         if runs is not None and runs.unstable is not None:  # there NaN and infinity are as good as a number
@@ -187,6 +177,25 @@ def outside_noise(
         0 if digits is None else int((digits & outside).sum().item()),
         doubtful,
     )
+
+
+def _allowances(
+    dtype: torch.dtype, magnitude: torch.Tensor, envelope: Envelope, strong: Envelope | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """How far each element may lie from eager's, how far by its own noise alone, and which of them jump."""
+    typical = envelope.values
+    if dtype.is_floating_point or dtype.is_complex:
+        typical = local_root_mean_square(envelope.values, magnitude).to(envelope.values.dtype)
+    rounding = 2 * EXACT_ROUNDOFFS * unit_roundoff(dtype) * magnitude
+    allowed = ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
+    own = ENVELOPE_FACTOR * envelope.values + rounding
+    if strong is None:
+        return allowed, own, None
+    proportion = OUT_OF_PROPORTION * STRONG_MAGNITUDE / CORRELATED_MAGNITUDE
+    jumps = strong.values > proportion * envelope.values
+    allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
+    own = torch.where(jumps, torch.maximum(own, STRONG_FACTOR * strong.values), own)
+    return allowed, own, jumps
 
 
 def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
