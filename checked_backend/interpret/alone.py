@@ -12,7 +12,7 @@ from torch import fx
 
 from checked_backend._torch import FakeTensor, is_functorch_wrapped_tensor
 from checked_backend.interpret.answer import Answer
-from checked_backend.interpret.dropped import Dropped, calls_alone
+from checked_backend.interpret.dropped import TRANSFORM, Dropped, calls_alone
 from checked_backend.interpret.metadata import MetadataInterpreter
 from checked_backend.record import Finding, Skip
 
@@ -93,7 +93,7 @@ class Alone:
 
 def _skip(call: Dropped, why: str) -> Skip:
     # a transform's rule may rightly have put another operator in its place
-    matters = "torch.func" not in call.inside
+    matters = call.inside != TRANSFORM
     return Skip(str(call), f"it is in no compiled graph, and it could not be made alone: {why}", matters=matters)
 
 

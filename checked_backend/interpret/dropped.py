@@ -29,8 +29,9 @@ from checked_backend.interpret.expected import recorded
 from checked_backend.interpret.schema import is_built_in, wrapped_operator
 from checked_backend.interpret.source import source_line
 
-__all__ = ["Dropped", "Site", "calls_alone", "dropped_calls", "operators_in"]
+__all__ = ["TRANSFORM", "Dropped", "Site", "calls_alone", "dropped_calls", "operators_in"]
 
+TRANSFORM = "a transform of torch.func"
 Site = tuple[str, "str | None"]  # an operator, and the user's line that calls it
 
 
@@ -69,28 +70,19 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
     """
     wanted = operators_in(dynamo)
     names = {name for name, _ in compiled}
-    # torch.vmap and torch.func.grad call what an operator's rule says, in the compiled graph
-    transformed = any(
-        node.op == "call_function" and "_increment_nesting" in str(node.target) for node in dynamo.graph.nodes
-    )
     dead = _dead(dynamo.graph) if _takes_subclasses(dynamo.graph) else set()
+    # torch.vmap and torch.func.grad call what an operator's rule says, in the compiled graph
+    transformed = any("_increment_nesting" in str(node.target) for node in dynamo.graph.nodes)
     found = []
     for node, inside in _calls(dynamo, inside=False):
         site = _site(node)
-        if site is None or ((inside or transformed) and site[0] in names):
+        if site is None or (wanted[site] <= compiled[site] and node not in dead):
             continue
-        if wanted[site] <= compiled[site] and node not in dead:
-            continue
+        if (inside or transformed) and site[0] in names:
+            continue  # how often it is called there says nothing
         schema = _overloads(node.target)[0]._schema
-        pointless = not schema.returns and not schema.is_mutable
-        place = (
-            "a graph that a higher-order operator runs"
-            if inside
-            else "a transform of torch.func"
-            if transformed
-            else ""
-        )
-        found.append(Dropped(node, site[0], place, pointless))
+        place = "a graph that a higher-order operator runs" if inside else TRANSFORM if transformed else ""
+        found.append(Dropped(node, site[0], place, pointless=not schema.returns and not schema.is_mutable))
     return found
 
 

@@ -219,14 +219,23 @@ class Run:
     def _causes(self, plan: NodePlan, mismatch: Mismatch) -> list[bool]:
         """For each thing before a node that may have made it wrong: whether the user ignores that."""
         if plan.node.op == "placeholder":
-            known = self._owner.history.wrong
-            return [known[plan.node.name]] if plan.node.name in known else []
+            return self._causes_outside(plan.node)
         alone = mismatch.what in _OF_ITSELF or (
             mismatch.what == "alias" and is_custom(plan.node) and not mismatch.expected.startswith("a view")
         )
         # a graph that a higher-order operator runs is no value that it is given
         inputs = [p for p in plan.inputs if not alone or self._code.plans[p].node.op == "get_attr"]
         return [self.wrong[position] for position in inputs if position in self.wrong]
+
+    def _causes_outside(self, node: fx.Node) -> list[bool]:
+        """The same for an input of the graph: another graph may have handed it on, or the one that this lies in."""
+        known, outer = self._owner.history.wrong, self._outer
+        if outer is None:
+            return [known[node.name]] if node.name in known else []
+        users = outer._code.plans[self._owner.place[0]].node.users
+        given = dict.fromkeys(item for user in users for item in user.all_input_nodes)
+        positions = {outer._position[place] for item in given for place in (item, producer(item))}
+        return [outer.wrong[position] for position in sorted(positions) if position in outer.wrong]
 
     def _inputs(self, plan: NodePlan, variables: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The real arguments of a node, as far as they still exist."""

@@ -94,6 +94,31 @@ def test_an_ignored_operator_inside_of_a_branch_excuses_the_branch(library: Any)
     assert record(program, (x,), ignore=(hidden[0],)).findings == ()
 
 
+def loop(x: torch.Tensor) -> Any:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
+
+
+INSIDE: dict[str, Any] = {
+    "cond": lambda x: torch.cond(x.sum() > -100, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+    "nested cond": lambda x: torch.cond(x.sum() > -100, INSIDE["cond"], lambda x: x.cos(), (x,)),
+    "while_loop": loop,
+}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_graph_inside_is_not_accused_of_what_it_is_given(library: Any, name: str, ignored: bool) -> None:
+    operator = transposed(library)
+    options = {"ignore_ops": (f"{NAME}.lie",)} if ignored else {}
+    report = record(lambda x: INSIDE[name](operator(x)), (torch.ones(3, 4),), **options)
+    assert [f.node for f in report.findings if not f.evidence["inherited"]] == ([] if ignored else ["lie"])
+    assert report.verdict is (Verdict.PASS if ignored else Verdict.FAIL)
+    findings = report.coverage.ignored if ignored else report.findings
+    assert any("sin" in str(f.node) and "of " in f.subject for f in findings)
+
+
 # entries that match nothing
 
 
