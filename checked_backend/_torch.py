@@ -127,6 +127,7 @@ __all__ = [
     "inductor_graph_passes",
     "inductor_mode_options",
     "inductor_passed",
+    "inductor_setting_names",
     "inductor_settings",
     "inner_exception",
     "inner_tensors",
@@ -486,6 +487,13 @@ def inductor_settings() -> dict[str, Any]:
     from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
 
     return dict(config.get_config_copy())
+
+
+def inductor_setting_names() -> frozenset[str]:
+    """What Inductor's configuration can be patched by: its settings, and other names for them."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
+
+    return frozenset(vars(config)["_config"])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from checked_backend._torch import (
     InvalidBackend,
     dynamo_disable,
     inductor_mode_options,
-    inductor_settings,
+    inductor_setting_names,
     list_backends,
     lookup_backend,
 )
@@ -73,10 +73,10 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
 
 def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
     """A setting that Inductor does not have is the caller's mistake; compiling would raise, and accuse Inductor."""
-    known = inductor_settings() if given else {}
+    known = inductor_setting_names() if given else frozenset()
     for name in given:
         if name not in known:
-            near = ", ".join(get_close_matches(name, known)) or "see torch._inductor.config"
+            near = ", ".join(get_close_matches(name, sorted(known))) or "see torch._inductor.config"
             raise OptionError(f"option 'compiler_options' got {name!r}, which Inductor does not have. Near it: {near}.")
 
 

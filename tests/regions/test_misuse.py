@@ -39,6 +39,10 @@ def data() -> torch.Tensor:
     ("options", "message"),
     [
         ({"compiler": "inductr"}, r"option 'compiler' got 'inductr'.*Valid: .*aot_eager.*inductor"),
+        (
+            {"compiler": "inductor", "compiler_options": {"force_disable_caches": True, "cpp.simdlens": 1}},
+            r"'compiler_options' got 'cpp.simdlens', which Inductor does not have. Near it: cpp.simdlen",
+        ),
         ({"bogus": 1}, r"has no option 'bogus'. Valid options: .*compiler.*reference"),
         (
             {"on_divergence": "explode"},
