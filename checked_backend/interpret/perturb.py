@@ -39,6 +39,12 @@ _UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 # it of quotients and roots too, but there some processors' fast instructions do not obey.
 _CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div"})
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+# Integers as wide as these dtypes, and the lower half of their significand's bits.
+_LOW_HALF = {
+    torch.float32: (torch.int32, 0xFFF),
+    torch.bfloat16: (torch.int16, 0xF),
+    torch.float16: (torch.int16, 0x1F),
+}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -63,6 +69,16 @@ def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _as_float64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _is_short(value: torch.Tensor) -> torch.Tensor:
+    """Where the lower half of the bits is 0, as in small integers.
+
+    What is left of a rounded product has no such zeros: ``round(y) - y`` is exact, but not where a compiler contracts
+    it with the product that ``y`` is.
+    """
+    integers, low_half = _LOW_HALF[value.dtype]
+    return (value.contiguous().view(integers) & low_half) == 0
 
 
 def _is_power_of_two(value: Any) -> torch.Tensor:
@@ -186,7 +202,7 @@ class MonteCarloMode(OperatorMode):
     def _exact(
         func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> torch.Tensor | None:
-        """Where a result is exact, so that nothing was rounded: a half, a sum of small integers. None: nowhere."""
+        """Where nothing was rounded, now or before: a half, a sum of small integers. None: nowhere."""
         if operator.base not in _CORRECTLY_ROUNDED or operator.mutated or "out" in kwargs:
             return None
         if type(result) not in _PLAIN or result.dtype not in _NARROW or result.layout is not torch.strided:
@@ -194,6 +210,9 @@ class MonteCarloMode(OperatorMode):
         with DisableTorchDispatch():
             wide = [_as_float64(value) for value in args]
             exact: torch.Tensor = func(*wide, **kwargs) == result
+            for value in args:
+                if isinstance(value, torch.Tensor) and value.dtype in _LOW_HALF:
+                    exact &= _is_short(value)
             if operator.base == "div":
                 exact &= _is_power_of_two(wide[1])
             return exact if bool(exact.any()) else None
