@@ -21,7 +21,7 @@ import torch
 
 __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_loop", "fused_loop"]
 
-FUSED_ROW = 4096
+FUSED_ROW = 512
 """Elements of a row: how precisely `FusedStatistics` says where something was found. ``ROW`` in ``fused.c``."""
 
 _TIMEOUT = 60.0  # seconds; compiling takes a fifth of one
