@@ -65,7 +65,9 @@ def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]
         return
     for case in cases:
         found = _in_range(case, case.sample(twin))
-        case.twin = None if found is None or case.high_precision is None else found
+        case.twin = None if case.high_precision is None else found
+        if found is None:
+            notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     held = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in held):
         spread_in_float64(held, runs, range(1, 1 + TWIN_RUNS))

@@ -191,6 +191,13 @@ def test_twin_wrong_where_the_candidate_is_visibly_right_is_not_believed() -> No
     assert ["the float64 twin was not used" in note for note in rulings.notes] == [True]
 
 
+def test_twin_of_another_shape_is_not_used_and_that_is_said() -> None:
+    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
+    assert rulings.findings == []
+    assert ["has another shape" in note for note in rulings.notes] == [True]
+    assert rulings.powers["output[0]"] > 1e-3  # and the power is not the twin's
+
+
 def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
     rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
     assert [(str(f.kind), "hides" in f.message) for f in rulings.findings] == [("logic", False)]
