@@ -470,6 +470,27 @@ def fall_back(op: OpOverload) -> None:
     lowering.make_fallback(op, warn=False)
 
 
+@contextmanager
+def lowerings_kept() -> Iterator[None]:
+    """Take back what `fall_back` does in a block."""
+    from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
+
+    tables: tuple[Any, ...] = (
+        decomposition.decompositions,
+        lowering.lowerings,
+        lowering.fallbacks,
+        lowering.needs_realized_inputs,
+    )
+    before = [copy.copy(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, saved in zip(tables, before, strict=True):
+            table.clear()
+            table.update(saved)
+        decomposition.fast_random_decomps.cache_clear()
+
+
 @functools.cache
 def warm_inductor() -> None:
     """Compile a trifle, once, so that processes forked from here need not look for the C++ compiler and the like."""

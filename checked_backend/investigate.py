@@ -20,24 +20,19 @@ from checked_backend._torch import without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
 from checked_backend.localize import Cut, Location, locate, operator_name
-from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import (
     Repro,
     Untranslatable,
     Workaround,
-    find_workaround,
-    keep_out,
     reduce,
-    without_line,
     write_repro,
 )
 from checked_backend.reduce.judge import Judge, judge_grossly, judge_trial
 from checked_backend.regions.ambient import RngState
-from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
+from checked_backend.remedy import RemedySearch
 from checked_backend.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
 __all__ = ["Investigation", "investigate"]
@@ -58,9 +53,6 @@ PATIENCE = 30.0
 
 LEAST_SCRIPT_LIMIT = 30.0
 """Seconds that a script may always take."""
-
-WORKAROUND_LIMIT = 45.0
-"""Seconds that looking for a workaround may take."""
 
 _INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 
@@ -305,52 +297,15 @@ class _Search:
         return repro
 
     def _workaround(self, reduced: _Reduced) -> Workaround | None:
-        self.how.tell("trying settings")
-        workaround = None
-        if time.monotonic() >= self.deadline:
-            self.evidence["settings"] = "not tried: the time was over"
-        elif reduced.kind is not Kind.EXCEPTION:
-            limit = min(time.monotonic() + WORKAROUND_LIMIT, self.deadline)
-            workaround = find_workaround(reduced.trial, deadline=limit, judge=self._judge)
-        if workaround is not None and workaround.setting is not None:
-            self.how.tell(f"trying {workaround.name} on the whole region")
-            if self._vanishes(resolve_compiler(workaround.setting.on(self._options))):
-                return workaround
-            self.evidence["settings"] = f"{workaround.name} helps the small program, but not the region: more is wrong"
-        return self._last_resort()
-
-    def _last_resort(self) -> Workaround | None:
-        """Leave the user's line to eager, if that helps."""
-        op, source, node = self.found.op, self.found.source, self.location.node
-        if op is None or node is None:
-            return None
-        if source is None:
-            self.evidence["workaround"] = "not tried: the user's line is not known"
-        else:
-            self.how.tell("trying it with that line outside of the compiler")
-            try:
-                helps = self._vanishes(without_line(resolve_compiler(self._options), source))
-            except Exception as error:  # the region cannot be taken apart there
-                self.evidence["workaround"] = f"not tried: {type(error).__name__}: {error}".splitlines()[0]
-            else:
-                if not helps:
-                    self.evidence["workaround"] = "none found: it is there with that line outside of the compiler too"
-                    return None
-        return keep_out(operator_name(node) if self.found.graph == "dynamo" else op, source)
-
-    @property
-    def _options(self) -> CheckOptions:
-        """The user's options with the user's mode spelled out."""
-        options = self.failure.options
-        if options.compiler != "inductor":
-            return options
-        return options.model_copy(update={"compiler_options": inductor_patches(options, self.failure.mode)})
-
-    def _vanishes(self, compiler: Compiler) -> bool:
-        """Whether the region is right with another compiler."""
-        again = rehearse(self.failure, compiler)
-        wrong = {finding.subject for finding in self.findings if finding.kind.fails}
-        return not any(finding.kind.fails and finding.subject in wrong for finding in again)
+        judge, tell = self._judge, self.how.tell
+        search = RemedySearch(self.failure, self.findings, judge, self.deadline, tell, self.evidence)
+        # where eager raises there are no results to judge the small program by
+        found = None if reduced.kind is Kind.EXCEPTION else search.setting(reduced.trial)
+        op, node = self.found.op, self.location.node
+        if found is not None or op is None or node is None:
+            return found
+        called = operator_name(node) if self.found.graph == "dynamo" else op
+        return search.line(op, called, self.found.source)
 
 
 def _enriched(finding: Finding, found: _Found) -> Finding:

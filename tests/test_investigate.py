@@ -19,8 +19,6 @@ import checked_backend as cb
 from checked_backend import investigate as module
 from checked_backend.localize import Location
 from checked_backend.record import Finding
-from checked_backend.reduce import Workaround
-from checked_backend.reduce.settings import Setting
 from checked_backend.regions.failure import Failure
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
@@ -49,17 +47,6 @@ def report_of(folder: Path, run: Callable[[Callable[..., Any]], Any], **options:
 def inference(compiled: Callable[..., Any]) -> None:
     with torch.no_grad():
         compiled(torch.randn(5, 6))
-
-
-@pytest.mark.slow
-def test_a_setting_that_does_not_help_the_region_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where two things are wrong: what helps one of them leaves the region wrong."""
-    nothing = Workaround("a setting", "set it", Setting("a setting"))
-    monkeypatch.setattr(module, "find_workaround", lambda *_args, **_more: nothing)
-    wrong = faults.wrong_operator("aten.relu.default", how="aot")
-    [finding] = report_of(tmp_path, inference, compiler=wrong).findings
-    assert finding.evidence["settings"] == "a setting helps the small program, but not the region: more is wrong"
-    assert finding.workaround != "set it"
 
 
 def test_a_wrong_operator_in_python(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from checked_backend.reduce.apart import without_line
 from checked_backend.reduce.problem import Progress
 from checked_backend.reduce.repro import Repro, write_repro
 from checked_backend.reduce.sequence import Reduction, reduce
-from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting
+from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, taken_back
 from checked_backend.reduce.source_script import write_source_repro
 from checked_backend.reduce.translate import Untranslatable
 from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_out
@@ -22,6 +22,7 @@ __all__ = [
     "helps",
     "keep_out",
     "reduce",
+    "taken_back",
     "without_line",
     "write_repro",
     "write_source_repro",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,10 @@ def _compiled_at_first_call(compiler: Compiler, part: fx.GraphModule) -> Callabl
 
     def run(*args: Any) -> Any:
         if not made:
-            made.append(compile_candidate(compiler, graph, list(args)))
+            with warnings.catch_warnings():
+                # AOT autograd looks at the .grad of what it is given, which is no leaf here
+                warnings.simplefilter("ignore")
+                made.append(compile_candidate(compiler, graph, list(args)))
         results = made[0](*args)
         return results[0] if single else results
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, fall_back, inductor_settings, is_composite, lookup_backend
+from checked_backend._torch import (
+    OpOverload,
+    fall_back,
+    inductor_settings,
+    is_composite,
+    lookup_backend,
+    lowerings_kept,
+)
 from checked_backend.options import CheckOptions
 from checked_backend.regions.candidate import Compiler, resolve_compiler
 from checked_backend.regions.trial import Trial
@@ -24,6 +32,7 @@ __all__ = [
     "flags_not_set",
     "operator_fallbacks",
     "pass_settings",
+    "taken_back",
     "together",
 ]
 
@@ -63,7 +72,7 @@ class Setting:
     def on(self, options: CheckOptions) -> CheckOptions:
         """The options under this setting.
 
-        An operator's fallback, and flags, change the process that compiles, for good.
+        An operator's fallback, and flags, change the process that compiles; see `taken_back`.
         """
         changed: dict[str, Any]
         if self.flags:
@@ -77,6 +86,17 @@ class Setting:
             patches = {"fallback_random": True, **options.compiler_options}
             changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
         return options.model_copy(update=changed)
+
+
+@contextmanager
+def taken_back(setting: Setting) -> Iterator[None]:
+    """Take back, after a block, what a setting changes in the process that compiles under it."""
+    before = {name: _found(name) for name in setting.flags}
+    with nullcontext() if setting.fallback is None else lowerings_kept():
+        try:
+            yield
+        finally:
+            _set(before)
 
 
 def _falling_back(op: OpOverload, patches: Mapping[str, Any]) -> Compiler:
@@ -93,12 +113,16 @@ def _flagged(flags: Mapping[str, Any], options: CheckOptions) -> Compiler:
     inner = resolve_compiler(options)
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for name, value in flags.items():
-            home, _, last = name.rpartition(".")
-            setattr(_found(home), last, value)
+        _set(flags)
         return inner(gm, example_inputs)
 
     return compiler
+
+
+def _set(flags: Mapping[str, Any]) -> None:
+    for name, value in flags.items():
+        home, _, last = name.rpartition(".")
+        setattr(_found(home), last, value)
 
 
 def _found(name: str) -> Any:

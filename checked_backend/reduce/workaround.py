@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,7 +50,7 @@ def find_workaround(
     trial: Trial,
     *,
     deadline: float,
-    confirm: Trial | None = None,
+    confirm: Callable[[Setting], bool] = lambda _setting: True,
     settings: Sequence[Setting] = SETTINGS,
     process: Sequence[Setting] = PROCESS,
     costly: Sequence[Setting] = COSTLY,
@@ -64,7 +64,8 @@ def find_workaround(
     Args:
         trial: A small program that goes wrong.
         deadline: A `time.monotonic` moment.
-        confirm: The region that the program was cut from: what helps must help there too.
+        confirm: Whether a setting that helps the program helps the region that it was cut from too. If not, the next
+            one is tried.
         settings: Cheap settings, in order of preference.
         process: Those of the whole process.
         costly: The others.
@@ -142,34 +143,49 @@ def keep_out(op: str, source: str | None) -> Workaround:
 class _Search:
     """Tries settings until the deadline."""
 
-    def __init__(self, trial: Trial, confirm: Trial | None, deadline: float, judge: Judge) -> None:
+    def __init__(self, trial: Trial, confirm: Callable[[Setting], bool], deadline: float, judge: Judge) -> None:
         self._trial = trial
         self._confirm = confirm
         self._deadline = deadline
         self._judge = judge
 
     def first_of(self, settings: Sequence[Setting]) -> Setting | None:
-        """The first that helps, on both programs."""
-        return next((setting for setting in settings if self._helps_both(setting)), None)
+        """The first that helps, on the region too."""
+        return next((setting for setting in settings if self._helps(setting) and self._confirmed(setting)), None)
 
     def one_of(self, settings: Sequence[Setting]) -> Setting | None:
-        """One that helps, found by halving: if all of them together do not help, none does alone."""
-        if not settings or not self._helps(together(settings)):
-            return None
-        left = list(settings)
-        while len(left) > 1:
-            half = left[: len(left) // 2]
-            left = half if self._helps(together(half)) else left[len(left) // 2 :]
-        return left[0] if self._helps_both(left[0]) else self.first_of(settings)
+        """The first that helps, or the fewest that help together, on the region too.
+
+        Found by halving: if all of them together do not help, none does alone.
+        """
+        pool = list(settings)
+        while pool and self._helps(together(pool)):
+            needed = self._needed(pool)
+            if not needed:
+                return None
+            found = needed[0] if len(needed) == 1 else together(needed)
+            if self._confirmed(found):
+                return found
+            pool = [setting for setting in pool if setting not in needed]
+        return None
+
+    def _needed(self, pool: Sequence[Setting]) -> list[Setting]:
+        """Those of some settings, which help together, that are needed; none if the time is over."""
+        needed: list[Setting] = []
+        while not needed or not self._helps(together(needed)):
+            low, high = 0, len(pool)  # the first `high` help together with those needed, the first `low` do not
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._helps(together([*pool[:middle], *needed])) else (middle, high)
+            if time.monotonic() >= self._deadline or not high:
+                return []
+            needed.insert(0, pool[high - 1])
+            pool = pool[: high - 1]
+        return needed
 
     def _helps(self, setting: Setting) -> bool:
         seconds = self._deadline - time.monotonic()
         return seconds > 0 and helps(setting, self._trial, timeout=seconds, judge=self._judge)
 
-    def _helps_both(self, setting: Setting) -> bool:
-        if not self._helps(setting):
-            return False
-        seconds = self._deadline - time.monotonic()
-        return self._confirm is None or (
-            seconds > 0 and helps(setting, self._confirm, timeout=seconds, judge=self._judge)
-        )
+    def _confirmed(self, setting: Setting) -> bool:
+        return time.monotonic() < self._deadline and self._confirm(setting)

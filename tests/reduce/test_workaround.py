@@ -14,7 +14,7 @@ from torch import fx
 from checked_backend._torch import inductor_settings
 from checked_backend.interpret.source import source_line
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import COSTLY, SETTINGS, Setting, find_workaround, keep_out, without_line
+from checked_backend.reduce import COSTLY, SETTINGS, Setting, find_workaround, keep_out, taken_back, without_line
 from checked_backend.reduce.settings import PROCESS, applicable, flags_not_set
 from checked_backend.regions.trial import Trial
 from checked_backend.worker import run_in_worker
@@ -56,16 +56,52 @@ def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_
 
 
 def test_what_helps_the_small_program_must_help_the_region() -> None:
-    region = trial_of(lambda x: (aten.neg.default(x),), torch.ones(2), compiler="inductor")
+    tried: list[Mapping[str, Any]] = []
+    asked: list[str] = []
 
-    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
-        options = trial.options.compiler_options
-        small = trial.graph.code == TRIAL.graph.code
-        return () if not options.get("reorder_for_locality", True) or (small and options) else WRONG
+    def confirmed(setting: Setting) -> bool:
+        asked.append(setting.code)
+        return "reorder_for_locality" in setting.code
 
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=region, judge=judge)
+    found = find_workaround(
+        TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, judge=right_if(bool, tried), settings=SETTINGS[-8:]
+    )
+    assert found is None  # none of those is the one
+    assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, judge=right_if(bool, tried))
     assert found is not None
     assert "reorder_for_locality" in found.code
+
+
+def test_settings_that_help_only_together_are_found_together() -> None:
+    tried: list[Mapping[str, Any]] = []
+    both = {"pattern_matcher": False, "inplace_buffers": False}
+    judge = right_if(lambda options: both.items() <= options.items(), tried)
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], judge=judge)
+    assert found is not None
+    assert found.code == f"torch.compile(model, options={both!r})"
+    assert len(tried) <= 15
+
+
+@pytest.mark.inductor
+def test_what_a_setting_changes_in_the_process_is_taken_back() -> None:
+    from torch._inductor import decomposition, lowering
+
+    op = aten.gelu.default
+    flag = torch.backends.cuda.matmul.allow_tf32
+    flags = Setting("flag", flags={"backends.cuda.matmul.allow_tf32": not flag})
+    before = (dict(decomposition.decompositions), dict(lowering.lowerings), set(lowering.fallbacks))
+    for setting in (Setting("fallback", fallback=op), flags):
+        with pytest.raises(RuntimeError, match="wrong"), taken_back(setting):
+            _compile_and_fail(setting)
+    assert (decomposition.decompositions, lowering.lowerings, set(lowering.fallbacks)) == before
+    assert torch.backends.cuda.matmul.allow_tf32 is flag
+
+
+def _compile_and_fail(setting: Setting) -> None:
+    compiler: Any = setting.on(TRIAL.options).compiler
+    torch.compile(torch.nn.functional.gelu, backend=compiler)(torch.ones(3))
+    raise RuntimeError("wrong")
 
 
 def test_the_table_names_settings_that_exist() -> None:

@@ -1,0 +1,144 @@
+"""Look for a workaround: a setting under which the region is right, else the user's line outside of the compiler."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding, Kind
+from checked_backend.reduce import Setting, Workaround, find_workaround, keep_out, taken_back, without_line
+from checked_backend.reduce.judge import Judge
+from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.rehearsal import rehearse
+from checked_backend.regions.trial import Trial
+from checked_backend.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
+
+__all__ = ["RemedySearch"]
+
+SEARCH_LIMIT = 75.0
+"""Seconds that trying settings may take."""
+
+LEAST_REGION_LIMIT = 30.0
+"""Seconds that compiling and running the region once more may always take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of the region: whether it could be tried, and what was wrong, empty if nothing was."""
+
+    tried: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemedySearch:
+    """The search for a workaround.
+
+    Attributes:
+        failure: The failed call, in which it must help.
+        findings: What its check found.
+        judge: Judges one trial of the small program.
+        deadline: A `time.monotonic` moment.
+        tell: Told what is being done.
+        evidence: Gets what was tried, for people.
+    """
+
+    failure: Failure
+    findings: Sequence[Finding]
+    judge: Judge
+    deadline: float
+    tell: Callable[[str], None]
+    evidence: dict[str, str]
+
+    def setting(self, trial: Trial) -> Workaround | None:
+        """Find a setting that helps the small program, and the region too.
+
+        Args:
+            trial: The small program.
+        """
+        if time.monotonic() >= self.deadline:
+            self.evidence["settings"] = "not tried: the time was over"
+            return None
+        self.tell("trying settings")
+        refused: list[str] = []
+
+        def confirmed(setting: Setting) -> bool:
+            self.tell(f"trying {setting.name} on the whole region")
+            answer = self._again(resolve_compiler(setting.on(self.options)), setting)
+            if answer.why:
+                refused.append(f"{setting.name} ({answer.why})")
+            return not answer.why
+
+        limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
+        found = find_workaround(trial, deadline=limit, confirm=confirmed, judge=self.judge)
+        if refused:
+            helped = "helps" if len(refused) == 1 else "help"
+            self.evidence["settings"] = f"{', '.join(refused)} {helped} the small program, but not the region"
+        elif found is None and time.monotonic() >= limit:
+            self.evidence["settings"] = "none found in the time there was"
+        return found
+
+    def line(self, op: str, called: str, source: str | None) -> Workaround | None:
+        """Leave the user's line to eager, if that helps: the last resort.
+
+        Args:
+            op: The operator that errs, as the report names it.
+            called: The function or operator that the user called.
+            source: The user's line.
+        """
+        if source is None:
+            self.evidence["workaround"] = f"not tried: the user's line that calls {op} is not known"
+            return keep_out(called, source)
+        self.tell("trying it with that line outside of the compiler")
+        answer = self._again(without_line(resolve_compiler(self.options), source))
+        if not answer.tried:
+            self.evidence["workaround"] = f"not tried: {answer.why}"
+        elif answer.why:
+            self.evidence["workaround"] = f"none found: with that line outside of the compiler too, {answer.why}"
+            return None
+        return keep_out(called, source)
+
+    @property
+    def options(self) -> CheckOptions:
+        """The user's options with the user's mode spelled out."""
+        options = self.failure.options
+        if options.compiler != "inductor":
+            return options
+        return options.model_copy(update={"compiler_options": inductor_patches(options, self.failure.mode)})
+
+    def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Answer:
+        """Try the region with another compiler."""
+
+        def produce() -> str:
+            return json.dumps(asdict(self._rehearsed(compiler)))
+
+        try:
+            # a compiler that dies under a setting must not take with it what is known
+            if cannot_fork() is None and cannot_differentiate_in_worker() is None:
+                limit = max(LEAST_REGION_LIMIT, self.deadline - time.monotonic())
+                answer = run_in_worker(produce, timeout=limit)
+            else:
+                with taken_back(setting or Setting("")):
+                    answer = produce()
+        except CheckedBackendError as error:
+            return _Answer(False, str(error).splitlines()[0])
+        except Exception as error:  # the region cannot be run like that
+            return _Answer(False, f"{type(error).__name__}: {error}".splitlines()[0])
+        if isinstance(answer, str):
+            return _Answer(**json.loads(answer))
+        return _Answer(False, f"the process that tried it died: {answer.words}")
+
+    def _rehearsed(self, compiler: Compiler) -> _Answer:
+        wrong = {finding.subject for finding in self.findings if finding.kind.fails}
+        for finding in rehearse(self.failure, compiler):
+            about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
+            if finding.kind.fails and finding.subject in wrong:
+                return _Answer(True, f"{finding.subject} is wrong: {about}")
+            if finding.kind is Kind.CRASH:
+                return _Answer(False, f"it fails: {about}")
+        return _Answer(True, "")

@@ -1,0 +1,104 @@
+"""Workarounds are tried on the region before they are announced."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from torch import fx
+
+import checked_backend as cb
+from checked_backend import remedy
+from checked_backend.interpret.source import source_line
+from checked_backend.record import Finding
+from checked_backend.reduce import Setting, Workaround
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.trial import Trial
+from checked_backend.remedy import RemedySearch
+
+WRONG = faults.wrong_operator("aten.relu.default", how="aot")
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x)
+    return y.sin()
+
+
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[Finding]]:
+    calls: list[tuple[Failure, Sequence[Finding]]] = []
+
+    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        calls.append((failure, findings))
+        return findings
+
+    monkeypatch.setattr("checked_backend.backends.investigate", note)
+    options = {"on_divergence": "record", "compiler": WRONG}
+    with cb.collect():
+        torch.compile(function, backend="numcheck", options=options)(torch.randn(8))
+    return calls[0]
+
+
+def searched(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
+) -> tuple[Workaround | None, dict[str, str]]:
+    """Offer these compilers, as settings that help the small program."""
+
+    def find(_trial: Trial, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
+        return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
+
+    monkeypatch.setattr(remedy, "find_workaround", find)
+    monkeypatch.setattr(
+        Setting, "on", lambda setting, options: options.model_copy(update={"compiler": compilers[setting.name]})
+    )
+    failure, findings = failed
+    evidence: dict[str, str] = {}
+    search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    return search.setting(Trial(failure.graph, (), failure.options)), evidence
+
+
+def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
+    assert found is not None
+    assert found.code == "second"
+    assert evidence["settings"].startswith("first (output[0] is wrong: ")
+    assert evidence["settings"].endswith(") helps the small program, but not the region")
+
+
+def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        os._exit(7)
+
+    found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling(), dies=dies)
+    assert found is None
+    assert "raises (it fails: " in evidence["settings"]
+    assert "dies (the process that tried it died: exited with status 7)" in evidence["settings"]
+    assert evidence["settings"].endswith("help the small program, but not the region")
+
+
+def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
+    failed: tuple[Failure, Sequence[Finding]],
+) -> None:
+    failure, findings = failed
+    [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
+    for source, said in (
+        (source_line(relu), None),
+        ("elsewhere.py:1 in forward: x", "not tried: it fails: "),
+        (None, "not tried: the user's line that calls aten.relu.default is not known"),
+    ):
+        evidence: dict[str, str] = {}
+        search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+        found = search.line("aten.relu.default", "torch.relu", source)
+        assert found is not None
+        assert "torch.compiler.disable(torch.relu)" in found.code
+        assert evidence.get("workaround", "").startswith(said or "")
+        assert bool(evidence) == bool(said)
