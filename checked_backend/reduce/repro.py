@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce.compile_code import Settings, settings_that_matter, write_compile
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
+from checked_backend.reduce.passes.calls import in_float64
 from checked_backend.reduce.program import Program
-from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, write_script
+from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
 from checked_backend.regions.trial import Trial
 
 __all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
@@ -79,6 +80,11 @@ def write_repro(
     program = Program.of(trial, subject)
     warm_up(trial)
     finding = None if known is not None else _finding(program.trial, subject, kind, judge, timeout)
+    if finding is not None and is_drowned(finding):
+        wide = in_float64(program)
+        there = _finding(wide.trial, subject, kind, judge, timeout)
+        if there is not None and not is_drowned(there):
+            program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
     settings: Settings = {}
     if finding is not None:  # else it cannot be told which of them matter
         settings = settings_that_matter(

@@ -16,7 +16,7 @@ from checked_backend.reduce.inputs_code import write_inputs
 from checked_backend.reduce.program import Program, outputs
 from checked_backend.reduce.translate import write_program
 
-__all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "safe", "write_script"]
+__all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "is_drowned", "safe", "write_script"]
 
 BUG_THERE = "the bug is there"
 BUG_GONE = "the bug is gone"
@@ -248,10 +248,29 @@ def _tail(program: Program, finding: Finding) -> str:
     return _VALUES.format(**numbers)
 
 
+def is_drowned(finding: Finding) -> bool:
+    """Whether rounding alone may differ by as much as the bug does, at its greatest: as where sizes vary much."""
+    return (
+        finding.metrics is not None and finding.noise is not None and finding.noise.max >= finding.metrics.max_abs_diff
+    )
+
+
 def _tolerance(finding: Finding) -> tuple[float, str]:
     """A number between what rounding explains and what the bug does, and why it is that."""
     bug = finding.metrics.max_abs_diff if finding.metrics is not None else 0.0
-    noise = finding.noise.max if finding.noise is not None else 0.0
-    if not (0 < noise < bug and math.isfinite(bug)):
+    noise = finding.noise.max if finding.noise is not None else None
+    if noise == 0 or not bug > 0:
         return 0.0, "no rounding explains a difference"
-    return 10.0 ** math.floor(math.log10(math.sqrt(noise * bug))), f"rounding explains {noise:.1e}"
+    if noise is None:
+        return _power_of_ten(bug / 2), "what rounding explains is not known"
+    if not math.isfinite(bug):
+        return _power_of_ten(100 * noise), f"rounding explains {noise:.1e}"
+    if is_drowned(finding):
+        return _power_of_ten(
+            bug / 2
+        ), f"rounding may explain {noise:.1e}: where the bug is gone, look at the values too"
+    return _power_of_ten(math.sqrt(noise * bug)), f"rounding explains {noise:.1e}"
+
+
+def _power_of_ten(number: float) -> float:
+    return 10.0 ** math.floor(math.log10(number)) if 0 < number < math.inf else 0.0

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from reduce_tools import trial_of
 from torch import Tensor
 
-from checked_backend.record import Finding, Kind
+from checked_backend.numerics.measure import measure
+from checked_backend.record import Finding, Kind, NoiseScale
 from checked_backend.reduce import Repro, write_repro
 from checked_backend.reduce.judge import judge_trial
-from checked_backend.reduce.script import BUG_GONE, BUG_THERE
+from checked_backend.reduce.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
 from checked_backend.regions.trial import Trial
 
 aten = torch.ops.aten
@@ -192,6 +194,42 @@ def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any
         if isinstance(node, ast.keyword) and node.arg == "atol" and isinstance(node.value, ast.Constant)
     ]
     assert 1e-7 < tolerance < 1e-2
+
+
+def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
+    wrong_backend: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Mended, such a script must not go on about rounding."""
+
+    def cancels(x: Tensor) -> tuple[Tensor]:
+        return (aten.sum.dim_IntList(aten.mul.Tensor(x, 0.1), [0]),)
+
+    x = torch.tensor([3e8, 1.7, -3e8]).repeat(500)
+    trial = trial_of(cancels, x, compiler=wrong_backend("sum"))
+    [found] = judge_trial(trial, 60) or ()
+    assert is_drowned(found), found
+    repro = write_repro(trial, tmp_path, name="sum", subject="output[0]", kind=found.kind)
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "float64" in text
+    assert "In float64: in lower precision rounding differs as much." in text
+    module = tmp_path / "somewhere" / "wrong_sum.py"
+    module.write_text(module.read_text().replace("value + 1", "value * (1 + 1e-14)"))  # as rounding may
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_tolerance_is_between_rounding_and_the_bug() -> None:
+    def tolerance(noise: float | None, bug: float) -> float:
+        metrics = replace(measure(reference=torch.zeros(1), candidate=torch.ones(1)), max_abs_diff=bug)
+        scale = None if noise is None else NoiseScale(noise, noise, "made up")
+        return _tolerance(Finding(Kind.LOGIC, "output[0]", "", metrics=metrics, noise=scale))[0]
+
+    assert tolerance(0.0, 1.0) == 0.0
+    assert tolerance(1e-6, 1.0) == pytest.approx(1e-3)
+    assert tolerance(1e-6, float("inf")) == pytest.approx(1e-4)
+    for noise in (None, 5.0):  # not known, or more than the bug: the bug shows, and what is much less does not
+        assert 0.04 < tolerance(noise, 1.0) < 1.0
 
 
 def test_a_script_that_takes_too_long_is_not_run_again(

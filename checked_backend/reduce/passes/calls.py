@@ -12,7 +12,15 @@ from checked_backend._torch import OpOverload
 from checked_backend.reduce.problem import Problem
 from checked_backend.reduce.program import Draft, Program, call_nodes
 
-__all__ = ["common_dtypes", "drop_optional_tensors", "round_arguments"]
+__all__ = ["common_dtypes", "drop_optional_tensors", "in_float64", "round_arguments"]
+
+_WIDE: Mapping[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
 
 _COMMON: Mapping[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.float32,
@@ -29,10 +37,15 @@ _COMMON: Mapping[torch.dtype, torch.dtype] = {
 def common_dtypes(problem: Problem) -> None:
     """Use float32 and int64 for other dtypes: all of them, then one after the other."""
     found = sorted(_dtypes(problem.best) & _COMMON.keys(), key=str)
-    if len(found) > 1 and problem.consider(_cast(problem.best, frozenset(found))):
+    if len(found) > 1 and problem.consider(_cast(problem.best, {dtype: _COMMON[dtype] for dtype in found})):
         return
     for dtype in found:
-        problem.consider(_cast(problem.best, frozenset([dtype])))
+        problem.consider(_cast(problem.best, {dtype: _COMMON[dtype]}))
+
+
+def in_float64(program: Program) -> Program:
+    """A program with double precision in the place of what is less."""
+    return _cast(program, _WIDE)
 
 
 def _dtypes(program: Program) -> set[torch.dtype]:
@@ -48,17 +61,17 @@ def _dtypes(program: Program) -> set[torch.dtype]:
     return found
 
 
-def _cast(program: Program, dtypes: frozenset[torch.dtype]) -> Program:
-    def common(leaf: Any) -> Any:
-        return _COMMON[leaf] if isinstance(leaf, torch.dtype) and leaf in dtypes else leaf
+def _cast(program: Program, dtypes: Mapping[torch.dtype, torch.dtype]) -> Program:
+    def cast(leaf: Any) -> Any:
+        return dtypes.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     draft = Draft(program)
     for node in call_nodes(draft.graph):
-        node.args = fx.node.map_aggregate(node.args, common)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, common)
+        node.args = fx.node.map_aggregate(node.args, cast)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, cast)
     for name, value in draft.inputs.items():
         if isinstance(value, torch.Tensor) and value.dtype in dtypes:
-            draft.inputs[name] = value.to(_COMMON[value.dtype])
+            draft.inputs[name] = value.to(dtypes[value.dtype])
     return draft.finish()
 
 
