@@ -15,6 +15,8 @@ Each function here makes a compiler ``(gm, example_inputs) -> callable`` for ``o
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -41,6 +43,7 @@ __all__ = [
     "crash_in_backward",
     "crash_when_compiling",
     "crash_when_running",
+    "dies_on",
     "dropped_mutation",
     "extra_output",
     "from_call",
@@ -378,6 +381,18 @@ def crash_in_backward(when: Literal["compiling", "running"] = "running") -> Comp
     if when == "running":
         return compiled_by_aot(backward=lambda _gm: _raising("the compiled backward crashed"))
     return compiled_by_aot(backward=_raising("the backward's compiler crashed"))
+
+
+def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil = changed) -> Compiler:
+    """As `wrong_operator` on AOT autograd's graphs; the process dies where a graph fulfils a condition."""
+    faulty = wrong_operator(name, spoil)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if condition(gm):
+            os.kill(os.getpid(), signal.SIGUSR1)  # quieter than os.abort
+        return faulty(gm, example_inputs)
+
+    return through_aot(compiler)
 
 
 # random numbers

@@ -53,7 +53,12 @@ class Cut:
 
 
 def cut_out(
-    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, judge: Judge
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    node: fx.Node,
+    options: CheckOptions,
+    judge: Judge,
+    sure: Callable[[Finding], bool] = lambda _finding: True,
 ) -> Cut | None:
     """Find the smallest run of operators up to a node that fails by itself, on recorded values.
 
@@ -65,21 +70,25 @@ def cut_out(
         node: The node whose compiled value is wrong.
         options: Name the candidate.
         judge: Tries a trial.
+        sure: Whether a finding is what is looked for; one that only may be is taken if there is no other.
 
     Returns:
         The trial; None if neither a run of up to 64 operators fails by itself nor all that the node is made from.
     """
     values = _eager_values(gm, inputs, node)
     viewed = [source for source in _views_behind(node) if not is_item(source)]
+    spare: Cut | None = None
     for view in viewed:  # a wrong view shows in whatever reads it
         cut = _tried(gm, [view], view, values, options, judge, copied=True)
-        if cut is not None:
+        if cut is not None and sure(cut.finding):
             return cut
+        spare = spare or cut
     for nodes in _widening(gm, node):
         cut = _tried(gm, nodes, node, values, options, judge)
-        if cut is not None:
+        if cut is not None and sure(cut.finding):
             return cut
-    return None
+        spare = spare or cut
+    return spare
 
 
 def cut_before(

@@ -79,11 +79,18 @@ def _located(
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     judge, gross = (partial(_tried, failing, one) for one in judges)
-    return Search(graphs, dynamo, candidate, compiler, judge, gross, tell, known).run(stage, failing)
+    crashes = any(finding.kind is Kind.CRASH for finding in failing)
+    deadly = judge if crashes else partial(_tried_to_death, failing, judges[0])
+    return Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known).run(stage, failing)
 
 
 def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:
     return _alike(failing, judge(trial))
+
+
+def _tried_to_death(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:
+    found = judge(trial)
+    return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
 
 
 def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
@@ -129,8 +136,6 @@ def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[
     def fits(finding: Finding) -> bool:
         if is_of_values(finding):
             return values
-        if finding.kind is Kind.CRASH:  # memory that is written wrongly may kill a smaller program
-            return Kind.CRASH in kinds or finding.detail == "crash.signal"
         return finding.detail in layouts or (finding.kind in kinds and finding.kind is not Kind.STRUCTURE)
 
     return [finding for finding in findings if fits(finding)]

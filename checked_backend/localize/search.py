@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from checked_backend.errors import CheckedBackendError
 from checked_backend.localize.bodies import called_bodies, is_higher_order
 from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
 from checked_backend.localize.fused import fused_graph, is_fused
+from checked_backend.localize.isolated import probe_isolated
 from checked_backend.localize.location import Location
 from checked_backend.localize.naming import aten_name, origin_of
-from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, probe, share_of
+from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, share_of
 from checked_backend.localize.stages import Recorded, Stage
 from checked_backend.localize.subgraph import calls_of, can_be_walked, is_symbolic, operator_name, outputs_of
 from checked_backend.options import CheckOptions
@@ -53,6 +55,7 @@ class Search:
         options: Name the candidate.
         compiler: The first wrong stage, as a compiler.
         judge: Tries a trial.
+        deadly: The same; that the process dies of a trial is a finding too.
         gross: Tries a trial, and finds gross differences alone.
         tell: Told what is being done.
         known: Told what is known already.
@@ -63,6 +66,7 @@ class Search:
     options: CheckOptions
     compiler: Compiler
     judge: Judge
+    deadly: Judge
     gross: Judge
     tell: Callable[[str], None]
     known: Callable[[Location], None]
@@ -80,7 +84,7 @@ class Search:
         if found is None and slight is not None:
             return self._culprit(stage, *slight, notes)
         if found is None:
-            blunt = replace(self, judge=self.gross)
+            blunt = replace(self, judge=self.gross, deadly=self.gross)
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
@@ -92,11 +96,10 @@ class Search:
                 continue
             self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
             try:
-                culprit = probe(recorded.graph, recorded.inputs, self.compiler, limit=probe_limit(recorded))
+                culprit = probe_isolated(recorded.graph, recorded.inputs, self.compiler, limit=probe_limit(recorded))
             except Exception as error:  # bisection does without it
-                notes.append(
-                    f"the probe of the {recorded.kind} graph failed: {type(error).__name__}: {error}".splitlines()[0]
-                )
+                why = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
+                notes.append(f"the probe of the {recorded.kind} graph failed: {why}".splitlines()[0])
                 continue
             if culprit is not None and (best is None or culprit.size > MUCH * best[1].size):
                 best = recorded, culprit
@@ -186,8 +189,14 @@ class Search:
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
         cut = None
         if recorded.kind != "dynamo" or can_be_walked(recorded.graph):
-            cut = cut_out(recorded.graph, inputs, node, self.options, self.judge)
-        return cut or wrong_prefix(recorded.graph, inputs, node, self.options, self.judge)
+            cut = cut_out(recorded.graph, inputs, node, self.options, self.deadly, self._is_sure)
+        if cut is not None and self._is_sure(cut.finding):
+            return cut
+        return wrong_prefix(recorded.graph, inputs, node, self.options, self.judge) or cut
+
+    def _is_sure(self, finding: Finding) -> bool:
+        """Memory that is written wrongly may kill a part of the region; so may a compiler that cannot do with parts."""
+        return finding.kind is not Kind.CRASH or self.judge is self.deadly
 
     def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
         for recorded in self.graphs:
@@ -195,6 +204,8 @@ class Search:
                 continue
             self.tell(f"bisecting the {recorded.kind} graph")
             prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
+            if prefix is None and self.deadly is not self.judge:
+                prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.deadly)
             if prefix is None:
                 continue
             inside = self._inside(stage, recorded, prefix.node, notes)
