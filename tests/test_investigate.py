@@ -64,7 +64,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert first.source is not None
     assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
     assert first.source.startswith("test_investigate.py:")
-    assert str(first.evidence["reduced"]).startswith("to 1 calls on 1 inputs")
+    assert str(first.evidence["reduced"]).startswith("to 1 call on 1 input")
     assert first.workaround is not None  # the last resort: the compiler has no settings
     assert "torch.compiler.disable(torch.relu)" in first.workaround
     assert "test_investigate.py:" in first.workaround

@@ -11,6 +11,7 @@ from checked_backend.record import Finding, Kind
 from checked_backend.reduce.journal import Journal
 from checked_backend.reduce.judge import Judge, judge_trial, screen_trials
 from checked_backend.reduce.program import Program, outputs
+from checked_backend.reduce.races import has_race
 from checked_backend.reduce.size import Size, fingerprint, measure_size
 from checked_backend.regions.trial import Trial
 
@@ -96,6 +97,7 @@ class Problem:
         self._signs: set[tuple[str, str]] = set()
         self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
         self._timeout = 10 * MIN_TIMEOUT_S
+        self._races = has_race(program)
 
     @property
     def size(self) -> Size:
@@ -135,11 +137,15 @@ class Problem:
     def consider(self, candidate: Program) -> bool:
         """Accept a program if it is smaller than the best and still goes wrong in the same way.
 
+        One whose result is not defined is none, unless that was so from the start.
+
         Raises:
             OutOfTime: The deadline has passed.
         """
         size = measure_size(candidate)
         if not size < self._size:
+            return False
+        if not self._races and has_race(candidate):
             return False
         known = self._journal.verdict(fingerprint(candidate))
         if not (self.shows(candidate) if known is None else known):

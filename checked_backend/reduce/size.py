@@ -54,7 +54,9 @@ class Size:
         return (self.calls, self.outputs, self.dynamic, self.inputs, self.elements)
 
     def __str__(self) -> str:
-        return f"{self.calls} calls on {self.inputs} inputs of {self.elements} elements"
+        parts = (self.calls, "call"), (self.inputs, "input"), (self.elements, "element")
+        calls, inputs, elements = (f"{count} {word}{'' if count == 1 else 's'}" for count, word in parts)
+        return f"{calls} on {inputs} of {elements}"
 
 
 def measure_size(program: Program) -> Size:

@@ -158,6 +158,11 @@ def _attention(a: Sequence[Any]) -> Iterator[Spelling]:
         yield Spelling("F.scaled_dot_product_attention", function, ([*a[:3]], keywords), first=True)
 
 
+def _iota(length: int, *, start: int, step: int, dtype: torch.dtype, **_more: Any) -> Iterator[Spelling]:
+    ends = [length] if (start, step) == (0, 1) else [start, start + length * step, *([] if step == 1 else [step])]
+    yield Spelling("torch.arange", torch.arange, (ends, {} if dtype is torch.int64 else {"dtype": dtype}))
+
+
 def _to(a: Sequence[Any]) -> Iterator[Spelling]:
     yield Spelling(".to", torch.Tensor.to, ([*a[:2]], {}))
 
@@ -244,6 +249,8 @@ def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     if name == "aten._to_copy.default":
         yield Spelling(".to", torch.Tensor.to, ([*args, *kwargs.values()], {}))
         yield Spelling(".to", torch.Tensor.to, (args, kwargs))
+    if name == "prims.iota.default" and all(type(value) is int for value in (args[0], kwargs["start"], kwargs["step"])):
+        yield from _iota(args[0], **kwargs)
     if name in _SPECIAL and not kwargs:
         full, _ = _with_defaults(target, args)
         with contextlib.suppress(IndexError, ValueError):  # other arguments in this version of torch

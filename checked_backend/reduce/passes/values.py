@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
+from torch import fx
 
 from checked_backend.reduce.forms import LITERAL_ELEMENTS, form_of, ramp, seeded
 from checked_backend.reduce.problem import Problem
-from checked_backend.reduce.program import Program
+from checked_backend.reduce.program import Program, outputs, record_values
 
 __all__ = ["simplify_values"]
 
@@ -17,16 +19,33 @@ def simplify_values(problem: Problem) -> None:
     """Give inputs simpler values: all of them in one way, then one after the other.
 
     What is tried is screened first: one compile serves all values, and only those on which the results differ at all
-    are judged.
+    are judged. Values on which eager gives nothing but zeros are not taken: a program that reads or leaves memory
+    which nobody wrote is right there by chance.
     """
-    problem.first_of(problem.screened(list(_together(problem.best))))
+    told = _tells(problem.best)
+    problem.first_of(_screened(problem, _together(problem.best), told))
     contiguous = {name: value.contiguous() for name, value in _tensors(problem.best).items()}
     problem.consider(problem.best.with_inputs(contiguous))
     for name in _tensors(problem.best):
         value = problem.best.placeholders()[name]
         simpler = [form for form in _forms(value) if form_of(form).rank < form_of(value).rank]
         simpler.sort(key=lambda form: form_of(form).rank)
-        problem.first_of(problem.screened([problem.best.with_inputs({name: form}) for form in simpler]))
+        problem.first_of(_screened(problem, (problem.best.with_inputs({name: form}) for form in simpler), told))
+
+
+def _screened(problem: Problem, candidates: Iterable[Program], told: bool) -> list[Program]:
+    return problem.screened([program for program in candidates if not told or _tells(program)])
+
+
+def _tells(program: Program) -> bool:
+    """Whether eager's result is more than zeros. Truth values have little else, and need none."""
+    place = program.tracked
+    if place is None or not isinstance(node := outputs(program.trial.graph.graph)[place], fx.Node):
+        return False
+    with contextlib.suppress(Exception):  # values that eager refuses
+        value = record_values(program, frozenset({node.name}))[node.name]
+        return not isinstance(value, torch.Tensor) or value.dtype is torch.bool or bool(value.ne(0).any())
+    return False
 
 
 def _tensors(program: Program) -> dict[str, torch.Tensor]:
