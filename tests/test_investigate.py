@@ -187,7 +187,7 @@ def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: p
     report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
     [finding] = report.findings
     assert finding.op == "aten.relu.default"
-    assert str(finding.evidence["reduced"]).startswith("to 1 calls")
+    assert str(finding.evidence["reduced"]).startswith("to 1 call on")
     assert finding.evidence["stopped"] == "by the user"
 
 

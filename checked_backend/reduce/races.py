@@ -50,7 +50,7 @@ class _Watch(TorchDispatchMode):
     """Looks at each call that writes by index, in eager."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
     def __torch_dispatch__(
