@@ -31,6 +31,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import disable as dynamo_disable
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
+from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import list_backends, lookup_backend
 from torch._dynamo.convert_frame import compile_lock
@@ -146,6 +147,7 @@ __all__ = [
     "negative_view",
     "no_donated_buffers",
     "python_expression",
+    "registered_here",
     "renew_compile_threads",
     "rewrapped",
     "run_composite",
@@ -317,6 +319,21 @@ def compile_id() -> str:
     """The frame that Dynamo is compiling, as ``"frame/recompilation"``; empty outside of a compilation."""
     compiling = CompileContext.current_compile_id()
     return "" if compiling is None else str(compiling)
+
+
+def registered_here(name: str) -> Callable[..., Any] | None:
+    """The function of a backend that this program registered, which a fresh process does not know by its name.
+
+    Args:
+        name: The backend's name. Those of torch, and those that installed packages declare, are known everywhere.
+    """
+    function = registry._COMPILER_FNS.get(name)
+    if function is None or registry._BACKENDS.get(name) is not None:
+        return None
+    if str(getattr(function, "__module__", "")).startswith("torch."):
+        return None
+    homes = [module for key, module in sys.modules.items() if key.startswith("torch._dynamo.backends.")]
+    return None if any(value is function for home in homes for value in vars(home).values()) else function
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import changed_settings, default_settings
+from checked_backend._torch import changed_settings, default_settings, registered_here
 from checked_backend.reduce.program import Program
+from checked_backend.reduce.source import Source
+from checked_backend.reduce.translate import Untranslatable
 from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.trial import Trial
@@ -35,11 +37,13 @@ class CompileCode:
         arguments: Of ``torch.compile``, after the function.
         lines: What must come before.
         problem: Why the script cannot compile in a fresh process; empty if it can.
+        copied: Whether ``lines`` have a user's own source, whose annotations may name what the script has not.
     """
 
     arguments: str
     lines: tuple[str, ...] = field(default=())
     problem: str = ""
+    copied: bool = False
 
 
 def write_compile(program: Program, settings: Settings) -> CompileCode:
@@ -55,10 +59,13 @@ def write_compile(program: Program, settings: Settings) -> CompileCode:
         given.pop("fallback_random", None)
     lines: list[str] = []
     problem = ""
-    if isinstance(options.compiler, str):
-        backend = repr(options.compiler)
+    compiler = options.compiler
+    if isinstance(compiler, str):
+        compiler = registered_here(compiler) or compiler
+    if isinstance(compiler, str):
+        backend = repr(compiler)
     else:
-        backend, lines, problem = _imported(options.compiler)
+        backend, lines, problem = _imported(compiler)
     for module, changed in settings.items():
         if module == "torch._inductor.config" and options.compiler == "inductor":
             given = {**changed, **given}
@@ -71,7 +78,7 @@ def write_compile(program: Program, settings: Settings) -> CompileCode:
         arguments.append(f"options={given!r}")
     if program.trial.dynamic:
         arguments.append("dynamic=True")
-    return CompileCode(", ".join(arguments), tuple(lines), problem)
+    return CompileCode(", ".join(arguments), tuple(lines), problem, any(line.startswith("\n") for line in lines))
 
 
 def is_random(program: Program) -> bool:
@@ -126,18 +133,52 @@ def _with_defaults(trial: Trial, names: Mapping[str, Iterable[str]]) -> Trial:
 
 
 def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:
+    """What to write for a compiler, the lines before, and why it cannot be had."""
+    found = _holder(function)
+    if found is not None:
+        module, name = found
+        lines = [f"from {module} import {name.partition('.')[0]}"]
+        root = _root(module)
+        if root is not None:
+            lines = ["import sys", f"sys.path.insert(0, {str(root)!r})", *lines]
+        return name, lines, ""
+    source = Source()
+    described = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    try:
+        name = source.add(function)
+    except Untranslatable as error:
+        return "backend", [], f"the backend is {described}, which cannot be imported by its name: {error}"
+    if source.tensors:
+        return "backend", [], f"the backend is {described}, which refers to tensors of the running program"
+    return name, [*source.imports, "", "", *source.lines], ""
+
+
+def _holder(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """A module that a fresh process can import, and the name that a compiler has in it."""
     module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
-    found: Any = sys.modules.get(module)
-    for step in name.split(".") if name else ():
+    owner = getattr(function, "__self__", None)
+    likely = [module, type(owner).__module__, type(function).__module__]
+    main = vars(sys.modules["__main__"])  # which has other names too
+    for home in dict.fromkeys([*likely, *sys.modules]):
+        held = getattr(sys.modules.get(home), "__dict__", {})
+        if held is main or not held:
+            continue
+        if home == module and name and _step(sys.modules[home], name) == function:
+            return home, name
+        for own, value in list(held.items()):
+            if own.startswith("__"):
+                continue
+            if value is function:
+                return home, own
+            if owner is not None and value is owner and name:
+                return home, f"{own}.{name.rpartition('.')[2]}"
+    return None
+
+
+def _step(found: Any, path: str) -> Any:
+    for step in path.split("."):
         found = getattr(found, step, None)
-    described = f"{module}.{name}" if name else repr(function)
-    if found is not function or module == "__main__" or not name:
-        return "backend", [], f"the backend is {described}, which cannot be imported by its name"
-    lines = [f"from {module} import {name.partition('.')[0]}"]
-    root = _root(module)
-    if root is not None:
-        lines = ["import sys", f"sys.path.insert(0, {str(root)!r})", *lines]
-    return name, lines, ""
+    return found
 
 
 def _root(module: str) -> Path | None:

@@ -106,7 +106,7 @@ def write_repro(
         if repro.confirmed:
             return repro
         output = repro.output
-        if _took_too_long(output):
+        if _took_too_long(output) or compiled.problem:
             break
         first = script.text
     return Repro(path, False, output)

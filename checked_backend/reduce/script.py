@@ -159,6 +159,7 @@ def write_script(
     body = "\n".join(written.lines)
     uses_death = "os.fork()" in tail
     imports = [
+        *(["from __future__ import annotations", ""] if compile_code.copied else []),
         *(["import os", "import signal", ""] if uses_death else []),
         "import torch",
         *(["import torch.nn.functional as F"] if "F." in body else []),
@@ -202,9 +203,9 @@ def write_script(
 def _cannot(problem: str) -> str:
     return textwrap.dedent(
         f"""\
-        backend = None  # {safe(problem)}: name it here
+        backend = None  # name it here
         if backend is None:
-            print("the backend is not named in this script")
+            print({f"the backend is not named in this script: {safe(problem)}"!r})
             raise SystemExit(2)
         """
     )

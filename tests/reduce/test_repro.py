@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,11 +16,15 @@ import pytest
 import torch
 from reduce_tools import trial_of
 from torch import Tensor
+from torch._dynamo.backends import registry
 
 from checked_backend.numerics.measure import measure
+from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind, NoiseScale
 from checked_backend.reduce import Repro, write_repro
+from checked_backend.reduce.compile_code import write_compile
 from checked_backend.reduce.judge import judge_trial
+from checked_backend.reduce.program import Program
 from checked_backend.reduce.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
 from checked_backend.regions.trial import Trial
 
@@ -98,8 +103,57 @@ def test_a_backend_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
     trial = trial_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
     repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
     assert not repro.confirmed
-    assert "cannot be imported" in repro.path.read_text()
+    assert "cannot be imported" in repro.output
     assert "not named" in repro.output
+
+
+def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[wrong_backend("relu").__module__]
+    file = tmp_path / "somewhere" / "wrong_relu.py"
+    file.write_text(
+        file.read_text() + "class Backends:\n    def method(self, gm, inputs):\n        return wrong(gm, inputs)\n\n"
+        "some = Backends()\nnameless = lambda gm, inputs: wrong(gm, inputs)\n"
+    )
+    module = importlib.reload(module)
+    monkeypatch.setitem(registry._COMPILER_FNS, "planted", module.wrong)
+    program = Program.of(trial_of(relu_then, torch.ones(2)), "output[0]")
+    for compiler, name in (
+        (module.wrong, "wrong"),
+        ("planted", "wrong"),  # a fresh process does not know it by the name it was registered under
+        (module.some.method, "some.method"),
+        (module.nameless, "nameless"),
+    ):
+        options = CheckOptions(compiler=compiler)
+        code = write_compile(replace(program, trial=replace(program.trial, options=options)), {})
+        assert code.arguments == f"backend={name}"
+        assert code.lines[-1] == f"from wrong_relu import {name.partition('.')[0]}"
+        assert not code.problem
+
+
+SHIFT = 2.0
+
+
+class Shifted(torch.fx.Interpreter):
+    def run_node(self, n: torch.fx.Node) -> Any:
+        return super().run_node(n) + SHIFT if "relu" in str(n.target) else super().run_node(n)
+
+
+def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path) -> None:
+    factor = 3
+
+    def made_here(gm: torch.fx.GraphModule, _example_inputs: NotImported) -> Callable[..., Any]:  # noqa: F821
+        return lambda *args: tuple(result * factor for result in Shifted(gm).run(*args))
+
+    trial = trial_of(relu_then, torch.tensor([1.0]), compiler=made_here)
+    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "factor = 3" in text
+    assert "SHIFT = 2.0" in text
+    assert text.index("class Shifted") < text.index("def made_here") < text.index("backend=made_here")
+    assert "test_repro" not in text
 
 
 def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) -> None:
@@ -196,6 +250,8 @@ def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any
     assert 1e-7 < tolerance < 1e-2
 
 
+@pytest.mark.slow
+@pytest.mark.ci_sample
 def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
     wrong_backend: Callable[[str], Any], tmp_path: Path
 ) -> None:
