@@ -227,8 +227,13 @@ def dynamo_many_recompilations() -> Iterator[None]:
         yield
 
 
-def catch_backward_error(node: Any, handler: Callable[[Exception], None]) -> None:
+def catch_backward_error(
+    node: Any, handler: Callable[[Exception, Sequence[Any]], Mapping[int, torch.Tensor | None] | None]
+) -> None:
     """Call a handler when the backward of AOT autograd's node raises, before the exception goes on.
+
+    The handler gets the exception and the gradients that arrived at the node. Where it gives gradients, by their place
+    in the node's ``next_functions``, those are used and nothing is raised.
 
     Such a node is an instance of a class that AOT autograd makes for one compiled graph
     (``torch/_functorch/_aot_autograd/runtime_wrappers.py``). Other nodes are left alone.
@@ -241,17 +246,27 @@ def catch_backward_error(node: Any, handler: Callable[[Exception], None]) -> Non
     if getattr(original, "checked_backend", False):
         return
 
+    boxed = bool(getattr(function, "boxed_grads_call", False))  # since torch 2.13: one list, emptied as it is used
+
     def backward(ctx: Any, *gradients: Any) -> Any:
+        arrived = tuple(gradients[0] if boxed else gradients)
         try:
             return original(ctx, *gradients)
         except Exception as error:
             on_error = getattr(ctx, "checked_backend_on_error", None)
-            if on_error is not None:
-                on_error(error)
-            raise
+            instead = None if on_error is None else on_error(error, arrived)
+            if instead is None:
+                raise
+            return _in_places(ctx, instead)
 
     backward.checked_backend = True  # type: ignore[attr-defined]
     function.backward = staticmethod(backward)
+
+
+def _in_places(ctx: Any, gradients: Mapping[int, torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """Gradients for all arguments of a node, tensors or not."""
+    wanted = iter([number for number, (target, _) in enumerate(ctx.next_functions) if target is not None])
+    return tuple(gradients.get(next(wanted)) if needed else None for needed in ctx.needs_input_grad)
 
 
 @contextmanager

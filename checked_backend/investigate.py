@@ -195,7 +195,7 @@ def _judge_grossly(trial: Trial) -> Sequence[Finding]:
 def _described(location: Location) -> _Found:
     evidence = {}
     if location.message:
-        evidence["at the operator"] = location.message
+        evidence["at the operator"] = location.message.splitlines()[0]  # what a compiler raised may be pages
     if location.within:
         evidence["decomposition"] = location.within
     if location.notes:

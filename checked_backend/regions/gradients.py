@@ -73,6 +73,9 @@ class _Gate(torch.autograd.Function):
         return gradients
 
 
+_GATE = f"{_Gate.__name__}Backward"
+
+
 def gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     """Lead the gradients of some arguments through one autograd node.
 
@@ -98,11 +101,13 @@ class _Site:
         results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
         to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
         to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
+        to_gate: Gradients that go to inputs through a `gate`: (number among the node's gradients, position).
     """
 
     results: list[tuple[int, str, int]] = field(default_factory=list)
     to_inputs: list[tuple[int, int]] = field(default_factory=list)
     to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
+    to_gate: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -111,6 +116,7 @@ class _Progress:
 
     needed: frozenset[int]
     keeps_graph: bool
+    failed: bool = False
     arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -140,7 +146,8 @@ class BackwardWatch:
         since: The autograd sequence number when the candidate began to run; older nodes are the user's.
         on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
             be used instead of the candidate's; they are used if `can_replace`.
-        on_error: Receives what the candidate's compiled backward raises.
+        on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
+            It may return gradients too.
 
     Attributes:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or `gate`'s), so
@@ -155,10 +162,11 @@ class BackwardWatch:
         edges: Mapping[Edge, int],
         since: int,
         on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
-        on_error: Callable[[Exception], None],
+        on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
     ) -> None:
         self._edges = edges
         self._on_backward = on_backward
+        self._on_error = on_error
         self._passes: dict[int, _Progress] = {}
         sites, self.strangers = _find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
@@ -168,7 +176,7 @@ class BackwardWatch:
         self.can_replace = self._exit is not None
         for number, node in enumerate(sites):
             node.register_hook(partial(self._fired, number))
-            catch_backward_error(node, on_error)
+            catch_backward_error(node, partial(self._raised, number))
 
     @property
     def watches_anything(self) -> bool:
@@ -177,23 +185,21 @@ class BackwardWatch:
 
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
         task = current_graph_task_id()
-        progress = self._passes.get(task)
-        if progress is None:
-            progress = self._passes[task] = _Progress(
-                frozenset(position for (node, _), position in self._edges.items() if _is_needed(node)),
-                graph_task_keeps_graph(),
-            )
+        if task not in self._passes:
+            self._passes[task] = self._begun()
             if not self.can_replace:
                 call_after_backward(partial(self._finish, task))
+        progress = self._passes[task]
         site = self._sites[number]
-        for output, place, index in site.results:
-            if grad_outputs[output] is not None:
-                progress.arrived[place, index] = grad_outputs[output]
+        _arrive(progress, site, grad_outputs)
         for index, position in site.to_inputs:
             _add(progress.sent, position, grad_inputs[index])
         for index, key in site.to_results:
             _add(progress.fed, key, grad_inputs[index])
         if number != self._exit:
+            return None
+        if progress.failed:  # what is sent is eager's: there is nothing to check
+            del self._passes[task]
             return None
         replacements = self._finished(task)
         if not replacements:
@@ -203,11 +209,36 @@ class BackwardWatch:
             changed[index] = replacements.get(position, changed[index])
         return tuple(changed)
 
+    def _begun(self) -> _Progress:
+        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
+        return _Progress(needed, graph_task_keeps_graph())
+
+    def _raised(
+        self, number: int, error: Exception, grad_outputs: Sequence[Any]
+    ) -> Mapping[int, torch.Tensor | None] | None:
+        task = current_graph_task_id()
+        progress = self._passes.setdefault(task, self._begun())
+        site = self._sites[number]
+        _arrive(progress, site, grad_outputs)
+        gradients = self._on_error(error, progress.summary())
+        only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
+        if gradients is None or not only:
+            del self._passes[task]
+            return None
+        progress.failed = True
+        return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
+
     def _finish(self, task: int) -> None:
         self._finished(task)
 
     def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
         return self._on_backward(self._passes.pop(task).summary())
+
+
+def _arrive(progress: _Progress, site: _Site, grad_outputs: Sequence[Any]) -> None:
+    for output, place, index in site.results:
+        if grad_outputs[output] is not None:
+            progress.arrived[place, index] = grad_outputs[output]
 
 
 def _is_needed(node: Node) -> bool:
@@ -261,4 +292,9 @@ def _find_sites(
                 continue
             seen.add(target)
             queue.append(target)
+    for node, site in sites.items():
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target in sites and target.name() == _GATE:
+                behind = dict(sites[target].to_inputs)
+                site.to_gate += [(number, behind[target_number])] if target_number in behind else []
     return sites, strangers

@@ -150,6 +150,14 @@ class Judge:
         self._response.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
 
+    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
+        """The reference's gradients, where the candidate has none; None if those cannot be had either."""
+        try:
+            return self._reference_gradients(call, passed)
+        except Exception as error:
+            self._response.note(f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0])
+            return None
+
     def random_state(self, call: Call) -> list[Finding]:
         """Judge that reference and candidate left torch's random state differently.
 

@@ -192,9 +192,12 @@ class CheckedRegion:
         def on_backward(passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             return self._checked_backward(call, passed)
 
-        def on_error(error: Exception) -> None:
-            if not isinstance(error, CheckedBackendError):  # that is a nested region's own
-                self._respond([candidate_crashed(error, during="backward")], cause=error)
+        def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
+            if isinstance(error, CheckedBackendError):  # that is a nested region's own
+                return None
+            found = [candidate_crashed(error, during="backward")]
+            self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
+            return self._judge.eager_gradients(call, passed)
 
         watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error)
         if watch.strangers:

@@ -42,7 +42,11 @@ def rehearse(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
             with failure.ambient.entered():
                 execution = execute(region, arguments, leaves if failure.cotangents is not None else {})
             if failure.cotangents is not None:
-                execution.graph(failure.inputs.mutated).backward(failure.cotangents, retain_graph=False)
+                try:
+                    execution.graph(failure.inputs.mutated).backward(failure.cotangents, retain_graph=False)
+                except Exception:
+                    if not session.report.findings:  # else it is what the candidate raised, which its check reported
+                        raise
     finally:
         before.restore()
     return session.report.findings

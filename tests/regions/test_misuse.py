@@ -104,6 +104,20 @@ def test_the_program_goes_on_in_eager_after_a_crash(make: Callable[[], Any], on_
             assert torch.equal(compiled(x), model(x))
 
 
+@pytest.mark.parametrize("on_divergence", ["record", "fallback"])
+@pytest.mark.parametrize("when", ["compiling", "running"])
+def test_gradients_are_eagers_after_a_crash_in_backward(when: Any, on_divergence: str) -> None:
+    model, x = Net().eval(), data()
+    compiled = numcheck(model, faults.crash_in_backward(when), on_divergence=on_divergence)
+    wanted = [*model.parameters()]
+    with cb.collect() as session:
+        actual = torch.autograd.grad(compiled(x).square().sum(), wanted)
+    expected = torch.autograd.grad(model(x).square().sum(), wanted)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert [finding.detail for finding in session.report.findings] == ["crash.backward"]
+    assert "gradients" not in session.report.coverage.checked  # there was nothing to compare
+
+
 # eager itself raises
 
 
