@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from checked_backend.child import in_child
 from checked_backend.errors import CheckedBackendError
+from checked_backend.interrupt import terminable
 from checked_backend.record import Verdict
 from checked_backend.report import Report
 from checked_backend.report.encode import dumps, encode
@@ -158,11 +160,12 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Run a dumped graph again, compiled, and check it against eager."""
+    died = _in_child()
     for module in modules or ():
         _import(module)
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
     with _users_code(as_json):
-        found: Report = _later("checked_backend.replay").replay(loaded, compiler=compiler, seed=seed)
+        found = _replayed(died, loaded, compiler=compiler, seed=seed)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
 
@@ -180,17 +183,17 @@ def localize(
 ) -> Verdict:
     """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
 
-    Ctrl-C ends a reduction with the best so far; another run with the same folder continues it.
+    Ctrl-C ends it with the best so far; another run with the same folder continues.
     """
+    died = _in_child()
     for module in modules or ():
         _import(module)
     loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
     folder.mkdir(parents=True, exist_ok=True)
     investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
     with _users_code(as_json):
-        found: Report = _later("checked_backend.replay").replay(
-            loaded, compiler=compiler, seed=seed, investigator=investigation, report_dir=folder
-        )
+        how = {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
+        found = _replayed(died, loaded, **how)
     _print(found.to_json() if as_json else str(found))
     return found.verdict
 
@@ -242,6 +245,8 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
         return _MISUSE
+    except _ChildEnded as ended:
+        return ended.status
     except typer.Abort:
         _complain("stopped")
         return _MISUSE
@@ -256,6 +261,29 @@ def _run(arguments: list[str]) -> int:
     if isinstance(result, Verdict):
         return _EXIT[result]
     return 0 if result in (None, 0) else _MISUSE
+
+
+class _ChildEnded(Exception):
+    """A child process did the work."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+def _in_child() -> int | None:
+    """Go on in a child process. Returns how it died, in the parent, if it died; compiled code may kill it."""
+    status = in_child()
+    if status is not None and status in (*_EXIT.values(), _MISUSE):
+        raise _ChildEnded(status)
+    return status
+
+
+def _replayed(died: int | None, dump: Any, **how: Any) -> Report:
+    module = _later("checked_backend.replay")
+    with terminable():
+        found: Report = module.replay(dump, **how) if died is None else module.replay_of_death(dump, died, **how)
+    return found
 
 
 def _with_json_values(arguments: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 from checked_backend._torch import without_compile_caches
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
+from checked_backend.interrupt import Interruption
 from checked_backend.localize import Cut, Location, locate, operator_name
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import (
@@ -28,6 +29,7 @@ from checked_backend.reduce import (
     reduce,
     write_repro,
 )
+from checked_backend.reduce.journal import Places
 from checked_backend.reduce.judge import Judge, judge_grossly, judge_trial
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.failure import Failure
@@ -39,7 +41,7 @@ __all__ = ["Investigation", "investigate"]
 
 log = logging.getLogger(__name__)
 
-TIME_LIMIT = 300.0
+TIME_LIMIT = 315.0
 """Seconds after which an investigation is given up."""
 
 TRIAL_LIMIT = 60.0
@@ -48,11 +50,14 @@ TRIAL_LIMIT = 60.0
 REDUCTION_LIMIT = 60.0
 """Seconds that reducing may take."""
 
-PATIENCE = 30.0
+PATIENCE = 45.0
 """Seconds that an investigation has, once it was interrupted, to say what it has found."""
 
 LEAST_SCRIPT_LIMIT = 30.0
 """Seconds that a script may always take."""
+
+INTERRUPTED_SCRIPT_LIMIT = 15.0
+"""Seconds that it may take after Ctrl-C."""
 
 _INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 
@@ -94,6 +99,27 @@ class _Notebook:
         found = _Found(**json.loads(self.path.read_text("utf-8")))
         found.evidence = {**(found.evidence or {}), "stopped": f"the process that looked further died: {death.words}"}
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """What an investigation works with.
+
+    Attributes:
+        notebook: Keeps what is known.
+        tell: Told what is being done, adds the time left, and raises a Ctrl-C that was lost.
+        say: The same without the time.
+        stop: Ctrl-C.
+        deadline: A `time.monotonic` moment.
+        journal: As in `Investigation`.
+    """
+
+    notebook: _Notebook
+    tell: Callable[[str], None]
+    say: Callable[[str], None]
+    stop: Interruption
+    deadline: float
+    journal: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +172,38 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
 
 
 def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> str:
+    deadline = time.monotonic() + TIME_LIMIT - PATIENCE
+    stop = Interruption()
+
+    def say(text: str) -> None:
+        stop.check()
+        how.tell(text)
+
+    def tell(text: str) -> None:
+        say(f"{text}, at most {max(0.0, deadline - time.monotonic()):.0f} s left")
+
     before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
     try:
-        with without_compile_caches():
-            return json.dumps(asdict(_investigated(failure, findings, how, notebook)))
+        with without_compile_caches(), stop.awaited():
+            desk = _Desk(notebook, tell, say, stop, deadline, how.journal)
+            return json.dumps(asdict(_investigated(failure, findings, desk)))
     finally:
         before.restore()
 
 
-def _investigated(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> _Found:
-    deadline = time.monotonic() + TIME_LIMIT - PATIENCE
+def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) -> _Found:
+    wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
+    places = Places(desk.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
     last = [Location("compiled")]
 
     def known(location: Location) -> None:
         last[:] = [location]
-        notebook.note(_described(location))
+        desk.notebook.note(_described(location))
+        if location.graph is not None and location.node is not None and not location.gross:
+            places.note(location.graph, location.node.name)
 
     try:
-        location = locate(failure, findings, _judge, how.tell, gross=_judge_grossly, known=known)
+        location = locate(failure, findings, _judge, desk.tell, gross=_judge_grossly, known=known, hint=places.known())
     except KeyboardInterrupt:
         found = _described(last[0])
         found.evidence = {**(found.evidence or {}), "stopped": "by the user"}
@@ -173,10 +213,10 @@ def _investigated(failure: Failure, findings: Sequence[Finding], how: Investigat
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
-    search = _Search(failure, findings, location, found, evidence, deadline, how)
+    search = _Search(failure, findings, location, found, evidence, desk)
     try:
         for reached in search.steps():
-            notebook.note(reached)
+            desk.notebook.note(reached)
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
     except Exception as error:  # the operator is known: what failed after that must not lose it
@@ -212,6 +252,7 @@ class _Reduced:
     trial: Trial
     subject: str
     kind: Kind
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +269,7 @@ class _Search:
     location: Location
     found: _Found
     evidence: dict[str, str]
-    deadline: float
-    how: Investigation
+    desk: _Desk
 
     def steps(self) -> Iterator[_Found]:
         """Do it; what is found is given after each step.
@@ -245,6 +285,9 @@ class _Search:
         repro = self._repro(reduced)
         self.found.repro = None if repro is None else str(repro.path)
         yield self.found
+        if reduced.interrupted:
+            self.evidence["settings"] = "not tried: stopped by the user"
+            return
         workaround = self._workaround(reduced)
         self.found.workaround = None if workaround is None else workaround.code
         yield self.found
@@ -261,20 +304,26 @@ class _Search:
             cut.trial,
             subject=cut.finding.subject,
             kind=cut.finding.kind,
-            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.deadline),
-            progress=lambda progress: self.how.tell(str(progress)),
-            journal=self.how.journal,
+            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.desk.deadline),
+            progress=lambda progress: self.desk.say(str(progress)),
+            journal=self.desk.journal,
             judge=self._judge,
         )
-        if not reduction.shown:
+        stopped = reduction.stopped == "interrupted"
+        if stopped:
+            self.desk.stop.heard()
+            self.desk.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
+        if not reduction.shown and not stopped:
             self.evidence["reduced"] = "no: it did not show again in a process of its own"
             return whole
-        self.evidence["reduced"] = f"to {reduction.size}; {reduction.tried} programs tried, {reduction.stopped}"
-        return _Reduced(reduction.trial, reduction.subject, reduction.kind)
+        self.evidence["reduced"] = (
+            f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
+        )
+        return _Reduced(reduction.trial, reduction.subject, reduction.kind, stopped)
 
     def _repro(self, reduced: _Reduced) -> Repro | None:
         cut = self.location.cut
-        self.how.tell("writing a script and running it in a fresh process")
+        self.desk.tell("writing a script and running it in a fresh process")
         name = f"{(self.found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         try:
             repro = write_repro(
@@ -284,7 +333,7 @@ class _Search:
                 subject=reduced.subject,
                 kind=reduced.kind,
                 source=self.found.source,
-                timeout=max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 2),  # it may take two runs
+                timeout=INTERRUPTED_SCRIPT_LIMIT if reduced.interrupted else self._script_limit,
                 judge=self._judge,
                 known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
             )
@@ -296,9 +345,13 @@ class _Search:
             self.evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
         return repro
 
+    @property
+    def _script_limit(self) -> float:
+        return max(LEAST_SCRIPT_LIMIT, (self.desk.deadline - time.monotonic()) / 2)  # it may take two runs
+
     def _workaround(self, reduced: _Reduced) -> Workaround | None:
-        judge, tell = self._judge, self.how.tell
-        search = RemedySearch(self.failure, self.findings, judge, self.deadline, tell, self.evidence)
+        judge, tell = self._judge, self.desk.tell
+        search = RemedySearch(self.failure, self.findings, judge, self.desk.deadline, tell, self.evidence)
         # where eager raises there are no results to judge the small program by
         found = None if reduced.kind is Kind.EXCEPTION else search.setting(reduced.trial)
         op, node = self.found.op, self.location.node

@@ -16,14 +16,15 @@ from checked_backend._torch import dynamo_captures_data, dynamo_control_flow, dy
 from checked_backend.dump import Dump
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.record import Finding, Skip
+from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.backend import build_region
 from checked_backend.regions.candidate import resolve_compiler
-from checked_backend.regions.failure import Investigator
+from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
+from checked_backend.worker import how_it_died
 
-__all__ = ["replay"]
+__all__ = ["replay", "replay_of_death"]
 
 _ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
 """A line of ``module.py``, as `source_line` quotes it."""
@@ -72,6 +73,51 @@ def replay(
             torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
         findings = tuple(_with_own_line(finding, dump) for finding in session.report.findings)
         return replace(session.report, title=f"replay {dump.title}", findings=findings)
+
+
+def replay_of_death(
+    dump: Dump,
+    exit_code: int,
+    *,
+    compiler: str | Callable[..., Any] = "inductor",
+    seed: int = 0,
+    investigator: Investigator | None = None,
+    report_dir: Path | None = None,
+) -> Report:
+    """Report on a dumped graph of which, compiled, a process died. The compiler is not tried in this process again.
+
+    Args:
+        dump: From `load_dump`.
+        exit_code: Of the process that died, negative for a signal.
+        compiler: The compiler that it died of.
+        seed: For input values that were not saved.
+        investigator: Asked where that comes from.
+        report_dir: Where reports and repros go, if not where the environment says.
+
+    Raises:
+        OptionError: The compiler is unknown.
+        DumpError: The graph or its inputs cannot be built here.
+    """
+    death = how_it_died(exit_code)
+
+    def died(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
+        raise CandidateError(death.words)
+
+    def told(finding: Finding) -> Finding:
+        if finding.kind is not Kind.CRASH:
+            return finding
+        message = f"the process that compiled and ran the program died: {death.words}"
+        return replace(finding, message=message, detail=death.detail, expected="no death", actual=death.words)
+
+    def investigated(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        if investigator is None:
+            return findings
+        options = failure.options.model_copy(update={"compiler": compiler})
+        return investigator(replace(failure, options=options), list(map(told, findings)))
+
+    chosen = None if investigator is None else investigated
+    report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir)
+    return replace(report, findings=tuple(map(told, report.findings)))
 
 
 def _with_own_line(finding: Finding, dump: Dump) -> Finding:

@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from checked_backend._torch import renew_compile_threads
+from checked_backend.child import die_with
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Death", "cannot_differentiate_in_worker", "cannot_fork", "run_in_worker"]
+__all__ = ["Death", "cannot_differentiate_in_worker", "cannot_fork", "how_it_died", "run_in_worker"]
 
 _DONE, _FAILED = "done:", "failed:"
 _HANG = "crash.hang"
@@ -72,7 +73,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     """Run a function in a forked worker process, which inherits all it needs.
 
     The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
-    which is killed with it: compilers start processes.
+    which is killed with it: compilers start processes. On Linux it does not outlive the process that waits for it.
 
     Args:
         produce: Returns text; anything it changes is lost with the worker.
@@ -92,20 +93,22 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
         raise CheckedBackendError(f"no worker process: {why}.")
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(produce, sender))  # not daemonic: a worker may have workers
+    worker = context.Process(
+        target=_work, args=(produce, sender, os.getpid())
+    )  # not daemonic: a worker may have workers
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
         worker.start()
     sender.close()
-    text, silent = "", True
+    text, why = "", "killed by Ctrl-C"
     try:
-        silent = not _answered(receiver, worker.pid, timeout, patience)
-        if not silent:
+        why = _waited(receiver, worker.pid, timeout, patience)
+        if not why:
             with contextlib.suppress(EOFError):  # it died before it could send
                 text = receiver.recv_bytes().decode()
     finally:
-        if silent or text:
+        if why or text:
             _kill(worker.pid)  # also after an answer: what it started must not outlive it
         worker.join()
         receiver.close()
@@ -113,19 +116,21 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
         raise CheckedBackendError(f"failed in a worker process: {text.removeprefix(_FAILED)}")
     if text:
         return text.removeprefix(_DONE)
-    if silent:
-        return Death(_HANG, f"still running after {timeout:g} s")
-    return _how_it_died(worker.exitcode or 0)
+    if why:
+        return Death(_HANG, why)
+    return how_it_died(worker.exitcode or 0)
 
 
-def _answered(receiver: Connection, pid: int | None, timeout: float, patience: float) -> bool:
+def _waited(receiver: Connection, pid: int | None, timeout: float, patience: float) -> str:
+    """Wait for an answer, or for the end of the worker; or say why no longer."""
     try:
-        return receiver.poll(timeout)
+        return "" if receiver.poll(timeout) else f"still running after {timeout:g} s"
     except KeyboardInterrupt:
         if not patience or pid is None:
             raise
-        os.kill(pid, signal.SIGINT)
-        return receiver.poll(patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        return "" if receiver.poll(patience) else f"still running {patience:g} s after Ctrl-C"
 
 
 def _kill(pid: int | None) -> None:
@@ -136,8 +141,9 @@ def _kill(pid: int | None) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _work(produce: Callable[[], str], sender: Connection) -> None:
+def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
     os.setpgid(0, 0)
+    die_with(parent)
     torch.set_num_threads(1)
     try:
         renew_compile_threads()
@@ -148,7 +154,12 @@ def _work(produce: Callable[[], str], sender: Connection) -> None:
     sender.close()
 
 
-def _how_it_died(exit_code: int) -> Death:
+def how_it_died(exit_code: int) -> Death:
+    """Say what a process died of.
+
+    Args:
+        exit_code: Negative for a signal.
+    """
     if exit_code >= 0:
         return Death("crash.exit", f"exited with status {exit_code}")
     name = signal.Signals(-exit_code).name

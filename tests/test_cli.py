@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from cli_tools import Run
 
 from checked_backend import cli
@@ -343,6 +344,37 @@ def test_check_localizes(checked: Checked, monkeypatch: pytest.MonkeyPatch, tmp_
     assert (code, [finding.op for finding in report.findings]) == (1, ["aten.sin.default"])
     code, report = checked("make", "--compiler", "wrong_of_the_cli_test")
     assert (code, [finding.op for finding in report.findings]) == (1, [None])
+
+
+KILLING = """
+import os
+from torch._dynamo import register_backend
+
+
+@register_backend
+def kills_on_relu(gm, example_inputs):
+    relu = any("relu" in str(node.target) for node in gm.graph.nodes)
+    return lambda *args: os.kill(os.getpid(), 11) if relu else gm.forward(*args)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_dump_of_which_the_process_dies_is_localized(tmp_path: Path) -> None:
+    (tmp_path / "killing.py").write_text(KILLING)
+    torch.compile(lambda x: torch.relu(x.sin()).cos(), backend="graph_dumper", options={"dump": tmp_path / "dump"})(
+        torch.randn(4)
+    )
+    [dump] = tmp_path.glob("dump/*/*_dynamo_0")
+    words = ["localize", str(dump), "--compiler", "kills_on_relu", "--import", "killing", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "checked_backend", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    [finding] = Report.from_json(done.stdout).findings
+    assert (finding.detail, finding.actual, finding.op) == ("crash.signal", "killed by SIGSEGV", "aten.relu.default")
+    assert finding.repro is not None
+    assert "repro" not in finding.evidence  # a fresh process dies of it too
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +92,38 @@ def test_an_interrupted_worker_may_answer() -> None:
 
     interrupt_soon()
     assert run_in_worker(patient, timeout=60, patience=30) == "the best so far"
+
+
+def test_a_worker_that_does_not_heed_ctrl_c_is_killed_and_that_is_said() -> None:
+    def deaf() -> str:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(600)
+        return "never"
+
+    interrupt_soon()
+    died = run_in_worker(deaf, timeout=60, patience=0.5)
+    assert died == Death("crash.hang", "still running 0.5 s after Ctrl-C")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process cannot ask to die with another one")
+def test_a_worker_does_not_outlive_who_waits_for_it() -> None:
+    def outer() -> str:
+        def inner() -> str:
+            os.write(told, str(os.getpid()).encode())
+            return str(time.sleep(600))
+
+        return str(run_in_worker(inner, timeout=600))
+
+    listening, told = os.pipe()
+    died = run_in_worker(outer, timeout=3)  # it is killed, and its worker is in another group
+    assert isinstance(died, Death)
+    inner = Path(f"/proc/{os.read(listening, 20).decode()}")
+    deadline = time.monotonic() + 30
+    while inner.exists() and "State:\tZ" not in (inner / "status").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not inner.exists() or "State:\tZ" in (inner / "status").read_text()
+    os.close(listening)
+    os.close(told)
 
 
 def test_without_patience_ctrl_c_ends_it() -> None:

@@ -32,6 +32,7 @@ def locate(
     *,
     gross: Judge = lambda _trial: (),
     known: Callable[[Location], None] = lambda _location: None,
+    hint: tuple[str, str] | None = None,
 ) -> Location:
     """Find out where a failure comes from.
 
@@ -43,13 +44,14 @@ def locate(
         gross: Tries a trial too, and finds only gross differences, without asking whether rounding explains them: for
             a region of which no part is wrong by itself.
         known: Told what is known already, whenever that is more.
+        hint: The kind of a graph and the name of a node that an earlier run found.
 
     Raises:
         Exception: The call cannot be run again.
     """
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        return _located(failure, findings, (judge, gross), tell, known)
+        return _located(failure, findings, (judge, gross), tell, known, hint)
     finally:
         before.restore()
 
@@ -60,6 +62,7 @@ def _located(
     judges: tuple[Judge, Judge],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
+    hint: tuple[str, str] | None,
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
@@ -81,7 +84,7 @@ def _located(
     judge, gross = (partial(_tried, failing, one) for one in judges)
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     deadly = judge if crashes else partial(_tried_to_death, failing, judges[0])
-    return Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known).run(stage, failing)
+    return Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known, hint).run(stage, failing)
 
 
 def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:

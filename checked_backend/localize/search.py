@@ -59,6 +59,7 @@ class Search:
         gross: Tries a trial, and finds gross differences alone.
         tell: Told what is being done.
         known: Told what is known already.
+        hint: The kind of a graph and the name of a node that an earlier run found.
     """
 
     graphs: Sequence[Recorded]
@@ -70,9 +71,13 @@ class Search:
     gross: Judge
     tell: Callable[[str], None]
     known: Callable[[Location], None]
+    hint: tuple[str, str] | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
+        hinted = self._hinted(stage)
+        if hinted is not None:
+            return hinted
         notes: list[str] = []
         in_values = [one for one in failing if is_of_values(one)]
         if not in_values:
@@ -88,6 +93,19 @@ class Search:
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
+
+    def _hinted(self, stage: Stage) -> Location | None:
+        """Take an earlier run's word for the operator, if a part of the graph that ends there is wrong."""
+        for recorded in self.graphs:
+            for node in calls_of(recorded.graph):
+                if (recorded.kind, node.name) != self.hint or recorded.inputs is None:
+                    continue
+                self.tell(f"an earlier run found {node.name} ({node.target}); cutting it out")
+                cut = self._cut(recorded, recorded.inputs, node)
+                if cut is not None:
+                    notes = ("an earlier run found the operator",)
+                    return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
+        return None
 
     def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Suspect | None:
         best: _Suspect | None = None

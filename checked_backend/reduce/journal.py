@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from checked_backend.options import CheckOptions
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Places"]
 
 
 class Journal:
@@ -61,6 +62,41 @@ class Journal:
 
     def _digest(self, program: str) -> str:
         return hashlib.sha256((self._salt + program).encode()).hexdigest()
+
+
+class Places:
+    """In the same file, where a region was found to be wrong.
+
+    Args:
+        path: The file; None to remember nothing.
+        options: Which compiler.
+        about: Which region, and what is wrong with it.
+    """
+
+    def __init__(self, path: Path | None, options: CheckOptions, about: str) -> None:
+        self._path = path
+        salt = f"{torch.__version__} {torch.version.git_version} {_compiler(options)} {about}"
+        self._digest = hashlib.sha256(salt.encode()).hexdigest()
+
+    def known(self) -> tuple[str, str] | None:
+        """The kind of the graph and the name of the node; None if they are not known."""
+        if self._path is None or not self._path.is_file():
+            return None
+        found = None
+        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+            match line.split(" "):
+                case ["place", self._digest, kind, node]:
+                    found = kind, node
+        return found
+
+    def note(self, kind: str, node: str) -> None:
+        """Remember them, if the file can be written."""
+        if self._path is None or self.known() == (kind, node):
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(f"place {self._digest} {kind} {node}\n")
 
 
 def _compiler(options: CheckOptions) -> str:

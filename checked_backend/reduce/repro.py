@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from checked_backend.child import die_with
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce.compile_code import Settings, settings_that_matter, write_compile
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
@@ -19,6 +22,8 @@ from checked_backend.reduce.passes.calls import in_float64
 from checked_backend.reduce.program import Program
 from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
 from checked_backend.regions.trial import Trial
+from checked_backend.report.write import write_whole
+from checked_backend.worker import cannot_fork
 
 __all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
 
@@ -146,11 +151,14 @@ def _took_too_long(output: str) -> bool:
 def _write(path: Path, values: Path, script: Script) -> None:
     if script.saved:
         half = values.with_name(f".{values.name}.{os.getpid()}")
-        save_file(script.saved, str(half))
-        half.replace(values)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(script.text, encoding="utf-8")
-    half.replace(path)
+        try:
+            save_file(script.saved, str(half))
+            half.replace(values)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        finally:
+            half.unlink(missing_ok=True)
+    write_whole(script.text, path)
 
 
 def _run(path: Path, timeout: float) -> tuple[bool, str]:
@@ -166,6 +174,7 @@ def _run(path: Path, timeout: float) -> tuple[bool, str]:
             check=False,
             stdin=subprocess.DEVNULL,
             env=environment,
+            preexec_fn=None if cannot_fork() else partial(die_with, os.getpid()),
         )
     except (OSError, subprocess.SubprocessError) as error:
         return False, f"{type(error).__name__}: {error}"

@@ -15,6 +15,7 @@ import faults
 import pytest
 import torch
 from reduce_tools import trial_of
+from safetensors import SafetensorError
 from torch import Tensor
 from torch._dynamo.backends import registry
 
@@ -286,6 +287,20 @@ def test_a_tolerance_is_between_rounding_and_the_bug() -> None:
     assert tolerance(1e-6, float("inf")) == pytest.approx(1e-4)
     for noise in (None, 5.0):  # not known, or more than the bug: the bug shows, and what is much less does not
         assert 0.04 < tolerance(noise, 1.0) < 1.0
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_tensors: Any, name: str) -> None:
+        Path(name).write_text("half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("checked_backend.reduce.repro.save_file", full)
+    trial = trial_of(relu_then, torch.rand(7, 9).t(), compiler=wrong_backend("relu"))
+    with pytest.raises(OSError, match="No space left"):
+        wrote(trial, tmp_path / "reports", Kind.LOGIC)
+    assert list((tmp_path / "reports").iterdir()) == []
 
 
 def test_a_script_that_takes_too_long_is_not_run_again(

@@ -1,0 +1,45 @@
+"""Ctrl-C is not lost, and SIGTERM is the same where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from checked_backend.interrupt import Interruption, terminable
+
+
+def test_what_was_swallowed_is_raised_at_the_next_check() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    stop = Interruption()
+    stop.check()
+    with stop.awaited():
+        with pytest.raises(KeyboardInterrupt):  # where it may be swallowed
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+        stop.heard()
+        stop.check()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_other_threads_cannot_listen() -> None:
+    done: list[str] = []
+
+    def run() -> None:
+        with Interruption().awaited(), terminable():
+            done.append("ran")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == ["ran"]
+
+
+def test_sigterm_is_ctrl_c_for_a_block() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminable():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
