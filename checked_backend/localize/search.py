@@ -166,10 +166,11 @@ class Search:
         self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
         self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
         cut = self._cut(recorded, inputs, culprit.node)
-        if cut is None:
-            notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is")
-        node = culprit.node if cut is None else cut.node
-        return self._at(stage, recorded, node, culprit.finding.message, cut, notes)
+        if cut is not None:
+            return self._at(stage, recorded, cut.node, culprit.finding.message, cut, notes)
+        notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is that ends there")
+        whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.judge)
+        return self._at(stage, recorded, culprit.node, culprit.finding.message, whole, notes)
 
     def _inside(self, stage: Stage, recorded: Recorded, node: fx.Node, notes: list[str]) -> Location | None:
         """Look into the bodies of control flow, with what they are called with."""

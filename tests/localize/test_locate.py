@@ -145,6 +145,21 @@ def test_a_bug_that_hides_where_everything_is_returned() -> None:
     assert operator_of(location) == "torch.tanh"  # in Dynamo's graph, whose tensors are exposed as copies
 
 
+def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
+    def result(node: fx.Node, value: Any) -> Any:
+        followed = any(str(later.target) == "aten.flip.default" for later in node.graph.nodes)
+        return faults.changed(value) if str(node.target) == "aten.exp.default" and followed else value
+
+    def function(x: Tensor) -> Tensor:
+        return torch.exp(x * 2).cumsum(0).flip(0) + 1
+
+    wrong = planting.interpreted(result, "aot")
+    location = located(lambda compiled: compiled(torch.randn(6)), function, wrong)
+    assert operator_of(location) == "aten.exp.default"
+    assert location.cut is not None  # so there is something to reduce
+    assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.trial))
+
+
 def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     def result(node: fx.Node, value: Any) -> Any:
         if str(node.target) == "aten.tanh.default":
