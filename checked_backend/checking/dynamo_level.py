@@ -54,12 +54,13 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """One operator call: what it was called with and what it gave, and where."""
+    """One operator call: with what, what it gave, and where; whether it gave a tensor another shape in place."""
 
     op: str
     key: tuple[Any, ...]
     source: str | None
     disagreement: str | None
+    reshapes: bool
 
 
 def with_blame(
@@ -152,10 +153,11 @@ def blame_in_dynamo(program: Program, *, dynamic: bool | None) -> Blame | None:
     compiled = _Watch(look_at_fakes=False)
     dynamo_reset()
     try:
-        program.run(partial(torch.compile, backend=partial(_watched, watch=compiled), dynamic=dynamic))
+        outcome = program.run(partial(torch.compile, backend=partial(_watched, watch=compiled), dynamic=dynamic))
     finally:
         dynamo_reset()
-    return _first_difference(eager.calls, compiled.calls)
+    refused = None if outcome.error is None else _refused(eager.calls, outcome.error)
+    return refused or _first_difference(eager.calls, compiled.calls)
 
 
 def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watch) -> Callable[..., Any]:
@@ -176,8 +178,43 @@ def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> 
                 call = eager[start]
                 found = compiled[other] if tag != "delete" and other < len(compiled) else None
                 instead = "leaves it out" if found is None else f"calls {found.op}{_shown(found.key)} there"
-                return Blame(call.op, call.source, f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}")
+                why = f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}"
+                same_tensors = found is not None and _tensors(found.key) == _tensors(call.key)
+                stale = _reshaped_before(eager[:start]) if same_tensors else None
+                return Blame(call.op, call.source, why) if stale is None else _stale(stale, why)
     return None
+
+
+def _refused(eager: Sequence[_Called], error: Exception) -> Blame | None:
+    """Where Dynamo raised while it traced what eager runs: the call of that line, or what made it go wrong there."""
+    _, _, trace = str(error).partition("from user code:")
+    frames = re.findall(r'File "([^"\n]+)", line (\d+), in (\w+)', trace)
+    if not frames:
+        return None
+    file, line, function = frames[-1]
+    place = f"{os.path.basename(file)}:{line} in {function}"
+    there = [at for at, call in enumerate(eager) if (call.source or "").startswith(place)]
+    if not there:
+        return None
+    name = re.search(r"call_(?:function|method) (?:<[^>]*?(\w+)[^>\w]*>|(\w+))", str(error))
+    wanted = (name[1] or name[2]) if name else None
+    at = next((at for at in there if eager[at].op.split(".")[1].strip("_") == wanted), there[-1])
+    why = f"Dynamo cannot trace {eager[at].op}: {type(error).__name__}: {error}".splitlines()[0]
+    stale = _reshaped_before(eager[:at])
+    return Blame(eager[at].op, eager[at].source, why) if stale is None else _stale(stale, why)
+
+
+def _reshaped_before(calls: Sequence[_Called]) -> _Called | None:
+    return next((call for call in reversed(calls) if call.reshapes), None)
+
+
+def _stale(call: _Called, why: str) -> Blame:
+    """Sizes that Dynamo still has from before a call that gave a tensor another shape in place."""
+    return Blame(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
+
+
+def _tensors(key: tuple[Any, ...]) -> list[str]:
+    return [given for given in key[1] if re.match(r"[a-z0-9_]+\[", given)]
 
 
 def _shown(key: tuple[Any, ...]) -> str:
@@ -195,12 +232,15 @@ class _Watch(OperatorMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tuple(map(_described, pytree.tree_leaves((args, kwargs))))
         fakes = _fakes(args, kwargs) if self._look_at_fakes else None
+        in_place = torch.Tag.inplace_view in func.tags
+        shape = args[0].shape if in_place else None
         result = func(*args, **kwargs)
         leaves = pytree.tree_leaves(result)
         made = tuple(map(_described, leaves))
         marks = () if operator.kind is OperatorKind.UNINITIALISED else tuple(map(_mark, leaves))
         told = None if fakes is None else _disagreement(func, *fakes, leaves)
-        self.calls.append(_Called(str(func), (str(func), given, made, marks), _users_line(), told))
+        reshapes = in_place and args[0].shape != shape
+        self.calls.append(_Called(str(func), (str(func), given, made, marks), _users_line(), told, reshapes))
         return result
 
 

@@ -82,6 +82,33 @@ def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> Non
     assert "does not show it in a fresh process" in finding.evidence["repro"]  # which has no such operator
 
 
+def sized(x: Tensor) -> Tensor:
+    y = x.view(2, 4)
+    y.transpose_(0, 1)
+    return y.contiguous() * y.shape[0]
+
+
+def refused(x: Tensor) -> Tensor:
+    y = x.view(2, 4)
+    y.transpose_(0, 1)
+    return y.contiguous() + torch.ones(y.shape[0], 1)
+
+
+@pytest.mark.parametrize(("function", "words"), [(sized, "calls aten.mul.Tensor"), (refused, "cannot trace aten.add")])
+def test_a_shape_changed_in_place_that_dynamo_forgets(function: Callable[[Tensor], Tensor], words: str) -> None:
+    stale = torch.compile(function, backend="eager")
+    try:
+        if stale(torch.arange(8.0)).sum() == function(torch.arange(8.0)).sum():
+            pytest.skip("this torch knows the shape")
+    except RuntimeError:
+        pass  # wrong too
+    report = cb.check(function, (torch.arange(8.0),), compiler="eager", gradients=False, localize=True)
+    [finding] = report.findings
+    assert (finding.stage, finding.op) == ("eager", "aten.transpose_.default")
+    assert "y.transpose_(0, 1)" in str(finding.source)
+    assert words in finding.evidence["at the operator"]
+
+
 def test_without_localize_nothing_is_looked_for(reports: Path) -> None:
     report = cb.check(differs_in_dynamo, (torch.randn(4),), compiler="eager", gradients=False)
     [finding] = report.findings
