@@ -30,7 +30,7 @@ from checked_backend.reduce import (
     write_repro,
 )
 from checked_backend.reduce.journal import Places
-from checked_backend.reduce.judge import Judge, judge_grossly, judge_trial
+from checked_backend.reduce.judge import Judge, judge_grossly, judge_raising, judge_trial
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.trial import Trial
@@ -298,8 +298,6 @@ class _Search:
 
     def _reduced(self, cut: Cut) -> _Reduced:
         whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
-        if cut.finding.kind is Kind.EXCEPTION:  # eager raises: there are no results to judge a smaller program by
-            return whole
         reduction = reduce(
             cut.trial,
             subject=cut.finding.subject,
@@ -307,7 +305,7 @@ class _Search:
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.desk.deadline),
             progress=lambda progress: self.desk.say(str(progress)),
             journal=self.desk.journal,
-            judge=self._judge,
+            judge=judge_raising if cut.finding.kind is Kind.EXCEPTION else self._judge,
         )
         stopped = reduction.stopped == "interrupted"
         if stopped:

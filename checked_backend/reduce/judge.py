@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from checked_backend.regions.trial import Trial
 from checked_backend.report import Report
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
-__all__ = ["Judge", "judge_grossly", "judge_trial", "screen_trials", "warm_up"]
+__all__ = ["Judge", "judge_grossly", "judge_raising", "judge_trial", "screen_trials", "warm_up"]
 
 Judge = Callable[[Trial, float], tuple[Finding, ...] | None]
 """Finds what is wrong with a trial within so many seconds; None if that could not be found out."""
@@ -89,6 +90,49 @@ def judge_grossly(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
     except CheckedBackendError:
         return None
     return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def judge_raising(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
+    """Find that eager raises and the compiled program does not: for a trial of which eager has no results.
+
+    Args:
+        trial: The trial.
+        timeout: Seconds, after which the compiler counts as hung.
+
+    Returns:
+        A finding that says what eager raises; none where eager does not raise or the compiled program does too.
+    """
+
+    def produce() -> str:
+        with torch.no_grad(), without_compile_caches():
+            raised = _raised(trial.graph, trial)
+            if raised is None:
+                return Report((), Coverage(), title="trial").to_json()
+            compiler = resolve_compiler(trial.options)
+            compiled = torch.compile(copy_graph(trial.graph), backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+            found = () if _raised(compiled, trial) is not None else (_missing(raised),)
+        return Report(found, Coverage(), title="trial").to_json()
+
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None
+    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def _raised(function: Callable[..., object], trial: Trial) -> Exception | None:
+    try:
+        function(*copy_values(trial.inputs))
+    except Exception as error:
+        return error
+    return None
+
+
+def _missing(error: Exception) -> Finding:
+    # the same complaint about other sizes is the same
+    expected = f"{type(error).__name__}: {re.sub(r'-?[0-9.]+', 'N', str(error)).partition(chr(10))[0]}"
+    message = f"eager raises {type(error).__name__}: {error}"
+    return Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing", expected=expected, actual="no exception")
 
 
 def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding | None:

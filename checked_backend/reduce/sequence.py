@@ -39,6 +39,11 @@ _DETAILS: _Steps = (
     ("rounder arguments", passes.round_arguments),
 )
 
+_WITHOUT_RESULTS = frozenset(
+    [passes.shrink_sizes, passes.drop_dimensions, passes.make_static, *(run for _, run in _DETAILS)]
+)
+"""What can be done with a program that raises in eager, so that it has no values to record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -98,10 +103,10 @@ def reduce(
     try:
         shown = problem.shows(program)
         if shown:
-            _to_fixpoint(problem)
+            _to_fixpoint(problem, _fitting(kind))
         if problem.hearsay and not problem.shows(problem.best):
             problem.forget(program)
-            _to_fixpoint(problem)
+            _to_fixpoint(problem, _fitting(kind))
     except OutOfTime:
         stopped = "deadline"
     except KeyboardInterrupt:
@@ -110,13 +115,20 @@ def reduce(
     return Reduction(best.trial, best.subject, kind, shown, stopped, problem.tried, problem.size)
 
 
-def _to_fixpoint(problem: Problem) -> None:
+def _fitting(kind: Kind) -> tuple[_Steps, _Steps]:
+    if kind is not Kind.EXCEPTION:
+        return _STRUCTURE, _DETAILS
+    return tuple(step for step in _STRUCTURE if step[1] in _WITHOUT_RESULTS), _DETAILS
+
+
+def _to_fixpoint(problem: Problem, steps: tuple[_Steps, _Steps]) -> None:
+    structure, details = steps
     before = None
     while problem.size.structure != before:
         before = problem.size.structure
-        _run(_STRUCTURE, problem)
+        _run(structure, problem)
         if problem.size.structure == before:  # details are cheap to simplify once the program is small
-            _run(_DETAILS, problem)
+            _run(details, problem)
 
 
 def _run(steps: _Steps, problem: Problem) -> None:

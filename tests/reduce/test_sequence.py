@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import Progress, Reduction, problem, reduce
-from checked_backend.reduce.judge import judge_trial
+from checked_backend.reduce.judge import judge_raising, judge_trial
 from checked_backend.regions.trial import Trial
 
 aten = torch.ops.aten
@@ -44,6 +44,28 @@ def test_one_wrong_operator_is_all_that_stays() -> None:
     again = judge_trial(reduction.trial, 60)
     assert again is not None
     assert [(found.kind, found.subject) for found in again] == [(Kind.LOGIC, "output[0]")]
+
+
+def test_what_should_have_raised_is_reduced() -> None:
+    def looked_up(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+        return (aten.index_select.default(x, 0, at),)
+
+    def lenient(gm: fx.GraphModule, _examples: Sequence[Any]) -> Any:
+        return lambda x, at: gm(x, at.clamp(max=len(x) - 1))
+
+    trial = trial_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
+    reduction = reduce(
+        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, judge=judge_raising
+    )
+    x, at = reduction.trial.inputs
+    assert reduction.shown
+    assert (x.numel(), at.numel()) == (1, 1)
+    assert at.item() >= len(x)
+    [finding] = judge_raising(reduction.trial, 60) or ()
+    assert (finding.kind, finding.detail) == (Kind.EXCEPTION, "exception.missing")
+    assert "index out of range" in finding.message
+    strict = trial_of(looked_up, *trial.inputs, compiler="eager")
+    assert judge_raising(strict, 60) == ()
 
 
 def test_what_is_right_is_not_reduced() -> None:
