@@ -124,16 +124,22 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph for eager: activation checkpointing recomputes with the random state of its forward pass.
 
     Dynamo's own operator for it is a mark for AOT autograd; run as it is, it draws new dropout masks in the backward
-    pass.
+    pass. That for nested compiled regions cannot be differentiated at all outside of a compiler.
     """
     copied = copy_graph(gm)
-    mark = torch.ops.higher_order.tag_activation_checkpoint
+    mark, nested = torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.invoke_subgraph
     for body in copied.modules():
-        if isinstance(body, fx.GraphModule):  # checkpoints nest
+        if isinstance(body, fx.GraphModule):  # both nest
             for node in body.graph.find_nodes(op="call_function", target=mark):
                 node.target = checkpoint
+            for node in body.graph.find_nodes(op="call_function", target=nested):
+                node.target = _call_body
             body.recompile()
     return copied
+
+
+def _call_body(body: Callable[..., Any], _identifier: str, *operands: Any) -> Any:
+    return body(*operands)
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:

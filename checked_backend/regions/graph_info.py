@@ -14,6 +14,7 @@ from torch import fx
 
 from checked_backend._torch import compile_id
 from checked_backend.interpret.source import source_line
+from checked_backend.regions.late_writes import writes_in_backward
 
 __all__ = ["GraphInfo", "qualified_names"]
 
@@ -49,6 +50,7 @@ class GraphInfo:
     graph: str | None = None
     outputs: tuple[str, ...] = ()
     free_outputs: frozenset[int] = frozenset()
+    writes_late: bool = False
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> GraphInfo:
@@ -70,6 +72,7 @@ class GraphInfo:
             ),
             sources=tuple(dict.fromkeys(lines)),
             nodes=len(calls),
+            writes_late=writes_in_backward(gm),
         )
 
 

@@ -148,6 +148,10 @@ class CheckedRegion:
         with self._lock:
             if self._known is None:
                 effects = find_effects(self._reference, args)
+                if self._info.writes_late:
+                    effects = replace(effects, mutated=None, reason="its backward pass writes to some")
+                    reason = "written to in the backward pass, of which gradients alone are compared"
+                    self._response.skip(Skip("inputs", reason, matters=True))
                 if effects.mutated is None:
                     why = f"which are mutated could not be found out: {effects.reason}"
                     self._response.note(f"all inputs are copied, because {why}")

@@ -1,0 +1,78 @@
+"""Inputs that a backward pass writes to are the user's still, and what is not compared is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faults
+import pytest
+import torch
+from torch import Tensor
+
+import checked_backend as cb
+
+
+class Counting(torch.autograd.Function):
+    """Adds up its gradients in a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.seen = seen
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.seen.view(-1).add_(gradients[0].sum())
+        return gradients[0] * x.cos(), None
+
+
+class Scratch(torch.autograd.Function):
+    """Writes to its own tensors only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _seen: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        own = gradients[0].clone()
+        own.mul_(x.cos())
+        return own, None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(("kind", "verdict"), [(Counting, cb.Verdict.INCONCLUSIVE), (Scratch, cb.Verdict.PASS)])
+def test_it_is_written_to_once_and_said_not_to_be_compared(kind: Any, verdict: cb.Verdict) -> None:
+    seen = []
+    reports = []
+    for backend, options in (("eager", None), ("numcheck", {"compiler": "eager", "on_divergence": "record"})):
+        torch._dynamo.reset()
+        x, buffer = torch.ones(4, requires_grad=True), torch.zeros(1)
+        with cb.collect() as session:
+            torch.compile(lambda x, buffer: kind.apply(x * 2, buffer) + 1, backend=backend, options=options)(
+                x, buffer
+            ).sum().backward()
+        seen.append(buffer.tolist())
+        reports.append(session.report)
+    assert seen[0] == seen[1]
+    assert reports[1].verdict is verdict
+    assert [skip.subject for skip in reports[1].coverage.skipped] == ["inputs"] * (kind is Counting)
+
+
+@torch.compiler.nested_compile_region
+def nested(x: Tensor) -> Tensor:
+    return torch.relu(x).cos()
+
+
+def test_gradients_of_a_nested_region_are_checked() -> None:
+    """Eager cannot differentiate the operator that stands for it."""
+    x = torch.randn(5, requires_grad=True)
+    clean = cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler="aot_eager")
+    assert clean.verdict is cb.Verdict.PASS, str(clean)
+    assert clean.coverage.checked["gradients"] == 1
+    wrong = cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler=faults.scaled_gradient("x", how="aot"))
+    assert "grad[x]" in [finding.subject for finding in wrong.findings]
