@@ -7,10 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from torch import fx
+
 from checked_backend.errors import CheckedBackendError
+from checked_backend.interpret.source import source_line
+from checked_backend.localize import operator_name
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Setting, Workaround, find_workaround, keep_out, taken_back, without_line
+from checked_backend.reduce import (
+    Setting,
+    Workaround,
+    find_workaround,
+    keep_line_out,
+    keep_out,
+    taken_back,
+    without_line,
+)
 from checked_backend.reduce.judge import Judge
 from checked_backend.regions.candidate import Compiler, inductor_patches, resolve_compiler
 from checked_backend.regions.failure import Failure
@@ -94,14 +106,21 @@ class RemedySearch:
         if source is None:
             self.evidence["workaround"] = f"not tried: the user's line that calls {op} is not known"
             return keep_out(called, source)
+        calls = _calls_from(self.failure.graph, source)
+        if not calls:
+            self.evidence["workaround"] = "not tried: no call of the region is from that line"
+            return keep_out(called, source)
+        outer = source_line(calls[0]) or source  # of cond, checkpoint, an autograd.Function, if the line is in a body
         self.tell("trying it with that line outside of the compiler")
-        answer = self._again(without_line(resolve_compiler(self.options), source))
+        answer = self._again(without_line(resolve_compiler(self.options), outer))
         if not answer.tried:
             self.evidence["workaround"] = f"not tried: {answer.why}"
         elif answer.why:
             self.evidence["workaround"] = f"none found: with that line outside of the compiler too, {answer.why}"
             return None
-        return keep_out(called, source)
+        if outer == source and len(calls) == 1:
+            return keep_out(operator_name(calls[0]), source)
+        return keep_line_out(outer)
 
     @property
     def options(self) -> CheckOptions:
@@ -142,3 +161,15 @@ class RemedySearch:
             if finding.kind is Kind.CRASH:
                 return _Answer(False, f"it fails: {about}")
         return _Answer(True, "")
+
+
+def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
+    """The calls of a Dynamo graph that are from a line, or those with a body that has such calls."""
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    own = [node for node in calls if source_line(node) == source]
+    return own or [node for node in calls if any(_calls_from(body, source) for body in _bodies(gm, node))]
+
+
+def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
+    held = [getattr(gm, str(one.target), None) for one in node.all_input_nodes if one.op == "get_attr"]
+    return [body for body in held if isinstance(body, fx.GraphModule)]

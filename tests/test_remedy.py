@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import faults
 import pytest
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from checked_backend import remedy
@@ -92,7 +94,7 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     for source, said in (
         (source_line(relu), None),
-        ("elsewhere.py:1 in forward: x", "not tried: it fails: "),
+        ("elsewhere.py:1 in forward: x", "not tried: no call of the region is from that line"),
         (None, "not tried: the user's line that calls aten.relu.default is not known"),
     ):
         evidence: dict[str, str] = {}
@@ -102,3 +104,32 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         assert "torch.compiler.disable(torch.relu)" in found.code
         assert evidence.get("workaround", "").startswith(said or "")
         assert bool(evidence) == bool(said)
+
+
+def in_a_body(x: torch.Tensor) -> torch.Tensor:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    return checkpoint(body, x, use_reentrant=False).sin()
+
+
+def two_calls(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x).sin()
+
+
+@pytest.mark.parametrize(
+    ("program", "line"), [(in_a_body, "return checkpoint(body"), (two_calls, "torch.relu(x).sin()")]
+)
+def test_a_line_of_which_no_single_call_can_be_named_is_kept_out_as_a_whole(
+    program: Callable[[torch.Tensor], torch.Tensor], line: str, tmp_path: Path
+) -> None:
+    """What is announced is what was tried."""
+    options = {"on_divergence": "record", "compiler": WRONG, "report_dir": tmp_path}
+    with cb.collect() as session:
+        torch.compile(program, backend="numcheck", options=options)(torch.randn(8, requires_grad=True))
+    finding = session.report.findings[0]
+    assert finding.op == "aten.relu.default"
+    assert finding.workaround is not None
+    assert line in finding.workaround
+    assert finding.workaround.endswith("@torch.compiler.disable\ndef in_eager(*args): ...")
+    assert "workaround" not in finding.evidence

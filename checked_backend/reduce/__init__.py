@@ -7,7 +7,7 @@ from checked_backend.reduce.sequence import Reduction, reduce
 from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, taken_back
 from checked_backend.reduce.source_script import write_source_repro
 from checked_backend.reduce.translate import Untranslatable
-from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_out
+from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_line_out, keep_out
 
 __all__ = [
     "COSTLY",
@@ -20,6 +20,7 @@ __all__ = [
     "Workaround",
     "find_workaround",
     "helps",
+    "keep_line_out",
     "keep_out",
     "reduce",
     "taken_back",

@@ -28,7 +28,7 @@ from checked_backend.reduce.settings import (
 from checked_backend.regions.trial import Trial
 from checked_backend.worker import Death, cannot_fork, run_in_worker
 
-__all__ = ["Workaround", "find_workaround", "helps", "keep_out"]
+__all__ = ["Workaround", "find_workaround", "helps", "keep_line_out", "keep_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,19 @@ def keep_out(op: str, source: str | None) -> Workaround:
     return Workaround(
         f"{base} outside of the compiler",
         f"{first}{eager} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}",
+    )
+
+
+def keep_line_out(source: str) -> Workaround:
+    """The last resort where the line has more than one call, or makes its calls in a backward pass or in a body.
+
+    Args:
+        source: The user's line.
+    """
+    return Workaround(
+        "the line outside of the compiler",
+        f"# move what stands at {source}\n# into a function of its own, and call that there\n"
+        "@torch.compiler.disable\ndef in_eager(*args): ...",
     )
 
 
