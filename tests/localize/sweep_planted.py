@@ -185,20 +185,38 @@ def _hunt(name: str, on: str, folder: Path, *, quick: bool) -> str:
     if quick:
         return json.dumps(told or {"missed": [str(one.kind) for one in session.report.findings]})
     failing = [finding for finding in session.report.findings if finding.kind.fails]
-    return json.dumps(_described(failing[0]) if failing else {"missed": "numcheck found nothing"})
+    return json.dumps(_described(failing[0]) if failing else {"missed": "numcheck found nothing", **_harm(on, name)})
 
 
-def _run(on: str, name: str, compile_it: Callable[[Any], Any]) -> None:
+def _harm(on: str, name: str) -> dict[str, bool]:
+    """Whether a fault that was not found changes any bit of the results and gradients."""
+
+    def results() -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        return _run(on, name, torch.compile)
+
+    with without_compile_caches():
+        with planted(name):
+            wrong = results()
+        return {"harmless": all(map(torch.equal, wrong, results()))}
+
+
+def _run(on: str, name: str, compile_it: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """Run forward and backward; results and gradients."""
     if on in MODELS:
         case = MODELS[on]()
-        case.loss(compile_it(case.model)(**case.inputs)).backward()
-        return
+        loss = case.loss(compile_it(case.model)(**case.inputs))
+        loss.backward()
+        return [loss.detach(), *(one.grad for one in case.model.parameters() if one.grad is not None)]
     program = PROGRAMS[name]
     compiled, inputs = compile_it(program.run), program.inputs()
     with torch.set_grad_enabled(program.train):
         results = [one for one in pytree.tree_leaves(compiled(*inputs)) if isinstance(one, torch.Tensor)]
     if program.train:
         torch.autograd.backward([(one * torch.arange(one.numel()).reshape(one.shape).cos()).sum() for one in results])
+    leaves = [one for one in inputs if isinstance(one, torch.Tensor)]
+    return [*results, *leaves, *(one.grad for one in leaves if one.grad is not None)]
 
 
 def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, told: dict[str, Any], folder: Path) -> Any:
@@ -280,14 +298,18 @@ def _row(result: dict[str, Any]) -> str:
 
 def _summary(lines: Sequence[dict[str, Any]]) -> str:
     shown = [line for line in lines if "missed" not in line and "error" not in line]
+    harmless = sum(line.get("harmless", False) for line in lines)
     right = sum(line["right"] for line in shown)
     written = [line for line in shown if line.get("calls") is not None]
     small = sum(line["calls"] <= 5 and line["confirmed"] for line in written)
-    return "\n".join(_told(lines, len(shown), right, len(written), small))
+    return "\n".join(_told(lines, len(shown), harmless, right, len(written), small))
 
 
-def _told(lines: Sequence[Any], shown: int, right: int, written: int, small: int) -> Iterator[str]:
-    yield f"{len(lines)} faults planted, {shown} of them shown by numcheck, {right} rightly named"
+def _told(lines: Sequence[Any], shown: int, harmless: int, right: int, written: int, small: int) -> Iterator[str]:
+    yield (
+        f"{len(lines)} faults planted, {harmless} of them change no bit there, {shown} shown by numcheck, {right} of "
+        "those rightly named"
+    )
     if written:
         yield f"{written} repros, {small} of them confirmed and of at most 5 calls"
 
