@@ -452,7 +452,9 @@ def changed_settings() -> dict[str, dict[str, Any]]:
         module.__name__: {
             name: value
             for name, value in module.get_config_copy().items()
-            if module._config[name].alias is None and not module._is_default(name)
+            if module._config[name].alias is None
+            and not module._is_default(name)
+            and value != module._config[name].default  # it may have been set, and set back
         }
         for module in modules
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend._torch import without_compile_caches
+from checked_backend.bug_report import describe_candidate, write_bug_report
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
 from checked_backend.interrupt import Interruption
@@ -73,6 +74,7 @@ class _Found:
     source: str | None = None
     workaround: str | None = None
     repro: str | None = None
+    output: str = ""
     evidence: dict[str, str] | None = None
 
 
@@ -159,6 +161,7 @@ class Investigation:
             work = partial(_work, failure, findings, self, notebook)
             answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
             found = notebook.after(answer) if isinstance(answer, Death) else _Found(**json.loads(answer))
+        _write_bug_report(failure, findings, found)
         return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
 
 
@@ -283,7 +286,8 @@ class _Search:
         reduced = self._reduced(cut)
         yield self.found
         repro = self._repro(reduced)
-        self.found.repro = None if repro is None else str(repro.path)
+        if repro is not None:
+            self.found.repro, self.found.output = str(repro.path), repro.output
         yield self.found
         if reduced.interrupted:
             self.evidence["settings"] = "not tried: stopped by the user"
@@ -357,6 +361,18 @@ class _Search:
             return found
         called = operator_name(node) if self.found.graph == "dynamo" else op
         return search.line(op, called, self.found.source)
+
+
+def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: _Found) -> None:
+    worst = next(finding for finding in findings if finding.kind in _INVESTIGATED)
+    try:
+        candidate = describe_candidate(failure.options, failure.mode)
+        path = write_bug_report(_enriched(worst, found), candidate, found.output)
+    except OSError as error:  # the findings say the same
+        log.warning("no bug report: %s", error)
+        return
+    if path is not None:
+        found.evidence = {**(found.evidence or {}), "to be pasted into a bug report": str(path)}
 
 
 def _enriched(finding: Finding, found: _Found) -> Finding:

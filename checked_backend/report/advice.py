@@ -128,8 +128,11 @@ def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
         yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."
     elif tried:
         yield "Today: paste the workaround shown with the finding. It was not tried, so check again with it."
-    if any(finding.repro for finding in findings):
+    shown = ["repro" not in finding.evidence for finding in findings if finding.repro]
+    if any(shown):
         yield "To see it again: run the repro shown with the finding. It needs nothing but its own folder."
+    elif shown:
+        yield "A script was written, but it does not show the finding in a fresh process; the evidence says why."
     for finding in findings:
         yield ADVICE[_key(finding)]
 
