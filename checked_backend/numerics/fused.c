@@ -10,6 +10,7 @@
 
 enum { ROW = 512 };  /* elements summed in float before they go into a double; they stay in the first-level cache */
 enum { AHEAD = 3 };  /* rows fetched before they are needed: a processor by itself stops at each page, in two streams */
+enum { VAIN = 8 };   /* one row in so many may be looked at twice in vain */
 
 struct statistics { /* in and out, as in fused.py */
     double squares, reference_squares, peak, top, ratio;
@@ -37,6 +38,27 @@ static inline int keep_greater(double *greatest, float value) {
 static inline float from_float32(int32_t bits) { return as_float((uint32_t)bits); }
 
 static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits << 16); }
+
+struct thresholds {
+    float above, far, either; /* ratios: greater than the known one; of a greater distance; the lesser of both */
+    int32_t wide;             /* bits of a difference that a greater distance has */
+};
+
+/* What exceeds the greatest ratio and the greatest distance that are known.
+
+   A greater distance than `ulp` has a ratio of at least (ulp + 1) * 2^-precision, if that is below 1/2: see measure.py.
+   No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see bits.py. Rounding keeps the
+   order, so none is overlooked. */
+static struct thresholds least_that_count(double ratio, int64_t ulp, int bits, double precision) {
+    const double least = (double)(ulp + 1) * precision;
+    const int64_t half = ulp / 2 - 3;
+    struct thresholds found;
+    found.above = nextafterf((float)ratio, INFINITY);
+    found.far = least < 0.5 ? (float)least : 0.5f;
+    found.either = found.above < found.far ? found.above : found.far;
+    found.wide = half > (1 << 24) >> (32 - bits) ? (int32_t)((half << (32 - bits)) + (1 << 23)) : 0;
+    return found;
+}
 
 #define DEFINE_LOOP(NAME, BITS, WIDEN, MASK, PRECISION)                                                                \
     static void NAME##_of_equal(const BITS *values, int length, struct statistics *total) {                            \
@@ -77,6 +99,8 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
         return beyond;                                                                                                 \
     }                                                                                                                  \
     void NAME(const BITS *reference, const BITS *candidate, int64_t count, struct statistics *total) {                 \
+        struct thresholds least = least_that_count(total->ratio, total->ulp, 8 * (int)sizeof(BITS), PRECISION);        \
+        int in_vain = 0;                                                                                               \
         for (int64_t start = 0; start < count; start += ROW) {                                                         \
             const BITS *one = reference + start, *other = candidate + start;                                           \
             const int length = count - start < ROW ? (int)(count - start) : ROW;                                       \
@@ -88,18 +112,11 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
                 NAME##_of_equal(one, length, total);                                                                   \
                 continue;                                                                                              \
             }                                                                                                          \
-            /* A greater distance than `ulp` has a ratio of at least (ulp + 1) * 2^-precision, if that is below 1/2:   \
-               see measure.py. No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see \
-               bits.py. Rounding keeps the order, so none is overlooked. */                                            \
-            const int64_t low_bits = 32 - 8 * (int64_t)sizeof(BITS), half = total->ulp / 2 - 3;                        \
-            const double least = (double)(total->ulp + 1) * PRECISION;                                                 \
-            const float far = least < 0.5 ? (float)least : 0.5f;                                                       \
-            const float above = nextafterf((float)total->ratio, INFINITY); /* no ratio that is known exceeds it */     \
-            const int32_t wide = half > (1 << 24) >> low_bits ? (int32_t)((half << low_bits) + (1 << 23)) : 0;         \
-            /* where distances are small one threshold serves both, and the loop is shorter */                         \
-            const int beyond = far < 0.5f                                                                              \
-                ? NAME##_row(one, other, length, above < far ? above : far, 0, 0, 0, total, start)                     \
-                : NAME##_row(one, other, length, above, far, wide, 1, total, start);                                   \
+            /* one threshold makes a shorter loop, and does while few rows exceed it in vain */                        \
+            const int beyond = in_vain && least.far == 0.5f                                                            \
+                ? NAME##_row(one, other, length, least.above, least.far, least.wide, 1, total, start)                  \
+                : NAME##_row(one, other, length, least.either, 0, 0, 0, total, start);                                 \
+            if (in_vain) in_vain--;                                                                                    \
             if (!beyond) continue;                                                                                     \
             uint32_t ulp = 0;                                                                                          \
             int32_t ratio = 0;                                                                                         \
@@ -113,11 +130,16 @@ static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits
                 const int32_t counted = magnitude(gap) ? quotient : 0;                                                 \
                 ratio = counted > ratio ? counted : ratio;                                                             \
             }                                                                                                          \
+            if (ulp <= total->ulp && as_float(ratio) <= total->ratio) {                                                \
+                in_vain += VAIN;                                                                                       \
+                continue;                                                                                              \
+            }                                                                                                          \
             if (ulp > total->ulp) total->ulp = ulp;                                                                    \
             if (as_float(ratio) > total->ratio) {                                                                      \
                 total->ratio = as_float(ratio);                                                                        \
                 total->ratio_row = start;                                                                              \
             }                                                                                                          \
+            least = least_that_count(total->ratio, total->ulp, 8 * (int)sizeof(BITS), PRECISION);                      \
         }                                                                                                              \
     }
 
