@@ -13,6 +13,7 @@ from torch import fx
 
 from checked_backend.checking.compare import in_step
 from checked_backend.checking.program import Modes, Outcome, Program
+from checked_backend.interpret.choices import ChoiceTape, HoldChoices, RecordChoices
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
@@ -36,20 +37,24 @@ class ProgramControls:
     program: Program
     numpy: bool = False
     _tapes: list[RandomTape] = field(default_factory=list, init=False)
+    _choices: dict[bool, list[ChoiceTape]] = field(default_factory=dict, init=False)  # by whether in float64
+    _held: dict[bool, list[HoldChoices]] = field(default_factory=lambda: {False: [], True: []}, init=False)
     _recorded: bool = field(default=False, init=False)
     _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
 
     def repeat(self) -> Values:
         """Eager again, with junk in uninitialised memory; records random tapes, one for each evaluation."""
         tapes: list[RandomTape] = []
+        choices: list[ChoiceTape] = []
         poison = PoisonMode(1)
 
         def modes(_number: int) -> Sequence[AbstractContextManager[Any]]:
             tapes.append(RandomTape())
-            return RecordRandom(tapes[-1]), poison
+            choices.append(ChoiceTape())
+            return RecordRandom(tapes[-1]), RecordChoices(choices[-1]), poison
 
         values = self._values(self.program.run_all(modes=modes))
-        self._tapes, self._recorded = tapes, True
+        self._tapes, self._choices[False], self._recorded = tapes, choices, True
         return values
 
     def repeat_candidate(self) -> Values:
@@ -60,12 +65,12 @@ class ProgramControls:
         """Not made: only what `repeat_candidate` finds needs it."""
         raise MadeElsewhereError("made for each region instead")
 
-    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         """Eager with every operator's result perturbed."""
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
         if self.numpy:
             return self._moved_as_in_torch(noise)
-        return self._values(self.program.run_all(modes=self._replaying(noise)))
+        return self._values(self.program.run_all(modes=self._replaying(noise, held=held)))
 
     def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
         """Eager's values, moved by what the noise does to the same program with torch in NumPy's place."""
@@ -79,11 +84,29 @@ class ProgramControls:
                 values[name] = eager + (moved - still)
         return values
 
-    def high_precision(self, seed: int | None) -> Values:
+    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
         """Eager in float64."""
-        modes: list[AbstractContextManager[Any]] = [] if seed is None else [MonteCarloMode(seed, correlated=True)]
-        modes.append(HighPrecisionMode())
-        return self._values(self.program.run_all(modes=self._replaying(*modes), wide=True))
+        if seed is not None:
+            noise = MonteCarloMode(seed, correlated=True)
+            modes = self._replaying(noise, HighPrecisionMode(), held=held, in_float64=True)
+            return self._values(self.program.run_all(modes=modes, wide=True))
+        choices: list[ChoiceTape] = []
+        under = self._replaying(HighPrecisionMode())
+
+        def recording(number: int) -> Sequence[AbstractContextManager[Any]]:
+            choices.append(ChoiceTape())
+            return RecordChoices(choices[-1]), *under(number)
+
+        values = self._values(self.program.run_all(modes=recording, wide=True))
+        self._choices[True] = choices
+        return values
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        """Whether a choice was held that the noise would have made otherwise."""
+        return any(hold.flips for hold in self._held[in_float64])
+
+    def given_choices(self) -> None:
+        """Not made of a whole program: each region makes its own."""
 
     def traced_in_float64(self) -> Values:
         """The graphs that Dynamo makes of the program, run in float64."""
@@ -97,13 +120,20 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         return None
 
-    def _replaying(self, *modes: AbstractContextManager[Any]) -> Modes:
+    def _replaying(self, *modes: AbstractContextManager[Any], held: bool = False, in_float64: bool = False) -> Modes:
         if not self._recorded:
             self.repeat()
 
         def under(number: int) -> Sequence[AbstractContextManager[Any]]:
             # A perturbed run may ask for its loss more often than the recorded one: then it draws for itself.
-            return (ReplayRandom(self._tapes[number]), *modes) if number < len(self._tapes) else modes
+            if number >= len(self._tapes):
+                return modes
+            replay = ReplayRandom(self._tapes[number])
+            choices = self._choices.get(in_float64, ()) if held else ()
+            if number >= len(choices):
+                return replay, *modes
+            self._held[in_float64].append(HoldChoices(choices[number]))
+            return replay, self._held[in_float64][-1], *modes
 
         return under
 

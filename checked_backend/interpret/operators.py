@@ -22,6 +22,8 @@ class OperatorKind(Enum):
     """Moves, selects, compares or creates values; its results carry no rounding error of its own."""
     POINTWISE = auto()
     """Rounds each element about once."""
+    COMBINING = auto()
+    """Adds up a few products, whose roundings are left where they cancel."""
     ACCUMULATING = auto()
     """Has many roundings inside: sums, matrix products, normalisations, linear algebra."""
     NARROWING = auto()
@@ -85,12 +87,17 @@ _POINTWISE_NAMES = """
     hardswish hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward celu_backward
     softplus_backward softshrink_backward mish_backward silu_backward gelu_backward log_sigmoid log_sigmoid_forward
     log_sigmoid_backward glu glu_backward glu_jvp prelu _prelu_kernel _prelu_kernel_backward
-    rrelu_with_noise_backward native_dropout _fused_dropout native_dropout_backward addr polar lerp linspace
-    logspace tanh_backward sigmoid_backward logit_backward addcmul addcdiv true_divide sub subtract multiply divide
-    rsub cross linalg_cross nan_to_num hypot square sqrt rsqrt pow float_power upsample_linear1d
-    upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-    grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback
+    rrelu_with_noise_backward native_dropout _fused_dropout native_dropout_backward polar linspace
+    logspace tanh_backward sigmoid_backward logit_backward true_divide sub subtract multiply divide
+    rsub nan_to_num hypot square sqrt rsqrt pow float_power
 """
+# A few products that are added up: they may cancel, and then their roundings are all that is left.
+_COMBINING_NAMES = """
+    addcmul addcdiv lerp addr cross linalg_cross upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+    upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa grid_sampler_2d
+    grid_sampler_3d _grid_sampler_2d_cpu_fallback
+"""
+_COMBINING = frozenset(_COMBINING_NAMES.split())
 _POINTWISE = frozenset(_POINTWISE_NAMES.split())
 _NARROWING = frozenset({"_to_copy", "to", "copy", "convert_element_type", "_foreach_copy"})
 _UNINITIALISED_NAMES = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize resize_as"
@@ -124,6 +131,8 @@ def _kind(func: OpOverload, base: str) -> OperatorKind:
         return OperatorKind.EXACT
     if base in _EXACT or base.endswith("_copy") or base.startswith(("_assert", "sym_")):
         return OperatorKind.EXACT
+    if base in _COMBINING:
+        return OperatorKind.COMBINING
     foreach = "::_foreach_" in func._schema.name and base not in ("norm", "max")
     if torch.Tag.pointwise in func.tags or base in _POINTWISE or foreach or base.startswith(_FUSED_OPTIMIZERS):
         return OperatorKind.POINTWISE
@@ -180,6 +189,10 @@ def _convolution_backward_length(grad: torch.Tensor, weight: torch.Tensor) -> in
     return max(over_batch, over_channels)
 
 
+def _is_loss(base: str) -> bool:
+    return any(part in base for part in ("loss", "entropy", "kl_div"))
+
+
 def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """How many terms an accumulating operator adds up for one element of its result.
 
@@ -223,6 +236,6 @@ def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping
         length = -(-last.numel() // max(1, first.numel()))
     elif base.startswith(("linalg_", "_linalg_", "cholesky", "triangular", "lu_")):
         length = first.shape[-1] if first.dim() else 1
-    elif base in ("sum", "mean", "prod", "nansum", "norm", "std", "var", "trace") or "loss" in base:
-        length = first.numel()
+    elif base in ("sum", "mean", "prod", "nansum", "norm", "std", "var", "trace") or _is_loss(base):
+        length = 1 if argument(operator, args, kwargs, "reduction", 1) == 0 else first.numel()
     return max(1, int(length))

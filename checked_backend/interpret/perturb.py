@@ -38,6 +38,12 @@ _UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 # IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler misses it. It demands
 # it of quotients and roots too, but there some processors' fast instructions do not obey.
 _CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div"})
+# No implementation leaves these ranges, and operators that take what they return may insist.
+_RANGES = {
+    "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
+    "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
+}  # fmt: skip
+_HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 # Integers as wide as these dtypes, and the lower half of their significand's bits.
 _LOW_HALF = {
@@ -69,6 +75,17 @@ def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _as_float64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
+
+
+def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a pointwise operator adds up products: ``a + alpha * b``, or complex numbers."""
+    if kwargs.get("alpha", 1) not in (1, -1):
+        return True
+    return any(value.is_complex() for value in args if isinstance(value, torch.Tensor))
 
 
 def _is_short(value: torch.Tensor) -> torch.Tensor:
@@ -180,6 +197,8 @@ class MonteCarloMode(OperatorMode):
             return self._accumulating(func, operator, args, kwargs)
         if kind is OperatorKind.UNINITIALISED:
             return self._poison.run(func, operator, args, kwargs)
+        if kind is OperatorKind.COMBINING or (kind is OperatorKind.POINTWISE and _combines(args, kwargs)):
+            return self._combining(func, operator, args, kwargs)
         result = func(*args, **kwargs)
         if kind is OperatorKind.POINTWISE:
             if kwargs and kwargs.get("rounding_mode") is not None:
@@ -227,6 +246,23 @@ class MonteCarloMode(OperatorMode):
             return False
         return torch.finfo(result_dtype).eps > torch.finfo(source_dtype).eps
 
+    def _combining(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Perturb the terms of a sum of products too: kernels round them at float32 or more."""
+        low = next((value.dtype for value in _tensors(args, []) if value.dtype in _HALF), None)
+        if low is not None and not operator.mutated and "out" not in kwargs:
+            with DisableTorchDispatch():
+                args = tuple([self._noisy_copy(_as_float32(value), 1.0) for value in args])
+            result = func(*args, **kwargs).to(low)
+        else:
+            keep = {position for position, _ in operator.mutated}
+            with DisableTorchDispatch():
+                noisy = [
+                    value if position in keep else self._noisy_copy(value, 1.0) for position, value in enumerate(args)
+                ]
+            result = func(*noisy, **kwargs)
+        self._perturb_results(operator, args, kwargs, result, 0.0)
+        return result
+
     def _accumulating(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator.base in ("index_put", "_index_put_impl") and not argument(operator, args, kwargs, "accumulate"):
             return func(*args, **kwargs)
@@ -242,7 +278,10 @@ class MonteCarloMode(OperatorMode):
                 value if position in keep or value is None else self._noisy_copy(value, scale)
                 for position, value in enumerate(args)
             ]
-        result = func(*noisy, **kwargs)
+        try:
+            result = func(*noisy, **kwargs)
+        except RuntimeError:  # its noisy input is out of its range (a probability above 1)
+            result = func(*args, **kwargs)
         self._perturb_results(operator, args, kwargs, result, terms)
         return result
 
@@ -296,6 +335,8 @@ class MonteCarloMode(OperatorMode):
             amplitude = self.magnitude * math.sqrt(own * own + min(own, _U32) ** 2 * terms)
         try:
             if target.layout == torch.strided and self._noise.perturb_(target, amplitude):
+                if operator.base in _RANGES and not target.is_complex():
+                    target.clamp_(*_RANGES[operator.base])
                 return True
         except RuntimeError:
             # Memory that overlaps itself (expanded) cannot be changed in place.

@@ -72,7 +72,8 @@ class _CallControls:
     def candidate_alone(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
-    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+        del held  # the choice may be all that the operator does
         noise = NoiseSource(seed)
 
         def perturbed(value: Any) -> Any:
@@ -86,7 +87,8 @@ class _CallControls:
         with MonteCarloMode(seed, magnitude, correlated=magnitude > 1):
             return values_of(self.call.run(*args, **kwargs))
 
-    def high_precision(self, seed: int | None) -> Values:
+    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+        del held
         leaves, spec = pytree.tree_flatten((self.call.args, dict(self.call.kwargs)))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         for place, wide in zip(places, promote([leaves[place] for place in places]), strict=True):
@@ -98,8 +100,15 @@ class _CallControls:
             with MonteCarloMode(seed, correlated=True):
                 return values_of(self.call.run(*args, **kwargs))
 
+    def flips(self, *, in_float64: bool = False) -> bool:
+        del in_float64
+        return False
+
     def twin(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
+
+    def given_choices(self) -> None:
+        return None
 
     def unfused(self) -> None:
         return None

@@ -18,6 +18,7 @@ class Classes:
 
     Attributes:
         differs: Elements whose class (finite, NaN, +inf, -inf; for complex numbers that of each part) differs.
+        beside: Complex elements of the same class whose finite part, beside an infinite one, differs.
         compared: Elements that are finite on both sides.
         reference_finite: Elements that are finite in the reference.
         nans: Number of NaNs in the reference and in the candidate.
@@ -25,6 +26,7 @@ class Classes:
     """
 
     differs: torch.Tensor
+    beside: torch.Tensor
     compared: torch.Tensor
     reference_finite: torch.Tensor
     nans: tuple[int, int]
@@ -94,8 +96,11 @@ def _classes(reference: torch.Tensor, candidate: torch.Tensor) -> Classes | None
     candidate_finite = (candidate_class == 0).all(-1)
     nans = [(side == _NAN).any(-1) for side in (reference_class, candidate_class)]
     infs = [~finite & ~nan for finite, nan in zip((reference_finite, candidate_finite), nans, strict=True)]
+    differs = (reference_class != candidate_class).any(-1)
+    parts_differ = ((reference != candidate) & (reference_class == 0)).any(-1)
     return Classes(
-        differs=(reference_class != candidate_class).any(-1),
+        differs=differs,
+        beside=infs[0] & ~differs & parts_differ,
         compared=reference_finite & candidate_finite,
         reference_finite=reference_finite,
         nans=(count(nans[0]), count(nans[1])),

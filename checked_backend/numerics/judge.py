@@ -10,6 +10,7 @@ here, in `digits`, or in `checked_backend.regions` changes one, but for `STRONG_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "Outside",
     "TwinDifference",
     "as_good_as_eager",
+    "distances_from",
     "outside_noise",
     "twin_difference",
 ]
@@ -68,7 +70,8 @@ OUT_OF_PROPORTION = 2.0
 """A strong envelope is out of proportion if it is this many times what `STRONG_MAGNITUDE` makes of the other one."""
 
 MISSED_JUMPS = 0.1
-"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides."""
+"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides; so may of those
+that turn into NaN or infinity."""
 
 EXACT_ROUNDOFFS = 1.0
 """A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
@@ -86,6 +89,12 @@ TWIN_ENVELOPE_FACTOR = 256.0
 "float64 twin, of what is allowed": worst clean case 0.0081 (``gpt_block`` in float64), smallest caught bug 5.0 in
 floats (0.012 are integers that flip, ``quantile``, and are caught at their own precision).
 """
+
+LEFT_OVER = 50
+"""What is left where terms cancel inside of a float64 kernel is ``2 ** -LEFT_OVER`` of them at most: a few roundoffs."""
+
+CANCELLED = 60
+"""Elements up to ``2 ** CANCELLED`` times as large tell how large terms were that left so little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,8 @@ def outside_noise(
         doubtful = int((apart & (magnitude >= torch.finfo(reference.dtype).tiny)).sum().item())
     if jumps is not None and _as_rare_as_jumps(outside, jumps, distance, strong):
         outside = torch.zeros_like(outside)
+    if strong is not None:
+        outside &= ~_as_rare_as_unstable(outside & distance.isinf(), (envelope, strong))
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
     if high_precision is not None or jumps is not None:
         ratios = torch.where(outside, ratios, 0.0)
@@ -245,6 +256,14 @@ class Closeness:
     ratio: float
 
 
+def _as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope]) -> torch.Tensor:
+    """Those left over that are NaN or infinite on one side, if they are few of what control runs change in that way."""
+    unstable = sum(int(one.unstable.sum().item()) for one in envelopes if one.unstable is not None)
+    if int(nonfinite.sum().item()) > MISSED_JUMPS * unstable:
+        return torch.zeros_like(nonfinite)
+    return nonfinite
+
+
 def as_good_as_eager(
     *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor, up_to: float = float("inf")
 ) -> Closeness:
@@ -296,11 +315,13 @@ class TwinDifference:
         differs: Whether that can only be another logic.
         relative: Greatest difference over the tensor's root mean square.
         ratio: Greatest ratio of a difference to what was allowed.
+        equal: Whether no element differs, so that nothing needed to be allowed.
     """
 
     differs: bool
     relative: float
     ratio: float
+    equal: bool = False
 
 
 def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelope: Envelope | None) -> TwinDifference:
@@ -313,10 +334,12 @@ def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelop
     """
     distance = difference(high_precision, twin).to(torch.float64)
     if not distance.numel():
-        return TwinDifference(False, 0.0, 0.0)
+        return TwinDifference(False, 0.0, 0.0, equal=True)
+    equal = not bool(distance.any())
     scale = root_mean_square(high_precision)
     magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
     allowed = TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
+    allowed = allowed + 2.0**-LEFT_OVER * local_root_mean_square(magnitude, magnitude, CANCELLED)
     if envelope is not None:
         noise = envelope.values.to(torch.float64)
         allowed = allowed + TWIN_ENVELOPE_FACTOR * torch.maximum(noise, local_root_mean_square(noise, magnitude))
@@ -327,5 +350,5 @@ def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelop
     finite = distance[distance.isfinite()]
     greatest = float((finite if finite.numel() else distance).max().item())
     return TwinDifference(
-        differs, greatest / scale if scale else greatest, float(ratios.nan_to_num(nan=torch.inf).max().item())
+        differs, greatest / scale if scale else greatest, float(ratios.nan_to_num(nan=torch.inf).max().item()), equal
     )

@@ -42,7 +42,7 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
     bound shows that they cannot grow; they remain exact.
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if that of a part
-    does. Its difference is the modulus. ``max_ulp`` is None for complex, integer and bool.
+    does. Its difference is the modulus; of an infinite one, another finite part is only counted as a mismatch. ``max_ulp`` is None for complex, integer and bool.
 
     Args:
         reference: A plain strided tensor of any floating (float8 included), complex, integer or bool dtype.
@@ -198,7 +198,7 @@ class _Measurement:
                 scratch = workspace.scratch(self.float_format.bits)
                 self._offer_ulp(block, self.float_format, scratch, gap_statistics.peak, classes)
         self._commit(block, block.reference.numel(), gap_statistics, size_statistics, classes)
-        return gap_statistics.differing > 0 or (classes is not None and count(classes.differs) > 0)
+        return gap_statistics.differing > 0 or (classes is not None and count(classes.differs | classes.beside) > 0)
 
     def _commit(
         self,
@@ -228,10 +228,11 @@ class _Measurement:
             self.nans[side] += classes.nans[side]
             self.infs[side] += classes.infs[side]
         differing = count(classes.differs)
-        self.mismatched += differing
         self.nonfinite_mismatched += differing
-        if differing and self.first_class_difference is None:
-            self.first_class_difference = block.start + int(classes.differs.reshape(-1).to(torch.uint8).argmax().item())
+        apart = classes.differs | classes.beside
+        self.mismatched += count(apart)
+        if self.first_class_difference is None and bool(apart.any()):
+            self.first_class_difference = block.start + int(apart.reshape(-1).to(torch.uint8).argmax().item())
 
     def _offer_ratio(self, ratio: float, block: Block) -> None:
         if ratio > self.max_rel:

@@ -87,7 +87,7 @@ def root_mean_square(values: torch.Tensor) -> float:
     return norm / float(wide.numel() ** 0.5)
 
 
-def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor, reach: int = REACH) -> torch.Tensor:
     """For each element, the root mean square of the values of those that are not much larger than it.
 
     One huge element, say of a mask, says nothing about the noise of others.
@@ -95,9 +95,10 @@ def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> tor
     Args:
         values: Any numbers.
         magnitude: The elements' absolute values, of the same shape.
+        reach: How much larger, as a power of two.
 
     Returns:
-        A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** REACH`` times the
+        A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times the
         magnitude, and over all for elements that are zero or not finite.
     """
     finite = (values.isfinite() & magnitude.isfinite()).flatten()
@@ -115,7 +116,7 @@ def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> tor
     counts = torch.bincount(counted, (sized & finite).to(torch.float64), last + 1).cumsum(0)
     means = sums / counts.clamp_min(1.0)
     means[-1] = squares.sum() / finite.sum()
-    return (means[(place + REACH).clamp_max(last)].sqrt_() * greatest).reshape(values.shape)
+    return (means[(place + reach).clamp_max(last)].sqrt_() * greatest).reshape(values.shape)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from checked_backend.regions.candidate import (
 from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator
+from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
 from checked_backend.regions.lift import lift_written_attributes
@@ -93,6 +94,7 @@ def build_region(
         reference=eager_graph(pristine).forward,
         candidate=candidate,
         make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
+        given=GivenRegion(compiler, pristine, traced),
         make_unfused=None if unfused is None else CompiledOnce(compile_unfused),
         default_dtype=needs_default_dtype(pristine),
         low_precision=computes_in_low_precision(pristine),

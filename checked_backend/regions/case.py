@@ -21,6 +21,9 @@ VANISHING = 1e-6
 Gradients of a bias before a normalisation, or of a key's bias under softmax, are: 1e-9 of their noise in float32.
 """
 
+VANISHED = 1e-3
+"""And this part of what was computed instead."""
+
 COARSE = 1 / ENVELOPE_FACTOR
 """Relative noise in which an error of 100 % would be lost."""
 
@@ -45,6 +48,7 @@ class Case:
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
+        twin_is_equal: Whether the twin's values are eager's in float64, all of them, so that no noise of theirs matters.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -58,6 +62,7 @@ class Case:
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
     logic_differs: bool | None = None
+    twin_is_equal: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
@@ -100,10 +105,12 @@ class Case:
 
     @property
     def vanishes(self) -> bool:
-        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside its noise."""
+        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside its noise, and beside it."""
         if self.envelope is None or self.high_precision is None:
             return False
-        return root_mean_square(self.high_precision) <= VANISHING * self.envelope.rms
+        size = root_mean_square(self.high_precision)
+        found = max(self.metrics.reference_rms, self.metrics.rmse)
+        return size <= VANISHING * self.envelope.rms and size <= VANISHED * found
 
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
@@ -116,7 +123,8 @@ class Case:
     def detection_power(self) -> float:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
-            spread = self.float64_envelope.rms if self.float64_envelope is not None else 0.0
+            envelope = None if self.twin_is_equal else self.float64_envelope
+            spread = 0.0 if envelope is None else envelope.rms
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from checked_backend.record import Skip
-from checked_backend.regions.controls import Controls, MadeElsewhereError, Values
+from checked_backend.regions.controls import Controls, MadeElsewhereError
 from checked_backend.regions.rulings import Rulings
 
 __all__ = ["ControlRuns", "short"]
+
+Given = TypeVar("Given")
 
 
 class ControlRuns:
@@ -30,7 +33,11 @@ class ControlRuns:
         self.elsewhere: set[str] = set()
         self._rulings = rulings
 
-    def run(self, name: str, control: Callable[[], Values | None]) -> Values | None:
+    def of(self, controls: Controls) -> ControlRuns:
+        """Runs of other controls; those that could not run are in the same coverage."""
+        return ControlRuns(controls, self._rulings)
+
+    def run(self, name: str, control: Callable[[], Given | None]) -> Given | None:
         """What a control gives; None if it could not run, or has nothing to give."""
         try:
             return control()

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.interpret.choices import ChoiceTape, HoldChoices, RecordChoices
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode, promote
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects, execute
+from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.twin import default_dtype
 
@@ -44,14 +46,23 @@ class Controls(Protocol):
     def candidate_alone(self) -> Values:
         """The candidate again, drawing its own random numbers from the random state before the call."""
 
-    def monte_carlo(self, seed: int, magnitude: float) -> Values:
-        """The reference with every rounding made random; beyond one unit roundoff, with correlated sums."""
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+        """The reference with every rounding made random; beyond one unit roundoff, with correlated sums.
 
-    def high_precision(self, seed: int | None) -> Values:
-        """The reference in float64; with a seed, perturbed at float64's roundoff."""
+        With ``held``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
+        """
+
+    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+        """The reference in float64; with a seed, perturbed at float64's roundoff; ``held`` as in `monte_carlo`."""
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
 
     def twin(self) -> Values:
         """The candidate compiled in float64."""
+
+    def given_choices(self) -> Controls | None:
+        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
 
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does; None if its compiler has no such mode."""
@@ -65,6 +76,7 @@ class Variants:
         reference: The region in eager.
         candidate: The compiled region.
         make_twin: Compiles the float64 twin for float64 inputs.
+        given: The region that is given its choices.
         make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
@@ -73,6 +85,7 @@ class Variants:
     reference: Region
     candidate: Region
     make_twin: Callable[[Sequence[Any]], Region]
+    given: GivenRegion | None = None
     make_unfused: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
@@ -98,12 +111,16 @@ class RegionControls:
     subjects: Subjects
     cotangents: Cotangents | None = None
     _tape: RandomTape | None = field(default=None, init=False)
+    _choices: ChoiceTape | None = field(default=None, init=False)
+    _choices64: ChoiceTape | None = field(default=None, init=False)
+    _flips: set[bool] = field(default_factory=set, init=False)
 
     def repeat(self) -> Values:
-        """The reference again from the same random state, with junk in uninitialised memory; records the tape."""
-        tape = RandomTape()
-        values = self._run(self.variants.reference, modes=(lambda: RecordRandom(tape), lambda: PoisonMode(1)))
-        self._tape = tape
+        """The reference again from the same random state, with junk in uninitialised memory; records the tapes."""
+        tape, choices = RandomTape(), ChoiceTape()
+        modes = (lambda: RecordRandom(tape), lambda: RecordChoices(choices), lambda: PoisonMode(1))
+        values = self._run(self.variants.reference, modes=modes)
+        self._tape, self._choices = tape, choices
         return values
 
     def repeat_candidate(self) -> Values:
@@ -125,22 +142,43 @@ class RegionControls:
                 left.append(RngState.capture(tuple(self.rng.cuda)))
         return left[0], left[1]
 
-    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
-        return self._run(
-            self.variants.reference,
-            modes=(lambda: ReplayRandom(tape), lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1)),
-        )
-
-    def high_precision(self, seed: int | None) -> Values:
-        """The reference in float64."""
-        tape = self._recorded()
+        hold = HoldChoices(self._choices) if held and self._choices is not None else None
         modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
+        if hold is not None:
+            modes.append(lambda: hold)
+        modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1))
+        values = self._run(self.variants.reference, modes=modes)
+        self._take_note(hold, in_float64=False)
+        return values
+
+    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+        """The reference in float64."""
+        tape, choices = self._recorded(), ChoiceTape()
+        hold = HoldChoices(self._choices64) if held and self._choices64 is not None else None
+        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
+        if seed is None:
+            modes.append(lambda: RecordChoices(choices))
+        if hold is not None:
+            modes.append(lambda: hold)
         if seed is not None:
             modes.append(lambda: MonteCarloMode(seed, correlated=True))
         modes.append(lambda: HighPrecisionMode(default_dtype=self.variants.default_dtype))
-        return self._run(self.variants.reference, modes=modes, wide=True)
+        values = self._run(self.variants.reference, modes=modes, wide=True)
+        if seed is None:
+            self._choices64 = choices
+        self._take_note(hold, in_float64=True)
+        return values
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        """Whether a choice was held that the noise would have made otherwise."""
+        return in_float64 in self._flips
+
+    def _take_note(self, hold: HoldChoices | None, *, in_float64: bool) -> None:
+        if hold is not None and hold.flips:
+            self._flips.add(in_float64)
 
     def twin(self) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
@@ -149,6 +187,27 @@ class RegionControls:
             region = self.variants.make_twin(bare)
         with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
             return self._replayed(region, wide=True)
+
+    def given_choices(self) -> Controls | None:
+        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
+        given = self.variants.given
+        if given is None or not given:
+            return None
+        arguments, _ = self.inputs.fresh(_wide)
+        tape = self._recorded()
+        with self._undisturbed(), torch.no_grad():
+            self.rng.restore()
+            with ReplayRandom(tape), HighPrecisionMode(default_dtype=self.variants.default_dtype):
+                with self.ambient.entered():
+                    choices = given.choose(*arguments)
+        variants = replace(
+            self.variants,
+            reference=given.eager(choices),
+            make_twin=lambda inputs64: given.twin(choices, inputs64),
+            given=None,
+            make_unfused=None,
+        )
+        return RegionControls(variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents)
 
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does, on the reference's recorded random numbers."""

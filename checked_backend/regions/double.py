@@ -34,16 +34,17 @@ def run_high_precision(cases: Sequence[Case], runs: ControlRuns) -> bool:
     return True
 
 
-def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int]) -> None:
+def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], *, held: bool = False) -> None:
     """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
 
     Args:
         cases: Those with a float64 reference; without any, nothing is run.
         runs: Makes the runs.
         seeds: One for each run.
+        held: Let no rounding flip a choice.
     """
     for seed in seeds if cases else ():
-        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed))
+        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, held=held))
         if values is None:
             return
         for case in cases:
@@ -68,19 +69,38 @@ def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]
         case.twin = None if case.high_precision is None else found
         if found is None:
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
-    held = [case for case in cases if case.twin is not None]
-    if any(case.float64_envelope is None for case in held):
-        spread_in_float64(held, runs, range(1, 1 + TWIN_RUNS))
-    _compare(held)
-    accused = [case for case in held if case.logic_differs]
+    compared = [case for case in cases if case.twin is not None]
+    if any(case.float64_envelope is None for case in compared):
+        spread_in_float64(compared, runs, range(1, 1 + TWIN_RUNS), held=True)
+    _compare(compared)
+    accused = [case for case in compared if case.logic_differs]
     if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
-        spread_in_float64(accused, runs, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS))
+        first = 1 if runs.controls.flips(in_float64=True) else 1 + TWIN_RUNS
+        spread_in_float64(accused, runs, range(first, 1 + TWIN_RUNS + MORE_RUNS))
         _compare(accused)
-    accused = [case for case in accused if case.logic_differs]
+        _give_choices([case for case in accused if not case.logic_differs], runs)
+    accused = [case for case in accused if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in accused):
         perturb(accused, runs, range(FIRST_RUNS), 1.0)
     for case in accused:
         _let_candidate_answer(case, notes)
+
+
+def _give_choices(excused: Sequence[Case], runs: ControlRuns) -> None:
+    """Look behind jumps: with eager's choices given to both, the twin must compute what eager does."""
+    given = runs.run("program given its choices", runs.controls.given_choices) if excused else None
+    if given is None:
+        return
+    inner = runs.of(given)
+    shadows = [Case(case.pair, case.metrics) for case in excused]
+    if not run_high_precision(shadows, inner):
+        return
+    hold_against_twin(shadows, inner, [])
+    for case, shadow in zip(excused, shadows, strict=True):
+        if shadow.logic_differs:
+            case.logic_differs = True
+            relative = shadow.evidence["float64 twin differs from float64 reference, relative"]
+            case.evidence["the same, both given eager's indices, comparisons and rounded values"] = relative
 
 
 def _in_range(case: Case, value: torch.Tensor | None) -> torch.Tensor | None:
@@ -88,6 +108,8 @@ def _in_range(case: Case, value: torch.Tensor | None) -> torch.Tensor | None:
     if value is None or not value.dtype.is_floating_point:
         return value
     rounded = value.to(case.pair.reference.dtype)
+    if rounded.dtype.itemsize == 1:
+        rounded = rounded.float()  # torch has no arithmetic for float8
     return torch.where(rounded.isinf(), rounded.to(value.dtype), value)
 
 
@@ -97,6 +119,7 @@ def _compare(cases: Iterable[Case]) -> None:
             continue
         found = twin_difference(high_precision=case.high_precision, twin=case.twin, envelope=case.float64_envelope)
         case.logic_differs = found.differs
+        case.twin_is_equal = found.equal
         case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
 
 
@@ -106,7 +129,7 @@ def _let_candidate_answer(case: Case, notes: list[str]) -> None:
     Then it is another program than the candidate (a kernel, a decomposition of float64's own), and says nothing about
     it.
     """
-    if case.outside or case.envelope is None or case.twin is None:
+    if case.envelope is None or case.twin is None:
         return
     seen = outside_noise(
         reference=case.pair.reference,

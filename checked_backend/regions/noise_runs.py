@@ -18,7 +18,9 @@ MORE_RUNS = 8
 """Further runs at each magnitude, for elements still unexplained."""
 
 
-def perturb(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], magnitude: float) -> None:
+def perturb(
+    cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], magnitude: float, *, held: bool = False
+) -> None:
     """Run eager with every rounding made random, and widen the envelopes by what that changes.
 
     Args:
@@ -26,9 +28,10 @@ def perturb(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], magn
         runs: Makes the runs.
         seeds: One for each run.
         magnitude: Size of the roundings, in unit roundoffs.
+        held: Let no rounding flip a choice (an index, a comparison).
     """
     for seed in seeds:
-        values = runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, magnitude))
+        values = runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, magnitude, held=held))
         if values is None:
             return
         for case in cases:

@@ -94,6 +94,8 @@ def oracle(reference: torch.Tensor, candidate: torch.Tensor) -> dict:
                 counts["inf"][side] += 1
         classes += kinds[0] != kinds[1]
         mismatched += kinds[0] != kinds[1]
+        if kinds[0] == kinds[1] and "finite" in kinds[0] and set(kinds[0]) & {"inf", "-inf"}:
+            mismatched += x != y
         if set(kinds[0]) == {"finite"}:
             reference_squares.append(sum(Fraction(part) ** 2 for part in parts(x)))
         if set(kinds[0]) == set(kinds[1]) == {"finite"}:

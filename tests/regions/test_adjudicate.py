@@ -78,7 +78,7 @@ class Scripted:
     def candidate_alone(self) -> Values:
         return self._give("candidate_alone", self.alone or missing)
 
-    def monte_carlo(self, seed: int, magnitude: float) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         def make() -> torch.Tensor:
             xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
@@ -86,7 +86,13 @@ class Scripted:
 
         return self._give("monte_carlo", make)
 
-    def high_precision(self, seed: int | None) -> Values:
+    def flips(self, *, in_float64: bool = False) -> bool:
+        return False
+
+    def given_choices(self) -> None:
+        return None
+
+    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
         if seed is None:
             return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
         return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))

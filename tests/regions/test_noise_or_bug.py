@@ -398,7 +398,10 @@ def test_where_eager_has_flips_others_may_not_be_wrong() -> None:
     x = torch.rand(4000)
     off = faults.spoiled_output(lambda places: places + 1)
     assert found(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], off)(x)))
-    other = faults.spoiled_output(lambda places: (x + 1000).sort(stable=True)[1])
+
+    def other(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda x: ((x + 1000).sort(stable=True)[1],)
+
     assert agreed(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], other)(x)))
 
 
@@ -438,9 +441,9 @@ def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.
     asked: list[int] = []
     monte_carlo = RegionControls.monte_carlo
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         asked.append(1)
-        return monte_carlo(*given)
+        return monte_carlo(*given, **named)
 
     def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
