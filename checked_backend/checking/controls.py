@@ -101,6 +101,10 @@ class ProgramControls:
         self._choices[True] = choices
         return values
 
+    def draws(self) -> bool:
+        """Whether eager draws random numbers."""
+        return any(not tape.empty for tape in self._tapes)
+
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held that the noise would have made otherwise."""
         return any(hold.flips for hold in self._held[in_float64])

@@ -100,6 +100,9 @@ class _CallControls:
             with MonteCarloMode(seed, correlated=True):
                 return values_of(self.call.run(*args, **kwargs))
 
+    def draws(self) -> bool:
+        return False
+
     def flips(self, *, in_float64: bool = False) -> bool:
         del in_float64
         return False

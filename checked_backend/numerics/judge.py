@@ -91,7 +91,7 @@ floats (0.012 are integers that flip, ``quantile``, and are caught at their own 
 """
 
 LEFT_OVER = 50
-"""What is left where terms cancel inside of a float64 kernel is ``2 ** -LEFT_OVER`` of them at most: a few roundoffs."""
+"""What is left where terms cancel inside of a float64 kernel is ``2 ** -LEFT_OVER`` of them, a few roundoffs."""
 
 CANCELLED = 60
 """Elements up to ``2 ** CANCELLED`` times as large tell how large terms were that left so little."""
@@ -345,6 +345,7 @@ def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelop
         allowed = allowed + TWIN_ENVELOPE_FACTOR * torch.maximum(noise, local_root_mean_square(noise, magnitude))
         if envelope.unstable is not None:
             distance = torch.where(envelope.unstable & distance.isinf(), 0.0, distance)
+            distance = torch.where(_as_rare_as_unstable(distance.isinf(), (envelope,)), 0.0, distance)
     differs = not bool((distance <= allowed).all())
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))
     finite = distance[distance.isfinite()]

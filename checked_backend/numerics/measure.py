@@ -42,7 +42,8 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
     bound shows that they cannot grow; they remain exact.
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if that of a part
-    does. Its difference is the modulus; of an infinite one, another finite part is only counted as a mismatch. ``max_ulp`` is None for complex, integer and bool.
+    does. Its difference is the modulus; of an infinite one, another finite part is only counted as a mismatch.
+    ``max_ulp`` is None for complex, integer and bool.
 
     Args:
         reference: A plain strided tensor of any floating (float8 included), complex, integer or bool dtype.

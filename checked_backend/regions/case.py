@@ -48,7 +48,7 @@ class Case:
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
-        twin_is_equal: Whether the twin's values are eager's in float64, all of them, so that no noise of theirs matters.
+        twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -105,7 +105,7 @@ class Case:
 
     @property
     def vanishes(self) -> bool:
-        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside its noise, and beside it."""
+        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside that and its noise."""
         if self.envelope is None or self.high_precision is None:
             return False
         size = root_mean_square(self.high_precision)

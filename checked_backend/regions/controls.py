@@ -55,6 +55,9 @@ class Controls(Protocol):
     def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
         """The reference in float64; with a seed, perturbed at float64's roundoff; ``held`` as in `monte_carlo`."""
 
+    def draws(self) -> bool:
+        """Whether the reference draws random numbers."""
+
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
 
@@ -172,6 +175,10 @@ class RegionControls:
         self._take_note(hold, in_float64=True)
         return values
 
+    def draws(self) -> bool:
+        """Whether the reference draws random numbers."""
+        return self._tape is not None and not self._tape.empty
+
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held that the noise would have made otherwise."""
         return in_float64 in self._flips
@@ -195,11 +202,11 @@ class RegionControls:
             return None
         arguments, _ = self.inputs.fresh(_wide)
         tape = self._recorded()
+        wide = HighPrecisionMode(default_dtype=self.variants.default_dtype)
         with self._undisturbed(), torch.no_grad():
             self.rng.restore()
-            with ReplayRandom(tape), HighPrecisionMode(default_dtype=self.variants.default_dtype):
-                with self.ambient.entered():
-                    choices = given.choose(*arguments)
+            with ReplayRandom(tape), wide, self.ambient.entered():
+                choices = given.choose(*arguments)
         variants = replace(
             self.variants,
             reference=given.eager(choices),

@@ -231,6 +231,8 @@ class Hearing:
                 case.evidence["the difference repeats"] = f"in {times} of {len(again)} more runs of the candidate"
 
     def _other_random_numbers(self) -> None:
+        if not self._controls.draws():
+            return
         replayed = self._runs.run("candidate on recorded random numbers", self._controls.repeat_candidate)
         for case in self._open():
             if not _agrees(case, replayed):
@@ -290,7 +292,7 @@ class Hearing:
     @staticmethod
     def _is_there(case: Case) -> bool:
         """Whether the candidate has values of eager's size, and not just nothing, which is near to everything."""
-        return root_mean_square(case.pair.candidate) * 2**REACH >= case.metrics.reference_rms
+        return root_mean_square(case.pair.candidate) * 2.0**REACH >= case.metrics.reference_rms
 
     def _changes_by_itself(self, case: Case) -> bool:
         """Noise of that size in float64: of an ill-conditioned program, or is it eager that changes now and then?"""
@@ -327,7 +329,7 @@ class Hearing:
             return False
         distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))
         digits = float(torch.finfo(case.pair.reference.dtype).eps) ** 0.5
-        return case.metrics.nonfinite_mismatched == 0 and distance <= digits * case.metrics.reference_rms
+        return not case.metrics.nonfinite_mismatched and distance <= digits * (case.metrics.reference_rms or 0.0)
 
     def _close(self, case: Case, named: Charge) -> None:
         self._nearness(case)

@@ -86,6 +86,9 @@ class Scripted:
 
         return self._give("monte_carlo", make)
 
+    def draws(self) -> bool:
+        return self.replayed is not None
+
     def flips(self, *, in_float64: bool = False) -> bool:
         return False
 
