@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -473,3 +474,136 @@ def test_tails_do_not_acquit_what_the_twin_accuses() -> None:
     off = faults.spoiled_output(lambda result: (result.double() * 1.01).to(result.dtype))
     assert found(gathered(lambda: checked(program, off)(x, w))) == {("logic", "output[0]")}
     assert agreed(gathered(lambda: checked(program, faults.clean())(x, w)))
+
+
+def buckets(x: torch.Tensor, table: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A bias for each distance, in logarithmic buckets: some distances are edges, in exact arithmetic."""
+    distance = torch.arange(1, 65)
+    places = (torch.log(distance.to(x.dtype) / 8) / math.log(16) * 8).long() + 10
+    return torch.softmax(x @ w + table[places], -1)
+
+
+def bucket_inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(*shape).to(dtype) for shape in ((16, 32), (24,), (32, 64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_choice_that_flips_hides_nothing_else(dtype: torch.dtype) -> None:
+    inputs = bucket_inputs(dtype)
+    off = faults.wrong_operator("aten.mm.default", lambda scores: scores * 1.03, how="aot")
+    assert found(gathered(lambda: checked(buckets, off)(*inputs))) == {("logic", "output[0]")}
+    report = gathered(lambda: checked(buckets, faults.spoiled_output(rounding_otherwise))(*inputs))
+    assert agreed(report)
+    if dtype is torch.float32:
+        assert max(report.coverage.detection_power.values()) < 1e-4
+
+
+def test_gradients_behind_a_choice_that_flips_are_judged() -> None:
+    x, table, w = (tensor.requires_grad_() for tensor in bucket_inputs())
+
+    def train(compiler: Any) -> cb.Report:
+        torch._dynamo.reset()
+        model = checked(buckets, compiler)
+        return gathered(lambda: model(x, table, w).square().sum().backward())
+
+    assert found(train(faults.scaled_gradient("w", "aot", 1.05))) == {("logic", "grad[w]")}
+    assert agreed(train(faults.clean("aot")))
+
+
+def test_another_choice_at_an_edge_is_no_bug() -> None:
+    x, table, w = bucket_inputs()
+    inputs = x, table * 0.02, w
+    otherwise = faults.wrong_operator("aten.div.Tensor", lambda quotient: quotient * (1 - 1e-7), how="aot")
+    compiled = torch.compile(buckets, backend=otherwise)
+    assert (compiled(*inputs) / buckets(*inputs) - 1).abs().max() > 0.005
+    assert agreed(gathered(lambda: checked(buckets, otherwise)(*inputs)))
+
+
+TIES = {
+    "places": lambda x: (x * 1.1).argmax(-1),
+    "one of them": lambda x: torch.nn.functional.one_hot((x * 1.1).argmax(-1), 20).float(),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_what_is_nothing_but_ties_is_not_passed(name: str) -> None:
+    x = torch.randint(0, 3, (64, 20)).float()
+    nothing = faults.spoiled_output(torch.zeros_like)
+    assert gathered(lambda: checked(TIES[name], nothing)(x)).verdict is not cb.Verdict.PASS
+    assert agreed(gathered(lambda: checked(TIES[name], faults.clean())(x)))
+
+
+def test_a_probability_that_rounds_to_more_than_one_is_none() -> None:
+    """Operators that insist on a range are not given what no rounding makes."""
+    x, target = torch.randn(4096) * 3, torch.randint(0, 2, (4096,)).float()
+    x[0] = 16.0
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy(torch.sigmoid(x), target)
+
+    assert agreed(gathered(lambda: checked(loss, faults.spoiled_output(rounding_otherwise))(x, target)))
+    assert found(gathered(lambda: checked(loss, faults.spoiled_output(lambda r: r * 1.001))(x, target)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["lerp", "addcmul", "alpha"])
+def test_products_that_cancel_inside_an_operator_are_noise(name: str, dtype: torch.dtype) -> None:
+    program, fused = {
+        "lerp": (lambda a, b, c: torch.lerp(a, b, 0.3), lambda a, b, c: a * 0.7 + b * 0.3),
+        "addcmul": (lambda a, b, c: torch.addcmul(a, b, c, value=0.1), lambda a, b, c: (b * 0.1) * c + a),
+        "alpha": (lambda a, b, c: torch.add(a, b, alpha=0.3), lambda a, b, c: b.double() * 0.3 + a),
+    }[name]
+    numbers = [torch.randint(-9, 10, (40, 50)).to(dtype) for _ in range(3)]
+
+    def wider(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: torch.Tensor) -> list[torch.Tensor]:
+            wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
+            return [fused(*(wide * 3)[:3]).to(args[0].dtype)]
+
+        return run
+
+    used = numbers if name == "addcmul" else [*numbers[:2], numbers[1]]
+    assert agreed(gathered(lambda: checked(program, wider)(*used)))
+    off = faults.spoiled_output(lambda result: (result.double() * 1.01).to(result.dtype))
+    assert found(gathered(lambda: checked(program, off)(*used)))
+
+
+def test_float8_results_are_judged() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3).clamp(-400, 400).to(torch.float8_e4m3fn)
+
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+    assert agreed(gathered(lambda: checked(program, faults.clean())(x)))
+    off = faults.spoiled_output(lambda result: (result.float() * 1.3).to(result.dtype))
+    assert found(gathered(lambda: checked(program, off)(x)))
+
+
+def test_a_first_call_that_alone_is_wrong_is_found() -> None:
+    def once(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls: list[int] = []
+
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return [result * 1.1 if len(calls) == 1 else result for result in gm.forward(*args)]
+
+        return run
+
+    report = gathered(lambda: checked(torch.sin, once)(torch.randn(50)))
+    assert {finding.subject for finding in report.findings} == {"output[0]"}
+    assert report.findings[0].evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+    assert not any("random" in skip.reason for skip in report.coverage.skipped)
+
+
+def test_nan_that_flips_may_flip_elsewhere() -> None:
+    """Where a cosine rounds to more than 1, its angle is NaN: in a few places only in the candidate."""
+    rows = torch.nn.functional.normalize(torch.randn(4000, 8), dim=1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.acos((x * x).sum(1))
+
+    def backwards(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda x: (torch.acos((x * x).flip(1).cumsum(1)[:, -1]),)
+
+    assert agreed(gathered(lambda: checked(program, backwards)(rows)))
+    off = faults.spoiled_output(lambda angle: torch.where(torch.arange(4000) % 3 == 0, torch.nan, angle))
+    assert found(gathered(lambda: checked(lambda x: program(x * 0.9), off)(rows)))
