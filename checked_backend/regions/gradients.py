@@ -168,6 +168,7 @@ class BackwardWatch:
         self._on_backward = on_backward
         self._on_error = on_error
         self._passes: dict[int, _Progress] = {}
+        self._freed = False
         sites, self.strangers = _find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
@@ -216,6 +217,8 @@ class BackwardWatch:
     def _raised(
         self, number: int, error: Exception, grad_outputs: Sequence[Any]
     ) -> Mapping[int, torch.Tensor | None] | None:
+        if self._freed:  # backward through the graph a second time: eager raises too
+            return None
         task = current_graph_task_id()
         progress = self._passes.setdefault(task, self._begun())
         site = self._sites[number]
@@ -232,7 +235,9 @@ class BackwardWatch:
         self._finished(task)
 
     def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
-        return self._on_backward(self._passes.pop(task).summary())
+        progress = self._passes.pop(task)
+        self._freed = self._freed or not progress.keeps_graph
+        return self._on_backward(progress.summary())
 
 
 def _arrive(progress: _Progress, site: _Site, grad_outputs: Sequence[Any]) -> None:
