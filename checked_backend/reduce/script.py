@@ -105,6 +105,19 @@ for name, run in ("eager", program), ("compiled", compiled):
 wrong = isinstance(results[0], Exception) != isinstance(results[1], Exception)
 """
 
+_RANDOM_STATE = """\
+compiled(*make_inputs())  # what compiling itself draws does not count
+drawn = []
+for run in program, compiled:
+    inputs = make_inputs()
+    torch.manual_seed(0)
+    run(*inputs)
+    drawn.append(torch.rand(()).item())
+print("the next random number after eager:   ", drawn[0])
+print("the next random number after compiled:", drawn[1])
+wrong = drawn[0] != drawn[1]
+"""
+
 _DEATH = """\
 print("eager:", program(*make_inputs()))
 child = os.fork()  # what dies is this child
@@ -246,6 +259,8 @@ def _tail(program: Program, finding: Finding) -> str:
         return _DEATH.format(seconds=60)
     if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
         return _EXCEPTION.format()
+    if finding.kind is Kind.RNG:
+        return _RANDOM_STATE
     return _VALUES.format(**numbers)
 
 

@@ -176,6 +176,8 @@ def wrote(trial: Trial, folder: Path, kind: Kind, detail: str = "", **further: A
 OTHER_BACKENDS = """
 import os
 
+import torch
+
 
 def restrided(gm, example_inputs):
     return lambda *args: tuple(value.t().contiguous().t() for value in gm(*args))
@@ -197,6 +199,10 @@ def mutates(gm, example_inputs):
     return lambda *args: (args[0].add_(1),)
 
 
+def draws(gm, example_inputs):
+    return lambda *args: (torch.rand(()), gm(*args))[1]
+
+
 def makes_nan(gm, example_inputs):
     return lambda *args: tuple(value / 0 * 0 for value in gm(*args))
 """
@@ -213,6 +219,7 @@ def makes_nan(gm, example_inputs):
         ("dies", Kind.CRASH, "crash.signal"),
         ("mutates", Kind.MUTATION, "mutation.unexpected"),
         ("makes_nan", Kind.NONFINITE, "nonfinite"),
+        ("draws", Kind.RNG, "rng.state"),
     ],
 )
 def test_every_kind_of_finding_has_its_script(
