@@ -46,16 +46,18 @@ class CompileCode:
     copied: bool = False
 
 
-def write_compile(program: Program, settings: Settings) -> CompileCode:
+def write_compile(program: Program, settings: Settings, *, random: bool | None = None) -> CompileCode:
     """Write the compile call.
 
     Args:
         program: The program.
         settings: Settings of the process that are to be the same, by module of torch.
+        random: Whether it is about random numbers; found out if not given.
     """
     options = program.trial.options
     given = dict(options.compiler_options)
-    if not is_random(program):  # the checker sets it everywhere
+    random = is_random(program) if random is None else random
+    if not random:  # the checker sets it everywhere
         given.pop("fallback_random", None)
     lines: list[str] = []
     problem = ""
@@ -71,7 +73,7 @@ def write_compile(program: Program, settings: Settings) -> CompileCode:
             given = {**changed, **given}
         else:
             lines += [f"import {module}", *(f"{module}.{name} = {value!r}" for name, value in changed.items())]
-    if options.compiler == "inductor" and is_random(program):
+    if options.compiler == "inductor" and random:
         given.setdefault("fallback_random", True)
     arguments = [f"backend={backend}"]
     if given:

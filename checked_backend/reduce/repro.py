@@ -95,7 +95,7 @@ def write_repro(
         settings = settings_that_matter(
             program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
         )
-    compiled = write_compile(program, settings)
+    compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
     path = script_path(folder, name)
     values = path.with_suffix(".safetensors")
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
