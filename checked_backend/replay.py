@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import dynamo_captures_data, dynamo_control_flow, dynamo_reset, mark_dynamic, tree_leaves
+from checked_backend._torch import (
+    aot_autograd,
+    dynamo_captures_data,
+    dynamo_control_flow,
+    dynamo_reset,
+    mark_dynamic,
+    tree_leaves,
+)
+from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.dump import Dump
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.options import CheckOptions, parse_options
@@ -22,9 +30,12 @@ from checked_backend.regions.candidate import resolve_compiler
 from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
-from checked_backend.worker import how_it_died
+from checked_backend.worker import Death, how_it_died, run_in_worker
 
 __all__ = ["replay", "replay_of_death"]
+
+FORWARD_LIMIT = 120.0
+"""Seconds that the forward pass may take in a process of its own."""
 
 _ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
 """A line of ``module.py``, as `source_line` quotes it."""
@@ -37,6 +48,7 @@ def replay(
     seed: int = 0,
     investigator: Investigator | None = None,
     report_dir: Path | None = None,
+    backward: bool = True,
 ) -> Report:
     """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
 
@@ -49,6 +61,7 @@ def replay(
         seed: For input values that were not saved.
         investigator: Asked where a failure comes from.
         report_dir: Where reports and repros go, if not where the environment says.
+        backward: Run the backward pass of a training graph too.
 
     Returns:
         The report.
@@ -69,8 +82,12 @@ def replay(
             session.ledger.skip(Skip("the recorded values", made))
         outputs = _run(dump, options, seed, training, session, investigator)
         roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        if roots and backward:
+            try:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            except Exception:
+                if not any(finding.kind is Kind.CRASH for finding in session.report.findings):
+                    raise
         findings = tuple(_with_own_line(finding, dump) for finding in session.report.findings)
         return replace(session.report, title=f"replay {dump.title}", findings=findings)
 
@@ -100,7 +117,9 @@ def replay_of_death(
     """
     death = how_it_died(exit_code)
 
-    def died(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
+    def died(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        if late:
+            return _dying_late(gm, example_inputs, death.words)
         raise CandidateError(death.words)
 
     def told(finding: Finding) -> Finding:
@@ -115,9 +134,35 @@ def replay_of_death(
         options = failure.options.model_copy(update={"compiler": compiler})
         return investigator(replace(failure, options=options), list(map(told, findings)))
 
+    late = dump.kind == "dynamo" and _survives_forward(dump, compiler, seed)
     chosen = None if investigator is None else investigated
     report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir)
     return replace(report, findings=tuple(map(told, report.findings)))
+
+
+def _survives_forward(dump: Dump, compiler: str | Callable[..., Any], seed: int) -> bool:
+    def produce() -> str:
+        return str(replay(dump, compiler=compiler, seed=seed, backward=False).verdict)
+
+    try:
+        return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), Death)
+    except CheckedBackendError:
+        return False
+
+
+def _dying_late(gm: fx.GraphModule, example_inputs: Sequence[Any], words: str) -> Any:
+    """AOT autograd with a backward pass that cannot run."""
+
+    def forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        return boxed_module(graph)
+
+    def backward(_graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        def dies(_args: list[Any]) -> Any:
+            raise RuntimeError(words)
+
+        return boxed(dies)
+
+    return aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)(gm, list(example_inputs))
 
 
 def _with_own_line(finding: Finding, dump: Dump) -> Finding:

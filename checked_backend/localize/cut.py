@@ -156,13 +156,17 @@ def wrong_prefix(
 def _judged_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, judge: Judge
 ) -> Cut | None:
+    # an operator with several results is judged by them: without any, what it alone uses would be dead code
+    last = calls[-1]
+    items = [made for node in calls for made in tensors_made(node)]
+    calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
     inside = set(calls)
     results = {node for node in outputs_of(gm) if isinstance(node, fx.Node)}
     frontier = [
         node
         for node in calls
         if isinstance(recorded_value(node), torch.Tensor)
-        and (node is calls[-1] or node in results or any(user not in inside for user in node.users))
+        and (node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users))
     ]
     if not frontier and not any(map(has_effects, calls)):
         return None
@@ -170,7 +174,6 @@ def _judged_prefix(
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
     trial = Trial(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
     findings = judge(trial)
-    last = calls[-1]
     while is_item(last) and isinstance(last.args[0], fx.Node):
         last = last.args[0]
     return Cut(trial, last, findings[0]) if findings else None

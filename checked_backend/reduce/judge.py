@@ -53,9 +53,25 @@ def judge_trial(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
     except CheckedBackendError:
         return None  # eager raised: this is no program
     if isinstance(answer, Death):
+        if not _runs_in_eager(trial, timeout):
+            return None
         message = "the process that compiled and ran the program died"
         return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
     return Report.from_json(answer).findings
+
+
+def _runs_in_eager(trial: Trial, timeout: float) -> bool:
+    """Whether a program that a process died of runs in eager: else it is no program."""
+
+    def produce() -> str:
+        with torch.no_grad():
+            trial.graph(*copy_values(trial.inputs))
+        return "it runs"
+
+    try:
+        return run_in_worker(produce, timeout=timeout) == "it runs"
+    except CheckedBackendError:
+        return False
 
 
 def judge_grossly(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from checked_backend.reduce.size import Size
 from checked_backend.regions.trial import Trial
 
 __all__ = ["Reduction", "reduce"]
+
+log = logging.getLogger(__name__)
 
 _Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
 
@@ -134,4 +137,9 @@ def _to_fixpoint(problem: Problem, steps: tuple[_Steps, _Steps]) -> None:
 def _run(steps: _Steps, problem: Problem) -> None:
     for name, run in steps:
         problem.step = name
-        run(problem)
+        try:
+            run(problem)
+        except OutOfTime:
+            raise
+        except Exception as error:  # the best so far stays, and other steps may make it smaller
+            log.info("%s failed: %s: %s", name, type(error).__name__, error)

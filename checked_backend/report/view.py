@@ -76,7 +76,7 @@ def view(report: Report) -> ReportView:
         verdict=report.verdict,
         nothing_checked=nothing_checked,
         skipped=any(skip.matters for skip in coverage.skipped),
-        localized=any(finding.op or finding.graph for finding in report.findings)
+        localized=any(finding.op or finding.stage for finding in report.findings)
         or any("localized" in note for note in coverage.notes),
     )
     return ReportView(

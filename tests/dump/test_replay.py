@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import faults
+import planting
 import pytest
 import torch
 from cli_tools import Run
@@ -15,6 +17,8 @@ from dump_tools import dumps, python
 from torch import nn
 
 import checked_backend as cb
+from checked_backend.record import Finding
+from checked_backend.regions.failure import Failure
 
 
 @pytest.fixture
@@ -197,3 +201,35 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.linear(x)) * 2
+
+
+def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> None:
+    from checked_backend.replay import replay
+
+    report = replay(cb.load_dump(found["dynamo"]), compiler=faults.crash_in_backward())
+    assert "crash" in [str(finding.kind) for finding in report.findings]
+
+
+def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str, Path]) -> None:
+    """The compiler is not tried in this process again."""
+    from checked_backend.replay import replay_of_death
+
+    def dies_late(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return planting.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)
+
+    def dies(_gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        os._exit(1)
+
+    for compiler, backward in ((dies_late, True), (dies, False)):
+        seen: list[Any] = []
+
+        def note(failure: Failure, findings: Sequence[Finding], seen: list[Any] = seen) -> Sequence[Finding]:
+            seen.append(failure)
+            return findings
+
+        report = replay_of_death(cb.load_dump(found["dynamo"]), 1, compiler=compiler, investigator=note)
+        [finding] = [finding for finding in report.findings if str(finding.kind) == "crash"]
+        assert (finding.detail, finding.actual) == ("crash.exit", "exited with status 1")
+        [failure] = seen
+        assert failure.options.compiler is compiler
+        assert (failure.cotangents is not None) == backward

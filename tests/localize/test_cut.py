@@ -178,3 +178,16 @@ def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> No
     found = probe(gm, (x,), alone, limit=1 << 30)
     assert found is not None
     assert str(found.node.target) == "aten.sin.default"
+
+
+def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x)
+        return (torch.tanh(torch.ops.aten.native_layer_norm(y, [8], None, None, 1e-5)[0]),)
+
+    x = torch.randn(4, 8)
+    gm = traced(program, x)
+    options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
+    found = shortest_wrong_prefix(gm, (x,), options, lambda trial: [one for one in trial.findings() if one.kind.fails])
+    assert found is not None
+    assert found.node is named(gm, "aten.relu.default")

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import Progress, Reduction, problem, reduce
 from checked_backend.reduce.judge import judge_raising, judge_trial
+from checked_backend.reduce.sequence import _STRUCTURE
 from checked_backend.regions.trial import Trial
 
 aten = torch.ops.aten
@@ -138,3 +139,15 @@ def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, m
     assert targets(reduction)[0] == "aten.relu.default"
     assert len(targets(reduction)) <= 3
     assert {"hangs", "dies"} <= set(events.read_text().split())
+
+
+def test_a_step_that_fails_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_problem: Any) -> None:
+        raise RuntimeError("no way")
+
+    structure = tuple(("failing", fails) if name == "dropping outputs" else (name, step) for name, step in _STRUCTURE)
+    monkeypatch.setattr("checked_backend.reduce.sequence._STRUCTURE", structure)
+    trial = trial_of(chain, torch.randn(4, 4), torch.randn(4, 4), compiler=faults.wrong_operator("aten.relu.default"))
+    found = reduced(trial, "output[1]")
+    assert found.stopped == "done"
+    assert found.size.calls < 5
