@@ -142,7 +142,7 @@ class Response:
         place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.kind.fails}))
         unattended = self._options.on_divergence != "raise"
         if unattended and place in spent.places:
-            return _told(reported, "not anew: the same findings in another region of the same lines were")
+            return _told(reported, "not anew: the same kinds of findings of the same lines were")
         if unattended and spent.seconds > LONG_ENOUGH:
             return _told(
                 reported,
