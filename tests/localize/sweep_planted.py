@@ -12,9 +12,9 @@ under one model that has its operator. ``--patience 4`` allows four times the se
 ``planted_quick.jsonl`` is what ``python tests/localize/sweep_planted.py planted_quick.jsonl --quick`` gave with torch
 2.13.0 on two cores (and, for a few faults, ``--on bert``); the seconds are those of a busy machine.
 
-``planted_full.jsonl`` is the beginning of ``python tests/localize/sweep_planted.py planted_full.jsonl --on models,small
---patience 4 --no-settings``, with repros, and of ``--on small`` for the first lines. It is no whole sweep: the machine
-was too busy for that, and the same command goes on where it stopped.
+``planted_full.jsonl`` is what ``python tests/localize/sweep_planted.py planted_full.jsonl --on models,small
+--patience 4 --no-settings`` gave, with repros, on a machine that others used: so its seconds say little. A fault that
+was missed and is ``harmless`` changes no bit of the model's results and gradients.
 """
 
 from __future__ import annotations
@@ -282,7 +282,8 @@ def _calls(script: str) -> int | None:
 
 
 def _computes(line: ast.stmt) -> bool:
-    return any(isinstance(part, (ast.Call, ast.BinOp, ast.Compare, ast.UnaryOp)) for part in ast.walk(line))
+    computing = (ast.Call, ast.BinOp, ast.Compare, ast.UnaryOp, ast.Subscript)
+    return any(isinstance(part, computing) for part in ast.walk(line))
 
 
 def _row(result: dict[str, Any]) -> str:
