@@ -97,6 +97,7 @@ __all__ = [
     "core_aten_decompositions",
     "current_graph_task_id",
     "custom_op_module",
+    "decomposition",
     "default_partition",
     "default_settings",
     "deferred_asserts",
@@ -678,6 +679,16 @@ def is_composite(op: OpOverload) -> bool:
 def run_composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run a composite operator's own kernel, so that modes see the operators that it is made of."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def decomposition(op: OpOverload) -> Callable[..., Any]:
+    """What torch makes of an operator where it is decomposed.
+
+    Raises:
+        KeyError: It has no decomposition.
+    """
+    made: Callable[..., Any] = get_decompositions([op])[op]
+    return made
 
 
 def higher_order_kernel(op: HigherOrderOperator) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import is_wrapper_type, rewrapped
+from checked_backend._torch import disable_current_modes, is_wrapper_type, rewrapped
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices
 
@@ -57,7 +57,7 @@ def run_backward(
         CheckedBackendError: The gradients that enter could not be made. What autograd raises is the program's own.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), disable_current_modes():  # no part of the program: not to be perturbed, nor replayed
             entering = [_entering(root.detach(), index, objective) for index, root in enumerate(roots)]
             loss = sum(loss for _, loss in entering)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.adjudicate import Pair, adjudicate
 from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.controls import Controls
+from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.judgement import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.problems import is_out_of_memory, rng_state_differs
@@ -64,6 +66,12 @@ def compare_runs(
             if reference.backward_error is not None:
                 ledger.skip(Skip("gradients", f"eager has none: {_told(reference.backward_error)}"))
         structure, mine = _compare_structure(reference, candidate, ledger, trained=trained)
+        structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
+        for skip in flipped:
+            ledger.skip(skip)
+        if any(skip.matters for skip in flipped) and any(pair.name.startswith("grad[") for pair in mine):
+            mine = [pair for pair in mine if not pair.name.startswith("grad[")]
+            ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
         found += [(index, finding) for finding in _compare_random_state(reference, candidate)]
@@ -76,6 +84,10 @@ def compare_runs(
         number, _, subject = finding.subject.partition(":")
         found.append((int(number), replace(finding, subject=subject)))
     return sorted(found, key=lambda entry: entry[0])
+
+
+def _named_in(index: int, finding: Finding) -> str:
+    return in_step(index, finding.subject)
 
 
 def _plain(subject: str) -> str:

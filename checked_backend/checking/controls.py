@@ -84,10 +84,10 @@ class ProgramControls:
                 values[name] = eager + (moved - still)
         return values
 
-    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         """Eager in float64."""
         if seed is not None:
-            noise = MonteCarloMode(seed, correlated=True)
+            noise = MonteCarloMode(seed, magnitude, correlated=True)
             modes = self._replaying(noise, HighPrecisionMode(), held=held, in_float64=True)
             return self._values(self.program.run_all(modes=modes, wide=True))
         choices: list[ChoiceTape] = []
@@ -104,6 +104,10 @@ class ProgramControls:
     def draws(self) -> bool:
         """Whether eager draws random numbers."""
         return any(not tape.empty for tape in self._tapes)
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        """Operators whose draws depend on computed values."""
+        return tuple(op for tape in self._tapes for op in tape.by_values)
 
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held that the noise would have made otherwise."""

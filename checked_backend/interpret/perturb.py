@@ -17,6 +17,7 @@ from checked_backend.interpret.operators import (
     accumulation_length,
     argument,
 )
+from checked_backend.interpret.random import draws_by_values
 
 __all__ = ["MonteCarloMode", "PoisonMode"]
 
@@ -43,6 +44,8 @@ _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
     "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
 }  # fmt: skip
+# Of some operators only the first result is rounded; what backward takes besides is a mask.
+_FIRST_ONLY = frozenset({"multilabel_margin_loss_forward"})
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 # Integers as wide as these dtypes, and the lower half of their significand's bits.
@@ -207,7 +210,10 @@ class MonteCarloMode(OperatorMode):
             # The magnitude and the sign of a complex number are square roots and quotients.
             if operator.base not in ("abs", "sgn") or not isinstance(args[0], torch.Tensor) or not args[0].is_complex():
                 return result
-        elif kind is OperatorKind.RANDOM or not self._narrows(operator, args, result):
+        elif kind is OperatorKind.RANDOM:
+            if operator.base != "normal" or not draws_by_values(operator):  # the mean and so many standard deviations
+                return result
+        elif not self._narrows(operator, args, result):
             return result
         exact = self._exact(func, operator, args, kwargs, result)
         kept = None if exact is None else result[exact]
@@ -310,6 +316,7 @@ class MonteCarloMode(OperatorMode):
             for name in _UNMARKED_STATISTICS:
                 _tensors(argument(operator, args, kwargs, name), mutated)
         returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
+        returned = returned[:1] if operator.base in _FIRST_ONLY else returned
         done = False
         with DisableTorchDispatch():
             for target in mutated:

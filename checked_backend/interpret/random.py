@@ -13,11 +13,17 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.operators import Operator, argument
 
-__all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom"]
+__all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
 
 _DROPOUTS = ("native_dropout", "_fused_dropout")
 # 0 or 1 in the dtype of the probabilities: kept as bool.
 _BINARY = ("bernoulli",)
+# Of these the arguments are distributions' parameters, one for each element.
+_BY_VALUES = frozenset({"multinomial", "poisson", "binomial", "_sample_dirichlet", "_standard_gamma"})
+_BY_VALUES_OVERLOADS = frozenset(
+    {"aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.bernoulli_.Tensor", "aten.normal.Tensor_float",
+     "aten.normal.float_Tensor", "aten.normal.Tensor_Tensor"}
+)  # fmt: skip
 _Shape = tuple[object, ...]
 
 
@@ -35,6 +41,7 @@ class _Outcome:
         mutated: Copies of the arguments that it wrote to, after the call.
         results: Copies of the tensors that it returned, in order.
         hidden: Whether the outcome is inside a kernel (dropout in attention), so that it cannot be replayed.
+        by_values: Whether it depends on values that the program may have computed (probabilities), and their rounding.
     """
 
     op: str
@@ -42,6 +49,7 @@ class _Outcome:
     mutated: tuple[torch.Tensor, ...] = ()
     results: tuple[torch.Tensor, ...] = ()
     hidden: bool = False
+    by_values: bool = False
 
 
 class RandomTape:
@@ -56,12 +64,22 @@ class RandomTape:
         return not self._outcomes
 
     @property
+    def by_values(self) -> tuple[str, ...]:
+        """Names of the operators whose draws depend on floating-point values: rounding flips some."""
+        return tuple(outcome.op for outcome in self._outcomes if outcome.by_values)
+
+    @property
     def ops(self) -> tuple[str, ...]:
         """Names of the operators that drew, in order."""
         return tuple(outcome.op for outcome in self._outcomes)
 
     def __len__(self) -> int:
         return len(self._outcomes)
+
+
+def draws_by_values(operator: Operator) -> bool:
+    """Whether a random operator's parameters are values of tensors."""
+    return operator.base in _BY_VALUES or operator.name in _BY_VALUES_OVERLOADS
 
 
 def _draws(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -143,7 +161,13 @@ class RecordRandom(OperatorMode):
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach().to(torch.bool if binary else tensor.dtype, copy=True)
 
-        return _Outcome(operator.name, shape, tuple(map(keep, mutated)), tuple(map(keep, results)))
+        return _Outcome(
+            operator.name,
+            shape,
+            tuple(map(keep, mutated)),
+            tuple(map(keep, results)),
+            by_values=draws_by_values(operator),
+        )
 
 
 class ReplayRandom(OperatorMode):
@@ -241,19 +265,27 @@ class ReplayRandom(OperatorMode):
 
 
 def _translated(operator: Operator, args: Sequence[Any], outcome: _Outcome) -> _Outcome | None:
-    """A dropout mask, for an operator that draws the same mask under another name.
+    """An outcome, for an operator that draws the same under another name.
 
-    Eager's dropout on the CPU draws with ``bernoulli_``; AOT autograd makes ``native_dropout`` of it.
+    Eager's dropout on the CPU draws with ``bernoulli_``; AOT autograd makes ``native_dropout`` of it, and of operators
+    that write in place ones that return.
     """
     recorded = outcome.op.split(".")[1].rstrip("_")
     wanted = operator.base.rstrip("_")
-    if {recorded, wanted} != {"bernoulli", "native_dropout"} or not isinstance(args[0], torch.Tensor):
+    if not args or not isinstance(args[0], torch.Tensor):
         return None
-    masks = (*outcome.mutated, *outcome.results)
-    if len(masks) != 1 or masks[0].shape != args[0].shape:
+    if {recorded, wanted} == {"bernoulli", "native_dropout"}:
+        masks = (*outcome.mutated, *outcome.results)
+        if len(masks) != 1 or masks[0].shape != args[0].shape:
+            return None
+        into = operator.mutated and wanted == "bernoulli"
+        return _Outcome(operator.name, (), masks if into else (), () if into else masks)
+    values = outcome.mutated or outcome.results
+    if recorded != wanted.removesuffix("_functional") or outcome.hidden or len(values) != 1:
         return None
-    into = operator.mutated and wanted == "bernoulli"
-    return _Outcome(operator.name, (), masks if into else (), () if into else masks)
+    if bool(outcome.mutated) == bool(operator.mutated) or values[0].shape != args[0].shape:
+        return None
+    return _Outcome(operator.name, (), values if operator.mutated else (), () if operator.mutated else values)
 
 
 def _as_now(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor:

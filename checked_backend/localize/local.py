@@ -87,7 +87,7 @@ class _CallControls:
         with MonteCarloMode(seed, magnitude, correlated=magnitude > 1):
             return values_of(self.call.run(*args, **kwargs))
 
-    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         del held
         leaves, spec = pytree.tree_flatten((self.call.args, dict(self.call.kwargs)))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -97,11 +97,14 @@ class _CallControls:
         with HighPrecisionMode(default_dtype=False):
             if seed is None:
                 return values_of(self.call.run(*args, **kwargs))
-            with MonteCarloMode(seed, correlated=True):
+            with MonteCarloMode(seed, magnitude, correlated=True):
                 return values_of(self.call.run(*args, **kwargs))
 
     def draws(self) -> bool:
         return False
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        return ()
 
     def flips(self, *, in_float64: bool = False) -> bool:
         del in_float64

@@ -28,6 +28,7 @@ __all__ = [
     "CORRELATED_MAGNITUDE",
     "ENVELOPE_FACTOR",
     "EXACT_ROUNDOFFS",
+    "STRONG_FACTOR",
     "STRONG_MAGNITUDE",
     "Closeness",
     "Outside",
@@ -324,13 +325,17 @@ class TwinDifference:
     equal: bool = False
 
 
-def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelope: Envelope | None) -> TwinDifference:
+def twin_difference(
+    *, high_precision: torch.Tensor, twin: torch.Tensor, envelope: Envelope | None, further: Envelope | None = None
+) -> TwinDifference:
     """Does the candidate compiled in float64 compute something else than the reference in float64?
 
     Args:
         high_precision: The reference in float64.
         twin: The candidate compiled in float64.
         envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
+        further: The same from more runs, in which choices may flip. It counts where an element jumps; others have no
+            more noise for it.
     """
     distance = difference(high_precision, twin).to(torch.float64)
     if not distance.numel():
@@ -343,9 +348,16 @@ def twin_difference(*, high_precision: torch.Tensor, twin: torch.Tensor, envelop
     if envelope is not None:
         noise = envelope.values.to(torch.float64)
         allowed = allowed + TWIN_ENVELOPE_FACTOR * torch.maximum(noise, local_root_mean_square(noise, magnitude))
-        if envelope.unstable is not None:
-            distance = torch.where(envelope.unstable & distance.isinf(), 0.0, distance)
-            distance = torch.where(_as_rare_as_unstable(distance.isinf(), (envelope,)), 0.0, distance)
+    for runs in (envelope, further):
+        if runs is not None and runs.unstable is not None:
+            distance = torch.where(runs.unstable & distance.isinf(), 0.0, distance)
+            distance = torch.where(_as_rare_as_unstable(distance.isinf(), (runs,)), 0.0, distance)
+    if further is not None:
+        jumps = further.values > allowed
+        allowed = torch.where(jumps, STRONG_FACTOR * further.values.to(torch.float64), allowed)
+        outside = ~(distance <= allowed)
+        if _as_rare_as_jumps(outside, jumps, distance, further):
+            distance = torch.where(outside, 0.0, distance)
     differs = not bool((distance <= allowed).all())
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))
     finite = distance[distance.isfinite()]

@@ -7,8 +7,14 @@ from typing import Any
 
 import torch
 
-from checked_backend.numerics.judge import ENVELOPE_FACTOR, TWIN_ENVELOPE_FACTOR, TWIN_TOLERANCE, Outside
-from checked_backend.numerics.noise import Envelope, RememberedScale, root_mean_square
+from checked_backend.numerics.judge import (
+    ENVELOPE_FACTOR,
+    STRONG_FACTOR,
+    TWIN_ENVELOPE_FACTOR,
+    TWIN_TOLERANCE,
+    Outside,
+)
+from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square
 from checked_backend.record import Metrics, NoiseScale
 from checked_backend.regions.controls import Values
 from checked_backend.regions.rulings import Pair
@@ -20,6 +26,9 @@ VANISHING = 1e-6
 
 Gradients of a bias before a normalisation, or of a key's bias under softmax, are: 1e-9 of their noise in float32.
 """
+
+MOSTLY = 0.5
+"""A tensor counts as hidden from this part of its squares on."""
 
 VANISHED = 1e-3
 """And this part of what was computed instead."""
@@ -47,6 +56,7 @@ class Case:
         high_precision: Eager's float64 result.
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
+        float64_further: The same of further runs, made where the twin is outside of the first ones.
         logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
         evidence: What a finding will say.
@@ -61,6 +71,7 @@ class Case:
     high_precision: torch.Tensor | None = None
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
+    float64_further: Envelope | None = None
     logic_differs: bool | None = None
     twin_is_equal: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -123,13 +134,33 @@ class Case:
     def detection_power(self) -> float:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
-            envelope = None if self.twin_is_equal else self.float64_envelope
-            spread = 0.0 if envelope is None else envelope.rms
+            spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
         return max(least, ENVELOPE_FACTOR * self.relative_noise())
+
+    def _spread_in_float64(self) -> float:
+        return max(
+            (runs.rms for runs in (self.float64_envelope, self.float64_further) if runs is not None), default=0.0
+        )
+
+    def mostly_hidden(self) -> bool:
+        """Whether most of the tensor (of its squares) is in elements whose own noise is as large as they are."""
+        if self.logic_differs is False and self.high_precision is not None:
+            reference = self.high_precision
+            noises = (self.float64_envelope, TWIN_ENVELOPE_FACTOR), (self.float64_further, STRONG_FACTOR)
+        else:
+            reference = self.pair.reference
+            noises = (self.envelope, ENVELOPE_FACTOR), (None, 0.0)
+        size = difference(reference, torch.zeros_like(reference)).to(torch.float64).nan_to_num_(posinf=0.0)
+        hidden = torch.zeros(size.shape, dtype=torch.bool, device=size.device)
+        for runs, factor in noises:
+            if runs is not None:
+                hidden |= factor * runs.values >= size
+        weight = (size / (size.max() or 1.0)).square()
+        return bool((weight * hidden).sum() >= MOSTLY * weight.sum())
 
     def relative_noise(self) -> float:
         """The noise over the tensor's own size, root mean squares; what was found to be noise counts as such."""

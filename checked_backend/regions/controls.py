@@ -52,11 +52,14 @@ class Controls(Protocol):
         With ``held``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
         """
 
-    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
-        """The reference in float64; with a seed, perturbed at float64's roundoff; ``held`` as in `monte_carlo`."""
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+        """The reference in float64; with a seed, perturbed at its roundoffs; the rest as in `monte_carlo`."""
 
     def draws(self) -> bool:
         """Whether the reference draws random numbers."""
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        """Operators of the reference whose draws depend on computed values, so that rounding flips some."""
 
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
@@ -157,7 +160,7 @@ class RegionControls:
         self._take_note(hold, in_float64=False)
         return values
 
-    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         """The reference in float64."""
         tape, choices = self._recorded(), ChoiceTape()
         hold = HoldChoices(self._choices64) if held and self._choices64 is not None else None
@@ -167,7 +170,7 @@ class RegionControls:
         if hold is not None:
             modes.append(lambda: hold)
         if seed is not None:
-            modes.append(lambda: MonteCarloMode(seed, correlated=True))
+            modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=True))
         modes.append(lambda: HighPrecisionMode(default_dtype=self.variants.default_dtype))
         values = self._run(self.variants.reference, modes=modes, wide=True)
         if seed is None:
@@ -178,6 +181,10 @@ class RegionControls:
     def draws(self) -> bool:
         """Whether the reference draws random numbers."""
         return self._tape is not None and not self._tape.empty
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        """Operators of the reference whose draws depend on computed values."""
+        return () if self._tape is None else self._tape.by_values
 
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held that the noise would have made otherwise."""

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from checked_backend.numerics.judge import outside_noise, twin_difference
+from checked_backend.numerics.judge import STRONG_MAGNITUDE, outside_noise, twin_difference
 from checked_backend.regions.case import Case, extended
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, perturb
@@ -34,7 +34,9 @@ def run_high_precision(cases: Sequence[Case], runs: ControlRuns) -> bool:
     return True
 
 
-def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], *, held: bool = False) -> None:
+def spread_in_float64(
+    cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[int], *, held: bool = False, further: bool = False
+) -> None:
     """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
 
     Args:
@@ -42,14 +44,20 @@ def spread_in_float64(cases: Sequence[Case], runs: ControlRuns, seeds: Iterable[
         runs: Makes the runs.
         seeds: One for each run.
         held: Let no rounding flip a choice.
+        further: Look for what jumps: with larger roundings, whose envelope is kept apart.
     """
+    magnitude = STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
-        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, held=held))
+        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held))
         if values is None:
             return
         for case in cases:
             high, sample = case.high_precision, _in_range(case, case.sample(values))
-            if high is not None and sample is not None:
+            if high is None or sample is None:
+                continue
+            if further:
+                case.float64_further = extended(case.float64_further, high, sample)
+            else:
                 case.float64_envelope = extended(case.float64_envelope, high, sample)
 
 
@@ -75,9 +83,12 @@ def hold_against_twin(cases: Sequence[Case], runs: ControlRuns, notes: list[str]
     _compare(compared)
     accused = [case for case in compared if case.logic_differs]
     if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
-        first = 1 if runs.controls.flips(in_float64=True) else 1 + TWIN_RUNS
-        spread_in_float64(accused, runs, range(first, 1 + TWIN_RUNS + MORE_RUNS))
+        spread_in_float64(accused, runs, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS), further=True)
         _compare(accused)
+        jumping = [case for case in accused if case.logic_differs] if runs.controls.flips(in_float64=True) else []
+        if jumping:  # one choice that never flipped would be an accusation
+            spread_in_float64(jumping, runs, range(100, 100 + 2 * MORE_RUNS), further=True)
+            _compare(jumping)
         _give_choices([case for case in accused if not case.logic_differs], runs)
     accused = [case for case in accused if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in accused):
@@ -117,7 +128,12 @@ def _compare(cases: Iterable[Case]) -> None:
     for case in cases:
         if case.high_precision is None or case.twin is None:
             continue
-        found = twin_difference(high_precision=case.high_precision, twin=case.twin, envelope=case.float64_envelope)
+        found = twin_difference(
+            high_precision=case.high_precision,
+            twin=case.twin,
+            envelope=case.float64_envelope,
+            further=case.float64_further,
+        )
         case.logic_differs = found.differs
         case.twin_is_equal = found.equal
         case.evidence["float64 twin differs from float64 reference, relative"] = found.relative

@@ -53,9 +53,11 @@ class GivenRegion:
         return chosen
 
     def eager(self, choices: Sequence[torch.Tensor]) -> Region:
-        """The region in eager, with these choices."""
+        """The region in eager, with these choices; of its own dtype, so that it runs in that too."""
         gm = eager_graph(self._cut())
-        return lambda *inputs: gm.forward(*inputs, *choices)
+        dtypes = [node.meta["example_value"].dtype for node in _named(self._graph, self._names)]
+        own = [choice.to(dtype) for choice, dtype in zip(choices, dtypes, strict=True)]
+        return lambda *inputs: gm.forward(*inputs, *own)
 
     def twin(self, choices: Sequence[torch.Tensor], inputs64: Sequence[Any]) -> Region:
         """The region compiled in float64, with these choices.

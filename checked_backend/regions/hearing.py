@@ -234,16 +234,21 @@ class Hearing:
         if not self._controls.draws():
             return
         replayed = self._runs.run("candidate on recorded random numbers", self._controls.repeat_candidate)
+        by_values = self._controls.draws_by_values()
         for case in self._open():
-            if not _agrees(case, replayed):
+            if by_values and not case.same_bits and (replayed is None or _agrees(case, replayed)):
+                reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
+                self._not_judged(case, reason)
+            elif not _agrees(case, replayed):
                 continue
-            if _agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
-                self._rulings.skips.append(
-                    Skip(case.pair.subject, "another thread drew random numbers while the candidate ran", matters=True)
-                )
-                case.closed = True
+            elif _agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
+                self._not_judged(case, "another thread drew random numbers while the candidate ran")
             else:
                 self._close(case, _OTHER_RANDOM_NUMBERS)
+
+    def _not_judged(self, case: Case, reason: str) -> None:
+        self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
+        case.closed = True
 
     def _fused_rounding(self) -> None:
         """A fused kernel of half precision rounds less often than eager. What it does not explain remains."""
@@ -272,7 +277,7 @@ class Hearing:
 
     def _hides_everything(self, case: Case) -> bool:
         """Whether an error of 100 % would be lost in the noise, so that nothing was judged. Closes such a case."""
-        if case.detection_power() < 1 or case.vanishes:
+        if case.detection_power() < 1 or case.vanishes or not case.mostly_hidden():
             return False
         if not self._wants_twin(case) or "float64 twin" in self._runs.elsewhere:
             return False  # it was asked in an earlier call, or is by another check
@@ -284,9 +289,7 @@ class Hearing:
                 return False  # nobody could do better
         lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
         why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
-        reason = f"its noise would hide an error of 100 %, so it was not judged{why}"
-        self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
-        case.closed = True
+        self._not_judged(case, f"its noise would hide an error of 100 %, so it was not judged{why}")
         return True
 
     @staticmethod
@@ -315,8 +318,7 @@ class Hearing:
             return
         if case.envelope is None and not case.logic_differs and self._has_half_of_its_digits(case):
             reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
-            self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
-            case.closed = True
+            self._not_judged(case, reason)
             return
         if not case.same_bits:
             case.evidence["elements outside of the noise"] = case.outside.count

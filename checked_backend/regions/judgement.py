@@ -20,6 +20,7 @@ from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.controls import RegionControls, Variants
 from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
+from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.gradients import BackwardPass
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
@@ -110,9 +111,12 @@ class Judge:
             structure = [f for f in structure if f.subject not in changed or f.detail != "structure.requires_grad"]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
+        incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
+        structure, skips = excuse_flipped_shapes(structure, partial(self._controls, call, None))
+        for skip in skips:
+            self._response.skip(skip)
         aliasing = self._aliasing(call, reference, outputs, args, parts)
         aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
-        incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         rulings = self._values(call, parts, incomparable, pristine, None)
         self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})

@@ -28,6 +28,7 @@ __all__ = [
 
 _CASTS = {"float", "half", "bfloat16"}
 _BIT_CASTS = {"view", "view_dtype"}
+_FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -109,7 +110,9 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
             raise TwinError(f"{node.name} reinterprets the bits of a tensor")
         if node.target is torch.ops.aten.view.dtype:
             raise TwinError(f"{node.name} reinterprets the bits of a tensor")
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
+        if node.target in _FROM_NUMBERS and _wide_leaf(node.kwargs.get("dtype")) is torch.float64:
+            _widen_result(node)
+        elif node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
             device, dtype, _, *rest = node.args
             node.args = (device, dtype, False, *rest)
         else:
@@ -120,6 +123,13 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
             setattr(twin, name, float64_graph(child))
     twin.recompile()
     return twin
+
+
+def _widen_result(node: fx.Node) -> None:
+    """Numbers become elements of the dtype that the program says, as in eager, and are widened then."""
+    with node.graph.inserting_after(node):
+        wide = node.graph.call_method("double", (node,))
+    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
 def _wide_leaf(value: Any) -> Any:

@@ -89,13 +89,16 @@ class Scripted:
     def draws(self) -> bool:
         return self.replayed is not None
 
+    def draws_by_values(self) -> tuple[str, ...]:
+        return ()
+
     def flips(self, *, in_float64: bool = False) -> bool:
         return False
 
     def given_choices(self) -> None:
         return None
 
-    def high_precision(self, seed: int | None, *, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         if seed is None:
             return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
         return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))

@@ -9,11 +9,13 @@ from typing import Any
 import faults
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from region_tools import agreed, checked, found, gathered
 from torch import fx, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
+from checked_backend._torch import aot_autograd, get_decompositions
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import candidate
 from checked_backend.regions.controls import RegionControls
@@ -513,7 +515,11 @@ def test_gradients_behind_a_choice_that_flips_are_judged() -> None:
 def test_another_choice_at_an_edge_is_no_bug() -> None:
     x, table, w = bucket_inputs()
     inputs = x, table * 0.02, w
-    otherwise = faults.wrong_operator("aten.div.Tensor", lambda quotient: quotient * (1 - 1e-7), how="aot")
+
+    def rounding_down(quotient: torch.Tensor) -> torch.Tensor:
+        return quotient * (1 - torch.finfo(quotient.dtype).eps)
+
+    otherwise = faults.wrong_operator("aten.div.Tensor", rounding_down, how="aot")
     compiled = torch.compile(buckets, backend=otherwise)
     assert (compiled(*inputs) / buckets(*inputs) - 1).abs().max() > 0.005
     assert agreed(gathered(lambda: checked(buckets, otherwise)(*inputs)))
@@ -607,3 +613,78 @@ def test_nan_that_flips_may_flip_elsewhere() -> None:
     assert agreed(gathered(lambda: checked(program, backwards)(rows)))
     off = faults.spoiled_output(lambda angle: torch.where(torch.arange(4000) % 3 == 0, torch.nan, angle))
     assert found(gathered(lambda: checked(lambda x: program(x * 0.9), off)(rows)))
+
+
+def in_float32(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that keeps what is between inputs and results in float32."""
+
+    def run(*args: torch.Tensor) -> list[torch.Tensor]:
+        wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
+        results = gm.forward(*wide)
+        return [result.to(args[0].dtype) if result.is_floating_point() else result for result in results]
+
+    return run
+
+
+def test_a_shape_that_rounding_changes_is_not_judged() -> None:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x) * 1.3 > 0.4).nonzero()
+
+    x = torch.randn(60, 80, dtype=torch.bfloat16)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        report = gathered(lambda: checked(kept, in_float32)(x))
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
+        assert "its shape depends on values that rounding changes" in str(report)
+        few = faults.spoiled_output(lambda places: places[1:])
+        assert found(gathered(lambda: checked(kept, few)(torch.arange(9.0) - 3))) == {("structure.shape", "output[0]")}
+    report = cb.check(lambda x: x[torch.tanh(x) * 1.3 > 0.4], (x.requires_grad_(),), compiler=in_float32)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "multinomial", "normal"])
+def test_draws_by_computed_values_accuse_nobody(name: str) -> None:
+    program = {
+        "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x * 1.1)),
+        "multinomial": lambda x: torch.multinomial(torch.softmax(x * 1.1, -1), 4),
+        "normal": lambda x: torch.normal(torch.tanh(x * 1.1), torch.sigmoid(x)),
+    }[name]
+    x = torch.randn(200, 50, dtype=torch.bfloat16)
+    assert not found(gathered(lambda: checked(program, in_float32)(x)))
+    assert agreed(gathered(lambda: checked(program, faults.clean())(x.float())))
+
+
+def test_an_element_that_jumps_hides_no_others() -> None:
+    """One comparison in the backward pass is a tie; gradients of other elements are as exact as ever."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.1 - x[0] * 1.1).clamp(min=0)
+
+    x = torch.randn(400, dtype=torch.bfloat16, requires_grad=True)
+    leaking = faults.spoiled_gradient("x", lambda grad: grad + (grad == 0) * 0.1, "aot")
+    report = gathered(lambda: checked(program, leaking)(x).square().sum().backward())
+    assert found(report) == {("logic", "grad[x]")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_have_the_dtype_that_the_program_says(dtype: torch.dtype) -> None:
+    """A constant of half precision is rounded, in eager in float64 and in the float64 twin."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * torch.tensor([0.2, 0.7, 0.1], dtype=x.dtype)
+
+    rounding = faults.spoiled_output(rounding_otherwise, how="aot")
+    assert agreed(gathered(lambda: checked(program, rounding)(torch.randn(20, 3, dtype=dtype))))
+
+
+def test_a_kernel_with_coarse_constants_is_not_the_reference() -> None:
+    """Eager's gradient of hardsigmoid has a sixth of float32 in float64, too."""
+
+    def decomposed(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        table = get_decompositions([torch.ops.aten.hardsigmoid_backward])
+        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), decompositions=table)(
+            gm, given
+        )
+
+    x = torch.randn(50, dtype=torch.bfloat16, requires_grad=True)
+    model = checked(lambda x: torch.nn.functional.hardsigmoid(x * 2), decomposed)
+    assert agreed(gathered(lambda: model(x).square().sum().backward()))
