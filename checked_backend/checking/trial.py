@@ -87,7 +87,7 @@ def run_trial(
         made = replace(program, calls=pair.calls)
         controls = partial(ProgramControls, made, numpy=tracing.numpy)
         trained = program.optimizer is not None
-        found = compare_runs(pair.references, pair.candidates, controls, ledger, trained=trained)
+        found = compare_runs(pair.references, pair.candidates, controls, ledger, again=made.run_all, trained=trained)
     return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, found, pair.in_regions)
 
 

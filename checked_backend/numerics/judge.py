@@ -344,6 +344,7 @@ def twin_difference(
     scale = root_mean_square(high_precision)
     magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
     allowed = TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
+    allowed = allowed + torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
     allowed = allowed + 2.0**-LEFT_OVER * local_root_mean_square(magnitude, magnitude, CANCELLED)
     if envelope is not None:
         noise = envelope.values.to(torch.float64)

@@ -190,7 +190,7 @@ class Judge:
             return []
         (first, other), *again = left
         if not (steady and all(first.same_as(one) and other.same_as(two) for one, two in again)):
-            self._response.skip(Skip("rng state", "it changes by itself: another thread draws random numbers"))
+            self._response.skip(Skip("rng state", "it changes by itself: torch.seed, or another thread, is at work"))
             return []
         return [rng_state_differs()]
 

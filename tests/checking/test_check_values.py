@@ -229,3 +229,13 @@ def test_a_generator_function_is_skipped_by_dynamo_and_said_so() -> None:
     report = cb.check(_yields, (batch(),), compiler="eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "Dynamo compiled no region of it: it skips this code" in skips(report)
+
+
+def test_a_random_state_that_eager_leaves_anew_each_time_accuses_nobody():
+    def reseeded(x: torch.Tensor) -> torch.Tensor:
+        torch.seed()
+        return x.sin()
+
+    report = cb.check(reseeded, (torch.randn(5),), compiler="eager")
+    assert not found(report)
+    assert any("torch.seed" in skip.reason for skip in report.coverage.skipped)
