@@ -21,6 +21,7 @@ __all__ = ["UnsupportedTensorError", "measure"]
 _BLOCK_BYTES = 1 << 19  # of one buffer; two buffers and a block of each tensor then share a processor's cache
 _DEVICE_BLOCK_BYTES = 1 << 24  # where starting a kernel costs more than cache misses do
 _FUSED_BLOCK = 1 << 20  # elements read by one call of the compiled loop, which needs no buffers
+_FUSED_PART = 1 << 15  # elements; the part of such a block that is read another way where the loop does not do
 _LARGE = 1 << 20  # elements; from here on the compiled loop is worth the time that compiling it takes
 _SMALL = 4096  # elements; below it the cost is that of calls and buffers, and float64 needs one set of these, not two
 
@@ -114,8 +115,11 @@ class _Measurement:
         else:
             self.block_size = max(self.block_size, min(FUSED_ROW, self.total))  # rows are read again
             for block in layout.blocks(_FUSED_BLOCK):
-                if not self._add_fused(block, loop):
-                    self._add_all(block.blocks(self.block_size))
+                if self._add_fused(block, loop):
+                    continue
+                for part in block.blocks(_FUSED_PART):  # what float32 does not do for is mostly in one place
+                    if not self._add_fused(part, loop):
+                        self._add_all(part.blocks(self.block_size))
         if self.mismatched == 0:
             return self._metrics(None)
         position = self._refine()

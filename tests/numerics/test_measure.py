@@ -508,3 +508,16 @@ def test_cuda_agrees_with_the_cpu(dtype):
     assert on_device.max_abs_diff == on_cpu.max_abs_diff
     assert on_device.max_ulp == on_cpu.max_ulp
     assert on_device.rmse == pytest.approx(on_cpu.rmse, rel=3e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, 3e38])
+def test_large_tensors_with_a_place_that_float32_does_not_do_for(value):
+    reference = torch.randn((1 << 20) + 5000, generator=torch.Generator().manual_seed(0))
+    candidate = reference + 1e-6
+    reference[700_001] = value
+    candidate[700_003] = -1.0
+    whole = measure(reference=reference, candidate=candidate)
+    parts = measure(reference=reference, candidate=candidate, _block_size=5000)
+    for name in ("mismatched", "nonfinite_mismatched", "max_abs_diff", "max_rel_diff", "max_ulp", "index"):
+        assert getattr(whole, name) == getattr(parts, name), name
+    assert whole.rmse == pytest.approx(parts.rmse, rel=3e-6)
