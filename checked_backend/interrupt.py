@@ -20,7 +20,7 @@ class Interruption:
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
         """Listen for SIGINT in a block, in the main thread; elsewhere it never arrives."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _can_listen(signal.SIGINT):
             yield
             return
 
@@ -48,10 +48,16 @@ class Interruption:
         self._pressed = False
 
 
+def _can_listen(number: signal.Signals) -> bool:
+    """Only the main thread may; and a handler that is not Python's could not be put back."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(number) is not None
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Let SIGTERM be what Ctrl-C is for a block, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+    if not _can_listen(signal.SIGTERM):
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -43,3 +43,10 @@ def test_sigterm_is_ctrl_c_for_a_block() -> None:
     with pytest.raises(KeyboardInterrupt), terminable():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_that_python_could_not_put_back_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _number: None)
+    monkeypatch.setattr(signal, "signal", lambda *_given: pytest.fail("a handler was replaced"))
+    with terminable(), Interruption().awaited():
+        pass

@@ -236,7 +236,8 @@ class Hearing:
         replayed = self._runs.run("candidate on recorded random numbers", self._controls.repeat_candidate)
         by_values = self._controls.draws_by_values()
         for case in self._open():
-            if by_values and not case.same_bits and (replayed is None or _agrees(case, replayed)):
+            flips = bool(by_values) and not case.same_bits and not case.logic_differs
+            if flips and (replayed is None or _agrees(case, replayed)):
                 reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
                 self._not_judged(case, reason)
             elif not _agrees(case, replayed):

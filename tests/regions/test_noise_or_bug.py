@@ -688,3 +688,13 @@ def test_a_kernel_with_coarse_constants_is_not_the_reference() -> None:
     x = torch.randn(50, dtype=torch.bfloat16, requires_grad=True)
     model = checked(lambda x: torch.nn.functional.hardsigmoid(x * 2), decomposed)
     assert agreed(gathered(lambda: model(x).square().sum().backward()))
+
+
+def test_draws_by_computed_values_hide_no_wrong_logic_elsewhere() -> None:
+    """What the float64 twin shows to be wrong is no draw that flipped."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x) * 1.1, torch.bernoulli(torch.sigmoid(x))
+
+    off = faults.spoiled_output(lambda result: result * 1.01)
+    assert found(gathered(lambda: checked(program, off)(torch.randn(40, 50)))) == {("logic", "output[0]")}
