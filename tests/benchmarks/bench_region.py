@@ -3,7 +3,8 @@
     python tests/benchmarks/bench_region.py [--threads N] [--steps N]
 
 Prints ratios taken in one run: the variants of a model take turns, and the fastest step of each counts. Peak memory
-is that of one warm step above what the process held before it, each variant in a process of its own.
+is that of one warm step above what the process held before it, each variant in a process of its own. Calls 1, 2, 4,
+8, ... of a region are judged anew, with a run in float64, and need more: theirs is in a column of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ from checked_backend import numcheck
 Step = Callable[[], None]
 
 VARIANTS = ("eager", "compiled", "checked")
+
+STEADY = 5
+"""A step in which a checked region is held against the noise that it knows."""
+
+ANEW = 4
+"""A step in which a checked region is judged anew."""
 
 
 class ResidualNet(nn.Module):
@@ -135,10 +142,10 @@ def resident(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def peak_of_one_step(variant: str, name: str) -> int:
-    """Peak memory of a warm step above what was held before it, in bytes."""
+def peak_of_one_step(variant: str, name: str, number: int) -> int:
+    """Peak memory of a warm step, counted from 1, above what was held before it, in bytes."""
     step = train_step(variant, name)
-    for _ in range(3):
+    for _ in range(number - 1):
         step()
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
@@ -147,14 +154,14 @@ def peak_of_one_step(variant: str, name: str) -> int:
 
 
 def peaks(name: str, threads: int) -> dict[str, int]:
-    """`peak_of_one_step` of each variant, in processes of their own."""
+    """`peak_of_one_step` of each variant, and of a step judged ``anew``, in processes of their own."""
     found = {}
-    for variant in VARIANTS:
-        command = [sys.executable, __file__, "--threads", str(threads), "--peak-of", variant, name]
+    for label, variant, number in (*((variant, variant, STEADY) for variant in VARIANTS), ("anew", "checked", ANEW)):
+        command = [sys.executable, __file__, "--threads", str(threads), "--peak-of", variant, name, str(number)]
         # large blocks go back to the system as soon as they are freed, so that the peak is that of live tensors
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-        found[variant] = int(json.loads(done.stdout.splitlines()[-1]))
+        found[label] = int(json.loads(done.stdout.splitlines()[-1]))
     return found
 
 
@@ -188,11 +195,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--peak-of", nargs=2, metavar=("VARIANT", "MODEL"), help=argparse.SUPPRESS)
+    parser.add_argument("--peak-of", nargs=3, metavar=("VARIANT", "MODEL", "STEP"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.peak_of:
-        print(json.dumps(peak_of_one_step(*chosen.peak_of)))
+        variant, name, number = chosen.peak_of
+        print(json.dumps(peak_of_one_step(variant, name, int(number))))
         return
     table = Table(title=f"a checked training step, {chosen.threads} thread(s)")
     for column in (
@@ -205,6 +213,7 @@ def main() -> None:
         "compiled MB",
         "checked MB",
         "memory ratio",
+        "judged anew MB",
     ):
         table.add_column(column, justify="right")
     for name in ("bert", "resnet"):
@@ -216,6 +225,7 @@ def main() -> None:
             f"{times['checked'] / (times['eager'] + times['compiled']):.3f}",
             *(f"{memory[variant] / 2**20:.0f}" for variant in VARIANTS),
             f"{memory['checked'] / (memory['eager'] + memory['compiled']):.3f}",
+            f"{memory['anew'] / 2**20:.0f}",
         )
     bare, passed_by = unchecked_overhead()
     console = Console(width=160)
