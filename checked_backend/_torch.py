@@ -122,6 +122,7 @@ __all__ = [
     "forward_from_source",
     "get_decompositions",
     "graph_task_keeps_graph",
+    "grouped_mm_functions",
     "higher_order_kernel",
     "inductor_compile_graph",
     "inductor_decompositions",
@@ -689,6 +690,12 @@ def decomposition(op: OpOverload) -> Callable[..., Any]:
     """
     made: Callable[..., Any] = get_decompositions([op])[op]
     return made
+
+
+def grouped_mm_functions() -> tuple[Callable[..., Any], ...]:
+    """The ways in which a graph can ask for a grouped matrix product."""
+    op = torch.ops.aten._grouped_mm
+    return torch._grouped_mm, torch.nn.functional.grouped_mm, op, op.default
 
 
 def higher_order_kernel(op: HigherOrderOperator) -> Callable[..., Any] | None:

@@ -178,7 +178,7 @@ class _Plan:
         if self.program.gradients and not (first.error or first.backward_error or first.gradients):
             trial.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
         trial.own.add_findings(findings)
-        return trial.own.findings(), (trial.regions, trial.own.coverage())
+        return trial.own.findings(), _told_once(trial.regions, trial.own.coverage())
 
     def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
         """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""
@@ -209,6 +209,26 @@ class _Plan:
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})
         return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
+
+
+def _told_once(regions: Coverage, program: Coverage) -> tuple[Coverage, Coverage]:
+    """Both coverages of a trial, with the better detection power of what both judged.
+
+    In a program of one region its gradients are the program's, and so is its output if there is one only. More of them
+    may have another order.
+    """
+    if len(regions.regions) != 1:
+        return regions, program
+    powers = dict(regions.detection_power), dict(program.detection_power)
+    ordered = any(len(_outputs(names)) > 1 for names in powers)
+    for name in powers[0].keys() & powers[1].keys():
+        if name.startswith("grad[") or (name in _outputs(powers[0]) and not ordered):
+            powers[0][name] = powers[1][name] = min(powers[0][name], powers[1][name])
+    return replace(regions, detection_power=powers[0]), replace(program, detection_power=powers[1])
+
+
+def _outputs(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith("output")}
 
 
 def _joined(coverages: Sequence[Coverage]) -> Coverage:

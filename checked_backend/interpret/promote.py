@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition
 from checked_backend.interpret.dispatch import OperatorMode
+from checked_backend.interpret.grouped import grouped_mm
 from checked_backend.interpret.operators import Operator, argument
 from checked_backend.interpret.shadow import PromotionError, Shadows, promote, promote_tensors, promoted_dtype
 
@@ -28,6 +30,8 @@ _NO_KERNEL = re.compile(
 )
 # Kernels whose constants are float32 in float64 too (1/6): their own decompositions are better.
 _COARSE = ("aten.hardsigmoid_backward.default",)
+# Operators without a float64 kernel, and what they mean.
+_MEANINGS = {"aten._grouped_mm.default": grouped_mm}
 _HALF_TO_FLOAT = ("_softmax", "_log_softmax")
 
 
@@ -94,12 +98,18 @@ class HighPrecisionMode(OperatorMode):
         if operator.base in _HALF_TO_FLOAT and len(args) > 2 and args[2] and args[0].dtype == torch.float64:
             args = (*args[:2], False, *args[3:])
         try:
-            result = (decomposition(func) if operator.name in _COARSE else func)(*args, **kwargs)
+            result = self._kernel(func, operator)(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if _NO_KERNEL.search(str(error)):
                 raise PromotionError(f"{operator.name} cannot run in float64: {error}") from error
             raise
         return self._check(result, operator)
+
+    @staticmethod
+    def _kernel(func: OpOverload, operator: Operator) -> Callable[..., Any]:
+        if operator.name in _COARSE:
+            return decomposition(func)
+        return _MEANINGS.get(operator.name, func)
 
     @staticmethod
     def _refuse(func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

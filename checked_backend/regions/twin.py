@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
+from checked_backend.interpret.grouped import grouped_mm
 from checked_backend.regions.candidate import Compiler, copy_graph
 from checked_backend.regions.recompile import compile_again
 
@@ -99,9 +101,12 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """
     twin = copy_graph(gm)
     _promote_constants(twin)
+    without_kernel = grouped_mm_functions()
     for node in twin.graph.nodes:
         if node.op == "call_method" and node.target in _CASTS:
             node.target = "double"
+        if node.target in without_kernel:
+            node.target = grouped_mm
         if (
             node.op == "call_method"
             and node.target in _BIT_CASTS

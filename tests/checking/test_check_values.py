@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from check_tools import agreed, batch, found, only, skips
+from check_tools import agreed, batch, found, only, rounding_otherwise, skips
 from torch import fx, nn
 
 import checked_backend as cb
@@ -239,3 +239,12 @@ def test_a_random_state_that_eager_leaves_anew_each_time_accuses_nobody():
     report = cb.check(reseeded, (torch.randn(5),), compiler="eager")
     assert not found(report)
     assert any("torch.seed" in skip.reason for skip in report.coverage.skipped)
+
+
+def test_what_region_and_program_judge_has_the_better_detection_power() -> None:
+    """The whole program's own comparison has no float64 twin; its region's has, and would have caught more."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).to(torch.bfloat16)
+    report = agreed(cb.check(model, (batch().bfloat16(),), compiler=rounding_otherwise))
+    powers = report.coverage.detection_power
+    assert len([name for name in powers if name.startswith("grad[")]) == 4
+    assert max(powers.values()) < 1e-6

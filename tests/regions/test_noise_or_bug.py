@@ -9,6 +9,7 @@ from typing import Any
 import faults
 import pytest
 import torch
+import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from region_tools import agreed, checked, found, gathered
 from torch import fx, nn
@@ -698,3 +699,23 @@ def test_draws_by_computed_values_hide_no_wrong_logic_elsewhere() -> None:
 
     off = faults.spoiled_output(lambda result: result * 1.01)
     assert found(gathered(lambda: checked(program, off)(torch.randn(40, 50)))) == {("logic", "output[0]")}
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_grouped_products_have_a_float64_twin(off: bool) -> None:
+    """Torch has no kernel of a grouped matrix product in float64; mixtures of experts are judged there all the same."""
+
+    def experts(x: torch.Tensor, weights: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        gates, chosen = torch.softmax(x @ router, -1).max(-1)
+        order = chosen.argsort()
+        ends = F.one_hot(chosen, 4).sum(0).cumsum(0).to(torch.int32)
+        made = F.silu(F.grouped_mm(x[order], weights, offs=ends))
+        return (made * gates[order][:, None])[order.argsort()]
+
+    shapes = (32, 16), (4, 16, 16), (16, 4)
+    inputs = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    compiler = faults.scaled_gradient("weights", factor=1.001) if off else faults.spoiled_output(rounding_otherwise)
+    report = gathered(lambda: checked(experts, compiler)(*inputs).square().sum().backward())
+    assert found(report) == ({("logic", "grad[weights]")} if off else set())
+    assert not report.coverage.skipped
+    assert report.coverage.detection_power["output[0]"] < 1e-6
