@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from checked_backend._torch import inner_exception
 from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
 from checked_backend.record import Finding, Kind, Skip
@@ -19,7 +18,7 @@ from checked_backend.regions.controls import Controls
 from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.judgement import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.ledger import Ledger
-from checked_backend.regions.problems import is_out_of_memory, rng_state_differs
+from checked_backend.regions.problems import is_out_of_memory, rng_state_differs, same_exception, same_message
 
 __all__ = ["compare_runs", "in_step"]
 
@@ -203,10 +202,10 @@ def _compare_errors(
     reference: Exception | None, candidate: Exception | None, ledger: Ledger, *, during: str = "running"
 ) -> Iterator[Finding]:
     if reference is not None and candidate is not None:
-        if _is_the_same(reference, candidate):
+        if same_exception(reference, candidate):
             ledger.note(f"eager and the compiled program both raise{_where(during)}: {_told(reference)}")
             return
-        if _first_line(reference) and _first_line(reference) in str(candidate):
+        if same_message(reference, candidate):
             ledger.note(
                 f"both raise the same message, eager as {type(reference).__name__}, the compiled program as "
                 f"{type(candidate).__name__}: Dynamo raises its own types"
@@ -236,11 +235,6 @@ def _compare_errors(
 
 def _where(during: str) -> str:
     return "" if during == "running" else " in the backward pass"
-
-
-def _is_the_same(reference: Exception, candidate: Exception) -> bool:
-    causes = (candidate, candidate.__cause__, inner_exception(candidate))
-    return any(isinstance(cause, type(reference)) for cause in causes)
 
 
 def _crash_detail(error: Exception | None, during: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload, is_alias_of
+from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition, is_alias_of
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.noise import NoiseSource, unit_roundoff
 from checked_backend.interpret.operators import (
@@ -44,6 +44,16 @@ _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
     "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
 }  # fmt: skip
+# What is left of these where it is small is the rounding of something inside that is not: ``exp(x) - 1`` where `exp(x)`
+# is nearly 1, ``1 + erf(x)`` in a tail. They are run as the operators that they are made of, each with its own noise.
+_MADE_OF_OTHERS = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "gelu", "gelu_backward",
+        "silu_backward", "mish_backward", "tanh_backward", "logsumexp", "logaddexp", "binary_cross_entropy",
+        "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
+    )
+)  # fmt: skip
 # Of some operators only the first result is rounded; what backward takes besides is a mask.
 _FIRST_ONLY = frozenset({"multilabel_margin_loss_forward"})
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -196,6 +206,8 @@ class MonteCarloMode(OperatorMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator and perturb it, as its kind demands."""
         kind = operator.kind
+        if operator.name in _MADE_OF_OTHERS:
+            return self._inside(func, operator, args, kwargs)
         if kind is OperatorKind.ACCUMULATING:
             return self._accumulating(func, operator, args, kwargs)
         if kind is OperatorKind.UNINITIALISED:
@@ -251,6 +263,15 @@ class MonteCarloMode(OperatorMode):
         if source_dtype == result_dtype or not source_dtype.is_floating_point or not result_dtype.is_floating_point:
             return False
         return torch.finfo(result_dtype).eps > torch.finfo(source_dtype).eps
+
+    def _inside(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Perturb every operator that one is made of."""
+        with self:
+            result = decomposition(func)(*args, **kwargs)
+        if operator.base in _RANGES:
+            with DisableTorchDispatch():
+                result.detach().clamp_(*_RANGES[operator.base])
+        return result
 
     def _combining(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Perturb the terms of a sum of products too: kernels round them at float32 or more."""

@@ -14,6 +14,7 @@ from checked_backend.regions.candidate import (
     compile_candidate,
     copy_graph,
     eager_graph,
+    own_random_compiler,
     resolve_compiler,
     unfused_compiler,
 )
@@ -79,6 +80,7 @@ def build_region(
         candidate = NotCompiled(error)
 
     unfused = unfused_compiler(options, mode)
+    own_random = own_random_compiler(options, pristine, mode)
 
     def investigate(call: Call, cotangents: Cotangents | None, findings: Sequence[Finding]) -> Sequence[Finding]:
         failure = Failure(
@@ -89,6 +91,9 @@ def build_region(
     def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_again(unfused or compiler, copy_graph(pristine), traced, inputs)
 
+    def compile_own_random(inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_again(own_random or compiler, copy_graph(pristine), traced, inputs)
+
     # reference: calling the module would print a traceback when the user's program raises
     variants = Variants(
         reference=eager_graph(pristine).forward,
@@ -96,6 +101,7 @@ def build_region(
         make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
         given=GivenRegion(compiler, pristine, traced),
         make_unfused=None if unfused is None else CompiledOnce(compile_unfused),
+        make_own_random=None if own_random is None else CompiledOnce(compile_own_random),
         default_dtype=needs_default_dtype(pristine),
         low_precision=computes_in_low_precision(pristine),
     )

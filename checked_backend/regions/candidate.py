@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from checked_backend._torch import (
     InvalidBackend,
+    OpOverloadPacket,
     dynamo_disable,
+    find_op_packet,
     inductor_mode_options,
     inductor_setting_names,
     list_backends,
@@ -28,6 +30,7 @@ __all__ = [
     "copy_graph",
     "eager_graph",
     "inductor_patches",
+    "own_random_compiler",
     "resolve_compiler",
     "unfused_compiler",
 ]
@@ -97,6 +100,39 @@ def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
         return None
     patches = {**options.compiler_options, "emulate_precision_casts": True}
     return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
+
+
+def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | None = None) -> Compiler | None:
+    """The candidate compiler with random operators of its own, as the user's program has them without a check.
+
+    Args:
+        options: The options of ``numcheck``.
+        gm: The region's Dynamo graph.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+
+    Returns:
+        None for all but Inductor, and for a graph that draws nothing: there it is the candidate compiler.
+    """
+    if options.compiler != "inductor" or "fallback_random" in options.compiler_options or not _draws(gm):
+        return None
+    patches = {**options.compiler_options, "fallback_random": False}
+    return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
+
+
+def _draws(gm: fx.GraphModule) -> bool:
+    """Whether an operator of the name of some node's function draws random numbers."""
+    names = {
+        (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
+        for node in gm.graph.nodes
+        if node.op in ("call_function", "call_method")
+    }
+    for name in names:
+        packet = find_op_packet("aten", name)
+        if isinstance(packet, OpOverloadPacket) and any(
+            torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags for overload in packet.overloads()
+        ):
+            return True
+    return False
 
 
 def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -84,6 +84,7 @@ class Variants:
         make_twin: Compiles the float64 twin for float64 inputs.
         given: The region that is given its choices.
         make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
+        make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
     """
@@ -93,6 +94,7 @@ class Variants:
     make_twin: Callable[[Sequence[Any]], Region]
     given: GivenRegion | None = None
     make_unfused: Callable[[Sequence[Any]], Region] | None = None
+    make_own_random: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
 
@@ -136,6 +138,19 @@ class RegionControls:
     def candidate_alone(self) -> Values:
         """The candidate again, from the random state before the call."""
         return self._run(self.variants.candidate, modes=())
+
+    def returns_with_own_random(self) -> bool:
+        """Whether the candidate, compiled with its own random operators, returns instead of raising."""
+        if self.variants.make_own_random is None:
+            return False
+        arguments, leaves = self.inputs.fresh()
+        bare, _ = self.inputs.fresh()
+        with self._undisturbed(), self.ambient.entered():
+            try:
+                execute(self.variants.make_own_random(bare), arguments, leaves)
+            except Exception:  # as the candidate itself did
+                return False
+        return True
 
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""

@@ -24,7 +24,13 @@ from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.gradients import BackwardPass
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.problems import rng_state_differs
+from checked_backend.regions.problems import (
+    exception_differs,
+    exception_missing,
+    rng_state_differs,
+    same_exception,
+    same_message,
+)
 from checked_backend.regions.response import Response
 
 __all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "Judge", "settle_none"]
@@ -161,6 +167,18 @@ class Judge:
         except Exception as error:
             self._response.note(f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0])
             return None
+
+    def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
+        """Judge that both raise.
+
+        Returns:
+            The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
+        """
+        if self._controls(call, None).returns_with_own_random():
+            return exception_missing(reference, own_random=True), True
+        if same_exception(reference, candidate) or same_message(reference, candidate):
+            return None, False
+        return exception_differs(reference, candidate), False
 
     def random_state(self, call: Call) -> list[Finding]:
         """Judge that reference and candidate left torch's random state differently.

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch import inner_exception
 from checked_backend.record import Finding, Kind
 
 __all__ = [
     "candidate_crashed",
+    "exception_differs",
     "exception_missing",
-    "exception_type_differs",
     "is_out_of_memory",
     "rng_state_differs",
+    "same_exception",
+    "same_message",
     "unexpected_mutation",
     "wrong_outputs",
 ]
@@ -39,24 +42,45 @@ def candidate_crashed(error: BaseException, *, during: str) -> Finding:
     )
 
 
-def exception_missing(error: BaseException) -> Finding:
-    """Only eager raises."""
+def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:
+    """Only eager raises, or the candidate too, but not with its own random operators."""
+    how = ", where it draws its own random numbers" if own_random else ""
     return Finding(
         kind=Kind.EXCEPTION,
         detail="exception.missing",
         subject="candidate",
-        message=f"eager raises, the compiled program returns: {type(error).__name__}: {error}",
+        message=f"eager raises, the compiled program returns{how}: {type(error).__name__}: {error}",
         expected=type(error).__name__,
         actual="no exception",
     )
 
 
-def exception_type_differs(reference: BaseException, candidate: BaseException) -> str:
-    """A remark: both raise, and the user gets eager's exception."""
-    return (
-        f"both raise, but not the same: eager {type(reference).__name__}, the candidate {type(candidate).__name__}; "
-        "eager's was raised"
+def exception_differs(reference: BaseException, candidate: BaseException) -> Finding:
+    """Both raise, and what is written to catch the one does not catch the other."""
+    return Finding(
+        kind=Kind.EXCEPTION,
+        detail="exception.type",
+        subject="candidate",
+        message="both raise, but not the same; eager's was raised",
+        expected=_told(reference),
+        actual=_told(candidate),
     )
+
+
+def same_exception(reference: BaseException, candidate: BaseException) -> bool:
+    """Whether the candidate's exception, or what it was made of, is of the type of eager's."""
+    causes = (candidate, candidate.__cause__, inner_exception(candidate))
+    return any(isinstance(cause, type(reference)) for cause in causes)
+
+
+def same_message(reference: BaseException, candidate: BaseException) -> bool:
+    """Whether the candidate says what eager says: Dynamo raises its own types with the words of others."""
+    said = str(reference).strip().partition("\n")[0]
+    return bool(said) and said in str(candidate)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 
 def wrong_outputs(expected: int, returned: Any) -> Finding:

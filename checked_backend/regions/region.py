@@ -25,7 +25,6 @@ from checked_backend.regions.judgement import Call, Judge
 from checked_backend.regions.problems import (
     candidate_crashed,
     exception_missing,
-    exception_type_differs,
     unexpected_mutation,
     wrong_outputs,
 )
@@ -226,8 +225,9 @@ class CheckedRegion:
         self, args: Sequence[Any], call: Call, error: Exception, reference: Execution | Exception
     ) -> Any:
         if isinstance(reference, Exception):
-            if type(error) is not type(reference):
-                self._response.note(exception_type_differs(reference, error))
+            finding, returns = self._judge.exceptions(call, reference, error)
+            if finding is not None:
+                self._respond([finding], cause=reference, raises=returns)
             raise reference
         during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
         self._respond([candidate_crashed(error, during=during)], cause=error, call=call)
@@ -245,6 +245,8 @@ class CheckedRegion:
         cause: BaseException | None = None,
         call: Call | None = None,
         cotangents: Cotangents | None = None,
+        *,
+        raises: bool = True,
     ) -> bool:
         """Report findings as the user asked. Returns whether to fall back to eager, now and for good."""
         asked = self._investigate if call is not None else None
@@ -259,7 +261,7 @@ class CheckedRegion:
             return asked(call, cotangents, reported)
 
         # without localization nothing is said of it, and nothing spent on it
-        if self._response.to(findings, cause=cause, investigate=None if asked is None else investigate):
+        if self._response.to(findings, cause=cause, raises=raises, investigate=None if asked is None else investigate):
             self._stopped = True
         return self._stopped
 

@@ -87,6 +87,7 @@ class Response:
         findings: Sequence[Finding],
         *,
         cause: BaseException | None = None,
+        raises: bool = True,
         investigate: Callable[[Sequence[Finding]], Sequence[Finding]] | None = None,
     ) -> bool:
         """Answer findings as the user asked.
@@ -94,6 +95,7 @@ class Response:
         Args:
             findings: What a check found; may be empty.
             cause: The exception that a finding stands for.
+            raises: Whether to raise where the user asked for that; not where eager's own exception will be.
             investigate: Adds to findings where they come from; called if one that fails is new.
 
         Returns:
@@ -128,7 +130,7 @@ class Response:
                 report = replace(report, path=path)
             except OSError as error:
                 log.warning("checked_backend could not write its report: %s", error)
-        if self._options.on_divergence == "raise":
+        if self._options.on_divergence == "raise" and raises:
             raise DivergenceError(report) from cause
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)

@@ -266,6 +266,51 @@ def test_eager_raises_and_the_candidate_does_not() -> None:
     assert report.findings[0].expected == "IndexError"
 
 
+@pytest.mark.parametrize("on_divergence", ["raise", "record"])
+def test_another_exception_is_a_finding_and_the_user_gets_eagers(on_divergence: str) -> None:
+    def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
+        def run(*_args: Any) -> Any:
+            raise RuntimeError("kernel: out of bounds")
+
+        return run
+
+    def program() -> None:
+        with pytest.raises(IndexError, match="out of range"):
+            checked(bad, compiler, on_divergence=on_divergence)(torch.tensor([7]))
+
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        return torch.embedding(torch.ones(3, 2), x)
+
+    report = gathered(program)
+    assert found(report) == {("exception.type", "candidate")}
+    [finding] = report.findings
+    assert (finding.expected or "").startswith("IndexError: ")
+    assert finding.actual == "RuntimeError: kernel: out of bounds"
+
+
+def test_the_same_exception_is_no_finding() -> None:
+    def program() -> None:
+        with pytest.raises(torch.linalg.LinAlgError):
+            checked(torch.linalg.cholesky, faults.clean())(-torch.eye(3))
+
+    assert not gathered(program).findings
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("face", ["check", "numcheck"])
+def test_random_operators_of_inductor_that_do_not_refuse_are_found(face: str) -> None:
+    """Of numbers that no distribution has, Inductor's own operator makes something all the same."""
+    given = torch.zeros(3), torch.tensor([1.0, -1.0, 2.0])
+
+    def program() -> None:
+        with pytest.raises(RuntimeError, match="std >= 0"):
+            checked(torch.normal, "inductor")(*given)
+
+    report = cb.check(torch.normal, given) if face == "check" else gathered(program)
+    assert found(report) == {("exception.missing", "candidate")}
+    assert "draws its own random numbers" in report.findings[0].message
+
+
 def test_finding_names_the_users_line() -> None:
     report = step(faults.wrong_value(0), backward=False)
     [finding] = report.findings

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
-from checked_backend._torch import aot_autograd, get_decompositions
+from checked_backend._torch import aot_autograd, core_aten_decompositions, get_decompositions
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import candidate
 from checked_backend.regions.controls import RegionControls
@@ -719,3 +719,41 @@ def test_grouped_products_have_a_float64_twin(off: bool) -> None:
     assert found(report) == ({("logic", "grad[weights]")} if off else set())
     assert not report.coverage.skipped
     assert report.coverage.detection_power["output[0]"] < 1e-6
+
+
+TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cross entropy": lambda x: F.cross_entropy(x * 40, x.argmax(-1)),
+    "gelu": lambda x: F.gelu(x - 8),
+    "gelu tanh": lambda x: F.gelu(x - 8, approximate="tanh"),
+    "softmax": lambda x: F.softmax(x * 30, -1).log_softmax(-1),
+    "tanh": lambda x: torch.tanh(x * 3 + 8),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TAILS)
+def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dtype) -> None:
+    """Of a probability of nearly 1, less 1, only the rounding of the probability is left."""
+
+    def decomposed(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        """As Inductor does it, and with an exponential that is off by a unit in the last place."""
+
+        def compile_graph(graph: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+            for node in list(graph.graph.nodes):
+                if node.target in (torch.ops.aten.exp.default, torch.ops.aten.erf.default, torch.ops.aten.tanh.default):
+                    with graph.graph.inserting_after(node):
+                        above = graph.graph.call_function(_next_above, (node,))
+                    node.replace_all_uses_with(above, delete_user_cb=lambda user, above=above: user is not above)
+            graph.recompile()
+            return make_boxed_func(graph.forward)
+
+        return aot_autograd(fw_compiler=compile_graph, decompositions=core_aten_decompositions())(gm, given)
+
+    x = torch.randn(64, 50, dtype=dtype, requires_grad=True)
+    model = checked(TAILS[name], decomposed)
+    report = gathered(lambda: model(x).float().square().sum().backward())
+    assert agreed(report)
+
+
+def _next_above(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.where(tensor == 0, tensor, torch.nextafter(tensor, tensor.new_full((), torch.inf)))
