@@ -27,7 +27,11 @@ from torch._C._autograd import (
     _push_saved_tensors_default_hooks,
     _top_saved_tensors_default_hooks,
 )
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    get_dynamic_layer_stack_depth,
+    is_functorch_wrapped_tensor,
+    pop_dynamic_layer_stack_and_undo_to_depth,
+)
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import disable as dynamo_disable
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
@@ -57,6 +61,7 @@ from torch._subclasses.fake_tensor import (
     disable_fake_tensor_cache,
 )
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
 from torch.fx.graph_module import _forward_from_src
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
@@ -159,6 +164,7 @@ __all__ = [
     "size_hint",
     "storage_identity",
     "tracing",
+    "transforms_unharmed",
     "tree_flatten",
     "tree_leaves",
     "triton_kernel",
@@ -294,6 +300,30 @@ def saved_tensor_hooks_lifted() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(lifted):
             _push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextmanager
+def transforms_unharmed() -> Iterator[None]:
+    """Leave the function transforms (``vmap``, ``grad``, forward-mode AD) that a block entered and did not leave."""
+    depth, dual, level = get_dynamic_layer_stack_depth(), _in_dual_level(), forward_ad._current_level
+    try:
+        yield
+    finally:
+        if get_dynamic_layer_stack_depth() > depth:
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _in_dual_level() and not dual:
+            torch._C._exit_dual_level(level=0)
+        forward_ad._current_level = level
+
+
+def _in_dual_level() -> bool:
+    """Whether forward-mode AD is on; its levels do not nest, which is the only way to ask."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False
 
 
 def inner_exception(error: BaseException) -> BaseException | None:

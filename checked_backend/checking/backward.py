@@ -10,7 +10,7 @@ import torch
 
 from checked_backend._torch import disable_current_modes, is_wrapper_type, rewrapped
 from checked_backend.errors import CheckedBackendError
-from checked_backend.regions.execution import COMPRESSED, compressed_indices
+from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
 __all__ = ["Objective", "roots_of", "run_backward"]
 
@@ -31,13 +31,13 @@ class Objective:
 
 
 def roots_of(outputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The outputs at which a backward pass begins: those that require grad.
+    """The outputs at which a backward pass begins: those that require grad (and have a history, as not all views do).
 
     If none does, all that could: eager then refuses to differentiate, and so must the compiled program.
     """
     tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
     floating = [value for value in tensors if value.is_floating_point() or value.is_complex()]
-    return [value for value in floating if value.requires_grad] or floating
+    return [value for value in floating if value.requires_grad and gradient_edge(value)] or floating
 
 
 def run_backward(

@@ -21,7 +21,7 @@ from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
-from checked_backend.regions.ambient import RngState, autocast_unharmed
+from checked_backend.regions.ambient import RngState, modes_unharmed
 
 __all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
 
@@ -210,7 +210,7 @@ class Run:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
-        with autocast_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
+        with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
             _no_warning_is_an_error()
             yield
 

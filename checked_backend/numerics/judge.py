@@ -10,25 +10,25 @@ here, in `digits`, or in `checked_backend.regions` changes one, but for `STRONG_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from checked_backend.numerics.digits import least_digits, lost_digits
+from checked_backend.numerics.flips import STRONG_FACTOR, as_rare_as_jumps, as_rare_as_unstable
 from checked_backend.numerics.noise import (
     Envelope,
     difference,
     local_root_mean_square,
     root_mean_square,
     unit_roundoff,
+    widened,
 )
 
 __all__ = [
     "CORRELATED_MAGNITUDE",
     "ENVELOPE_FACTOR",
     "EXACT_ROUNDOFFS",
-    "STRONG_FACTOR",
     "STRONG_MAGNITUDE",
     "Closeness",
     "Outside",
@@ -64,15 +64,8 @@ STRONG_MAGNITUDE = 16.0
 At a quarter of it they miss bins of ``quantile`` that flip, and two clean cases are accused.
 """
 
-STRONG_FACTOR = 4.0
-"""A candidate may lie this many strong envelopes from the reference, where they are out of proportion."""
-
 OUT_OF_PROPORTION = 2.0
 """A strong envelope is out of proportion if it is this many times what `STRONG_MAGNITUDE` makes of the other one."""
-
-MISSED_JUMPS = 0.1
-"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides; so may of those
-that turn into NaN or infinity."""
 
 EXACT_ROUNDOFFS = 1.0
 """A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
@@ -114,6 +107,9 @@ class Outside:
         digits: How many of them are beyond their own noise only, and have lost their digits.
         doubtful: How many elements are not outside, but beyond their own noise and so far from eager that they may
             have lost their digits. A float64 reference tells; with one there are none.
+        overflowed: Of a program that leaves its dtype's range (eager has NaN or infinity somewhere where float64 has a
+            number, or that number is beyond the range): how many of them are numbers, if wrong ones, where eager has
+            none. There is nothing to hold those against.
     """
 
     count: int
@@ -122,6 +118,7 @@ class Outside:
     largest: float = float("inf")
     digits: int = 0
     doubtful: int = 0
+    overflowed: int = 0
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -133,6 +130,7 @@ def outside_noise(
     candidate: torch.Tensor,
     envelope: Envelope,
     high_precision: torch.Tensor | None = None,
+    beyond: torch.Tensor | None = None,
     strong: Envelope | None = None,
 ) -> Outside:
     """Find the elements that differ by more than the program's noise.
@@ -148,6 +146,8 @@ def outside_noise(
         candidate: The compiled program's, of the same dtype and shape.
         envelope: The noise from control runs.
         high_precision: The reference in float64, if it could be run.
+        beyond: Where that is a number beyond the dtype's range, which is infinite in ``high_precision``. NaN is as good
+            as infinity there.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion: where a comparison or a rounding flips.
             Elsewhere it says no more than ``envelope`` does.
@@ -159,12 +159,15 @@ def outside_noise(
     for runs in (envelope, strong):
         if runs is not None and runs.unstable is not None:  # there NaN and infinity are as good as a number
             inside |= runs.unstable & distance.isinf()
-    digits = None
+    digits, lost = None, None
     if high_precision is not None:
         eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
         lost = eager.isinf()
         inside |= ~lost & (compiled <= EAGER_FACTOR * eager)
         inside |= lost & (compiled.isinf() | _has_digits(compiled, high_precision, reference.dtype))
+        if beyond is not None:
+            lost = lost | beyond
+            inside |= beyond & ~_finite(candidate)
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
     if not distance.numel():
         return Outside(0, 0, 0.0)
@@ -176,10 +179,12 @@ def outside_noise(
     if high_precision is None and reference.dtype.is_floating_point:
         apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * magnitude)
         doubtful = int((apart & (magnitude >= torch.finfo(reference.dtype).tiny)).sum().item())
-    if jumps is not None and _as_rare_as_jumps(outside, jumps, distance, strong):
+    if jumps is not None and as_rare_as_jumps(outside, jumps, distance, strong):
         outside = torch.zeros_like(outside)
     if strong is not None:
-        outside &= ~_as_rare_as_unstable(outside & distance.isinf(), (envelope, strong))
+        known = widened(reference if high_precision is None else high_precision)
+        known = torch.where(known.isfinite(), known, widened(candidate))
+        outside &= ~as_rare_as_unstable(outside & distance.isinf(), (envelope, strong), known)
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
     if high_precision is not None or jumps is not None:
         ratios = torch.where(outside, ratios, 0.0)
@@ -191,7 +196,17 @@ def outside_noise(
         _greatest(reference if high_precision is None else high_precision, outside),
         0 if digits is None else int((digits & outside).sum().item()),
         doubtful,
+        0 if lost is None or not bool(lost.any()) else _numbers_for_none(outside, reference, candidate),
     )
+
+
+def _numbers_for_none(where: torch.Tensor, reference: torch.Tensor, candidate: torch.Tensor) -> int:
+    return int((where & ~_finite(reference) & _finite(candidate)).sum().item())
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    wide = widened(tensor)  # of a complex number both parts are elements here
+    return wide.isfinite()
 
 
 def _allowances(
@@ -229,17 +244,6 @@ def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
     return float(sizes.max().item()) if sizes.numel() else 0.0
 
 
-def _as_rare_as_jumps(
-    outside: torch.Tensor, jumps: torch.Tensor, distance: torch.Tensor, strong: Envelope | None
-) -> bool:
-    """Are the elements left over those few that flip in the candidate, and happened not to in any control run?"""
-    if strong is None or not bool(jumps.any()):
-        return False
-    if int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
-        return False
-    return bool((distance[outside] <= STRONG_FACTOR * strong.values[jumps].max()).all())
-
-
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """How far a tensor lies from the float64 result, element by element.
 
@@ -271,16 +275,13 @@ class Closeness:
     ratio: float
 
 
-def _as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope]) -> torch.Tensor:
-    """Those left over that are NaN or infinite on one side, if they are few of what control runs change in that way."""
-    unstable = sum(int(one.unstable.sum().item()) for one in envelopes if one.unstable is not None)
-    if int(nonfinite.sum().item()) > MISSED_JUMPS * unstable:
-        return torch.zeros_like(nonfinite)
-    return nonfinite
-
-
 def as_good_as_eager(
-    *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor, up_to: float = float("inf")
+    *,
+    reference: torch.Tensor,
+    candidate: torch.Tensor,
+    high_precision: torch.Tensor,
+    beyond: torch.Tensor | None = None,
+    up_to: float = float("inf"),
 ) -> Closeness:
     """Is the candidate no further from float64 than eager is?
 
@@ -288,6 +289,7 @@ def as_good_as_eager(
         reference: Eager's tensor.
         candidate: The compiled program's.
         high_precision: The reference in float64.
+        beyond: Where that is a number beyond the dtype's range.
         up_to: Larger elements are left out: their rounding excuses no error in smaller ones.
     """
     eager = distances_from(high_precision, reference)
@@ -298,6 +300,8 @@ def as_good_as_eager(
     eager_rms, compiled_rms = root_mean_square(eager), root_mean_square(compiled)
     wrong = compiled.isinf() & ~eager.isinf()
     wrong |= eager.isinf() & compiled.isfinite() & ~_has_digits(compiled, high_precision, reference.dtype)
+    if beyond is not None:
+        wrong &= ~beyond | _finite(candidate)
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
@@ -366,12 +370,14 @@ def twin_difference(
     for runs in (envelope, further):
         if runs is not None and runs.unstable is not None:
             distance = torch.where(runs.unstable & distance.isinf(), 0.0, distance)
-            distance = torch.where(_as_rare_as_unstable(distance.isinf(), (runs,)), 0.0, distance)
+            known = widened(high_precision)
+            known = torch.where(known.isfinite(), known, widened(twin))
+            distance = torch.where(as_rare_as_unstable(distance.isinf(), (runs,), known), 0.0, distance)
     if further is not None:
         jumps = further.values > allowed
         allowed = torch.where(jumps, STRONG_FACTOR * further.values.to(torch.float64), allowed)
         outside = ~(distance <= allowed)
-        if _as_rare_as_jumps(outside, jumps, distance, further):
+        if as_rare_as_jumps(outside, jumps, distance, further):
             distance = torch.where(outside, 0.0, distance)
     differs = not bool((distance <= allowed).all())
     ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))

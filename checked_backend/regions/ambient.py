@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import saved_tensor_hooks_lifted
+from checked_backend._torch import saved_tensor_hooks_lifted, transforms_unharmed
 
-__all__ = ["Ambient", "RngState", "autocast_unharmed"]
+__all__ = ["Ambient", "RngState", "modes_unharmed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Ambient:
         """
         with ExitStack() as stack:
             stack.enter_context(saved_tensor_hooks_lifted())
-            stack.enter_context(autocast_unharmed(tuple(kind for kind, _, _ in self.autocast)))
+            stack.enter_context(modes_unharmed(tuple(kind for kind, _, _ in self.autocast)))
             if torch.is_inference_mode_enabled() != self.inference:
                 stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
@@ -88,8 +88,8 @@ def _autocast_nesting() -> int:
 
 
 @contextmanager
-def autocast_unharmed(device_types: Sequence[str]) -> Iterator[None]:
-    """Undo what a traced graph does to autocast and grad mode when it raises between its enter and exit nodes."""
+def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
+    """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
     before: dict[str, Any] = {
         kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types
     }
@@ -97,7 +97,8 @@ def autocast_unharmed(device_types: Sequence[str]) -> Iterator[None]:
     nesting = _autocast_nesting()
     grad = torch.is_grad_enabled()
     try:
-        yield
+        with transforms_unharmed():
+            yield
     finally:
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)

@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.record import Finding, Kind
-from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors
+from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, gradient_edge
 from checked_backend.regions.inputs import storage_key
 
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
@@ -45,6 +45,7 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
     for part in parts:
         if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
             yield from _stored_elements(part)
+            yield from _history(part)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
                 yield Finding(
                     kind=Kind.STRUCTURE,
@@ -65,6 +66,24 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                 actual=repr(part.candidate),
                 source=part.source or None,
             )
+
+
+def _history(part: Part) -> Iterator[Finding]:
+    """A view made under ``no_grad`` requires grad as its base does, but nothing flows back through it."""
+    both = part.reference, part.candidate
+    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both):
+        return
+    if part.reference.grad_fn is not None or part.candidate.grad_fn is None or gradient_edge(part.reference):
+        return
+    yield Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.requires_grad",
+        subject=part.subject,
+        message="gradients flow back through it, and not through eager's: that is a view made with grad mode off",
+        expected="requires_grad=True, without a grad_fn",
+        actual=f"requires_grad=True, grad_fn {part.candidate.grad_fn.name()}",
+        source=part.source or None,
+    )
 
 
 def _stored_elements(part: Part) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ __all__ = [
     "compressed_indices",
     "execute",
     "flat_tensors",
+    "gradient_edge",
 ]
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
@@ -137,7 +138,20 @@ class Graph:
 def _root(value: Any) -> tuple[GradientEdge, torch.dtype] | None:
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return None
-    return get_gradient_edge(value), value.dtype
+    edge = gradient_edge(value)
+    return None if edge is None else (edge, value.dtype)
+
+
+def gradient_edge(tensor: torch.Tensor) -> GradientEdge | None:
+    """Where in the autograd graph the gradient of a tensor that requires grad arrives.
+
+    Returns:
+        None for a view that was made, with grad mode off, of a tensor that has a history: it has none itself.
+    """
+    try:
+        return get_gradient_edge(tensor)
+    except AssertionError:  # torch's own, and the one way to learn it
+        return None
 
 
 def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:

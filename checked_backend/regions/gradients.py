@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
 from checked_backend._torch import (
     call_after_backward,
@@ -26,7 +26,7 @@ from checked_backend._torch import (
     graph_task_keeps_graph,
     will_engine_execute_node,
 )
-from checked_backend.regions.execution import Cotangents
+from checked_backend.regions.execution import Cotangents, gradient_edge
 
 __all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges"]
 
@@ -55,8 +55,9 @@ def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, in
     """Where in the user's autograd graph the gradient of each input arrives. Take them before the region runs."""
     edges: dict[Edge, int] = {}
     for position in sorted(positions):
-        edge = get_gradient_edge(args[position])
-        edges[edge.node, edge.output_nr] = position
+        edge = gradient_edge(args[position])
+        if edge is not None:
+            edges[edge.node, edge.output_nr] = position
     return edges
 
 
@@ -269,8 +270,8 @@ def _find_sites(
     places += [("mutated", position, value) for position, value in mutated.items()]
     for place, index, value in places:
         if isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None:
-            edge = get_gradient_edge(value)
-            if (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
+            edge = gradient_edge(value)
+            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
                 # two results on one edge are one tensor, whose gradient arrives once
                 results.setdefault((edge.node, edge.output_nr), (place, index))
     sites: dict[Node, _Site] = {}

@@ -51,6 +51,7 @@ class GraphInfo:
     outputs: tuple[str, ...] = ()
     free_outputs: frozenset[int] = frozenset()
     writes_late: bool = False
+    enables_grad: bool = False
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> GraphInfo:
@@ -73,6 +74,10 @@ class GraphInfo:
             sources=tuple(dict.fromkeys(lines)),
             nodes=len(calls),
             writes_late=writes_in_backward(gm),
+            enables_grad=any(
+                getattr(node.target, "__name__", "") == "_set_grad_enabled" and node.args[:1] == (True,)
+                for node in calls
+            ),
         )
 
 

@@ -193,6 +193,7 @@ class Hearing:
             reference=case.pair.reference,
             candidate=case.pair.candidate,
             high_precision=case.high_precision,
+            beyond=case.beyond,
             up_to=case.outside.largest * 2**REACH if case.outside else float("inf"),
         )
         case.evidence["eager's distance from float64, rms"] = closeness.eager
@@ -321,6 +322,14 @@ class Hearing:
             reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
             self._not_judged(case, reason)
             return
+        if case.logic_differs is False and case.outside.overflowed == case.outside.count:
+            dtype = str(case.pair.reference.dtype).removeprefix("torch.")
+            reason = (
+                f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
+                "there is nothing to hold the compiled program's against; compiled in float64 it is right"
+            )
+            self._not_judged(case, reason)
+            return
         if not case.same_bits:
             case.evidence["elements outside of the noise"] = case.outside.count
         self._close(case, charge(case))
@@ -374,6 +383,7 @@ def _still_differs(case: Case, sample: torch.Tensor) -> bool:
         candidate=sample,
         envelope=case.envelope,
         high_precision=case.high_precision,
+        beyond=case.beyond,
         strong=case.strong,
     )
     return bool(found) or bool(case.logic_differs and (difference(case.pair.reference, sample) != 0).any())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import FakeTensorMode, OpOverload, TorchDispatchMode, neg_view
+from checked_backend._torch import FakeTensorMode, OpOverload, TorchDispatchMode, neg_view, transforms_unharmed
 
 __all__ = ["Effects", "Inputs", "copy_values", "find_effects", "storage_key"]
 
@@ -106,7 +106,7 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
             keys = {
                 position: storage_key(fake) for position, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)
             }
-            with torch.no_grad(), log:
+            with torch.no_grad(), transforms_unharmed(), log:
                 graph(*fakes)
         except Exception as error:  # any failure means "assume everything", and is reported as the reason
             return Effects(None, True, f"{type(error).__name__}: {error}".splitlines()[0])

@@ -112,7 +112,8 @@ class Judge:
         ]
         free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
         structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
-        if not call.ambient.grad_enabled:  # the reference got copies that never require grad, and nothing changes that
+        # The reference got copies that never require grad, and nothing changes that.
+        if not (call.ambient.grad_enabled or call.inputs.requires_grad):
             changed = {call.subjects.mutated(position) for position in call.inputs.mutated}
             structure = [f for f in structure if f.subject not in changed or f.detail != "structure.requires_grad"]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad

@@ -99,7 +99,7 @@ class CheckedRegion:
         effects, subjects = self._first_look(args)
         self._response.begin_call()
         call = Call(
-            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled()),
+            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
             Ambient.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
             RngState.capture(cuda),
             subjects,

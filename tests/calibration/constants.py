@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from checked_backend.numerics import digits, judge
+from checked_backend.numerics import digits, flips, judge
 from checked_backend.regions import case, double, hearing, noise_runs, run_to_run
 
 from .run import Outcome, run_case
@@ -27,6 +27,7 @@ __all__ = ["changed", "main", "nearest"]
 
 MODULES = {
     "judge": judge,
+    "flips": flips,
     "digits": digits,
     "case": case,
     "double": double,
@@ -34,7 +35,12 @@ MODULES = {
     "noise_runs": noise_runs,
     "run_to_run": run_to_run,
 }
-USERS = {"judge": (case, hearing, noise_runs), "noise_runs": (double, hearing), "double": (hearing,)}
+USERS = {
+    "flips": (judge, case),
+    "judge": (case, hearing, noise_runs),
+    "noise_runs": (double, hearing),
+    "double": (hearing,),
+}
 """Modules into which a module's constants are imported by name."""
 
 CONSTANTS = (
@@ -42,9 +48,10 @@ CONSTANTS = (
     "judge.EAGER_FACTOR",
     "judge.CORRELATED_MAGNITUDE",
     "judge.STRONG_MAGNITUDE",
-    "judge.STRONG_FACTOR",
     "judge.OUT_OF_PROPORTION",
-    "judge.MISSED_JUMPS",
+    "flips.STRONG_FACTOR",
+    "flips.MISSED_JUMPS",
+    "flips.SAME_PLACE",
     "judge.EXACT_ROUNDOFFS",
     "judge.TWIN_TOLERANCE",
     "judge.TWIN_ENVELOPE_FACTOR",

@@ -757,3 +757,49 @@ def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dty
 
 def _next_above(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(tensor == 0, tensor, torch.nextafter(tensor, tensor.new_full((), torch.inf)))
+
+
+@pytest.mark.parametrize("fault", ["none", "in all dtypes"])
+def test_a_program_that_leaves_the_range_of_its_dtype_accuses_nobody(fault: str) -> None:
+    """Squares overflow: eager's layer norm gives NaN, and what it is made of gives numbers, wrong ones, too."""
+
+    def by_hand(x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+
+    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+            return ((by_hand(x) * (1.0 if fault == "none" else 1.01)),)
+
+        return run
+
+    x = torch.randn(6, 32) * torch.tensor([1.0, 1.0, 1.0, 1e25, 1e30, 1e33])[:, None]
+    report = gathered(lambda: checked(lambda x: F.layer_norm(x, (32,)), compiler)(x))
+    if fault == "none":
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
+        [reason] = [skip.reason for skip in report.coverage.skipped if skip.matters]
+        assert "leaves the range of float32" in reason
+    else:
+        assert report.verdict is cb.Verdict.FAIL
+
+
+@pytest.mark.parametrize("spoiled", [0, 100])
+def test_nan_at_the_edge_excuses_no_nan_elsewhere(spoiled: int) -> None:
+    """Cosines that rounding takes beyond 1 have no angle; others are no cosines of that kind."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.acos((x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)))
+
+    def otherwise(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: torch.Tensor) -> tuple[torch.Tensor]:
+            x, y = args if args[0].dtype == torch.float64 else (arg + 0.0 for arg in args)
+            angle = torch.acos((x / x.norm(dim=-1)[:, None] * (y / y.norm(dim=-1)[:, None])).sum(-1))
+            angle[angle.nan_to_num(-1.0).argsort(descending=True)[:spoiled]] = torch.nan
+            return (angle,)
+
+        return run
+
+    x = torch.randn(6000, 8)
+    y = torch.where(torch.arange(6000)[:, None] < 3000, x, torch.randn(6000, 8))
+    report = gathered(lambda: checked(program, otherwise)(x, y))
+    assert report.verdict is (cb.Verdict.FAIL if spoiled else cb.Verdict.PASS), report

@@ -130,6 +130,55 @@ def test_frozen_parameters() -> None:
         assert found(audit(program, faults.scaled_gradient("head.bias", how))) == {("logic", "grad[head.bias]")}
 
 
+@pytest.mark.parametrize("outside", [True, False])
+def test_grad_mode_that_the_program_turns_on(outside: bool) -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            y = (x + 1).sin()
+        return y, x * 2
+
+    def program(compile_: Compile) -> None:
+        x = torch.randn(5, requires_grad=True)
+        with torch.set_grad_enabled(outside):
+            y, z = compile_(run)(x)
+        assert (y.requires_grad, z.requires_grad) == (True, outside)
+        y.sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 1
+    for how in BOTH if outside else ("aot",):  # what is planted in Python works with grad mode on
+        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
+
+
+def test_a_view_without_history_must_have_none_when_compiled() -> None:
+    """What is a view under ``no_grad`` requires grad, as its base does, and leads nowhere."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.sin()
+        with torch.no_grad():
+            seen = y.view(-1)
+        return y * 2, seen
+
+    def program(compile_: Compile) -> None:
+        y, _ = compile_(run)(torch.randn(5, requires_grad=True))
+        y.sum().backward()
+
+    assert agreed(audit(program, faults.clean()))
+    report = audit(program, faults.clean("aot"))  # AOT autograd gives it a history
+    assert found(report) == {("structure.requires_grad", "output[1]")}
+    assert (report.findings[0].expected or "").endswith("without a grad_fn")
+    assert report.coverage.checked["gradients"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_view_without_history_may_be_an_input() -> None:
+    base = torch.randn(5, requires_grad=True).sin()
+    with torch.no_grad():
+        seen = base.view(-1)
+    for how in BOTH:
+        assert agreed(gathered(lambda how=how: checked(torch.cos, faults.clean(how))(seen)))
+
+
 def test_outputs_that_need_no_gradient() -> None:
     def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.sin(), x.detach() * 2, x.argmax(), (x > 0)

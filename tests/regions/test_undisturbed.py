@@ -11,7 +11,7 @@ from typing import Any
 import faults
 import pytest
 import torch
-from region_tools import checked, same_bits, training_state
+from region_tools import agreed, checked, gathered, same_bits, training_state
 from torch import nn
 
 import checked_backend as cb
@@ -275,3 +275,17 @@ def test_users_inputs_are_as_the_candidate_leaves_them() -> None:
             function(x, y)
         seen.append((x.tolist(), x._version, y.tolist(), y._version))
     assert seen[0] == seen[1] == ([3.0] * 3, 2, [1.0] * 3, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_transforms_that_a_region_enters_are_left() -> None:
+    """Forward-mode AD on fake tensors raises; what was entered until then would make all later transforms fail."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.hessian(lambda y: (y.sin() * y.sum()).sum())(x)
+
+    x = torch.randn(4)
+    expected = run(x)
+    assert agreed(gathered(lambda: checked(run, faults.clean())(x)))
+    assert torch.equal(run(x), expected)
+    assert torch.autograd.forward_ad._current_level == -1
