@@ -54,8 +54,15 @@ _MADE_OF_OTHERS = frozenset(
         "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
     )
 )  # fmt: skip
-# Of some operators only the first result is rounded; what backward takes besides is a mask.
-_FIRST_ONLY = frozenset({"multilabel_margin_loss_forward"})
+# Of some operators only the first result is rounded. What backward takes besides is a mask, or what attention keeps.
+_FIRST_ONLY = frozenset({
+    "multilabel_margin_loss_forward", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
+})  # fmt: skip
+# The logarithm of a row's sum of exponentials follows from the same inputs in forward and backward. Where a whole row
+# is masked, it is as large as the mask: one roundoff of either alone would be e to the power of 60.
+_NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 # Integers as wide as these dtypes, and the lower half of their significand's bits.
@@ -300,6 +307,8 @@ class MonteCarloMode(OperatorMode):
         scale = math.sqrt(1 + terms) if any(name in operator.base for name in _LINEAR) else 1.0
         keep = {position for position, _ in operator.mutated}
         keep.update(operator.positions.get(name, -1) for name in _UNMARKED_STATISTICS)
+        if "attention" in operator.base:
+            keep.update(operator.positions.get(name, -1) for name in _NOT_ROUNDED)
         with DisableTorchDispatch():
             noisy = [
                 value if position in keep or value is None else self._noisy_copy(value, scale)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch import FakeTensor, HigherOrderOperator, TracingContext, compiling, detect_fake_mode, tracing
 from checked_backend.regions.candidate import Compiler
 
 __all__ = ["CompiledOnce", "compile_again"]
@@ -35,7 +35,11 @@ def compile_again(
         change: Which dtype ``graph`` has where the region has another.
     """
     fake_mode = detect_fake_mode(example_inputs)
-    symbolic = any(isinstance(value, torch.SymInt) for value in example_inputs) and fake_mode is not None
+    symbolic = fake_mode is not None and (
+        any(isinstance(value, torch.SymInt) for value in example_inputs)
+        # a loop has shapes of its own to solve for, whatever its inputs are
+        or any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
+    )
     with compiling(), tracing(TracingContext(fake_mode) if symbolic else None):
         if not symbolic or fake_mode is None:
             return compiler(graph, list(inputs))

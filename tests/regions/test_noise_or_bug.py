@@ -803,3 +803,44 @@ def test_nan_at_the_edge_excuses_no_nan_elsewhere(spoiled: int) -> None:
     y = torch.where(torch.arange(6000)[:, None] < 3000, x, torch.randn(6000, 8))
     report = gathered(lambda: checked(program, otherwise)(x, y))
     assert report.verdict is (cb.Verdict.FAIL if spoiled else cb.Verdict.PASS), report
+
+
+@pytest.mark.parametrize("fill", [-1e9, "lowest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_masked_row_of_attention_hides_nothing(dtype: torch.dtype, fill: float | str) -> None:
+    """What attention keeps for backward is as large as the mask there; a roundoff of it is none of the program's."""
+    query, key, value = (torch.randn(2, 4, 10, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    keep = torch.rand(2, 1, 10, 10) > 0.4
+    keep[..., 0] = True
+    keep[0, :, 3] = False
+    mask = torch.where(keep, 0.0, torch.finfo(dtype).min if isinstance(fill, str) else fill).to(dtype)
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    otherwise = faults.spoiled_output(rounding_otherwise, how="aot")
+    report = gathered(lambda: checked(attention, otherwise)(query, key, value).sum().backward())
+    assert agreed(report)
+    assert max(report.coverage.detection_power.values()) < (1e-5 if dtype is torch.float32 else 1e-8)
+    wrong = faults.scaled_gradient("key", "aot")
+    assert found(gathered(lambda: checked(attention, wrong)(query, key, value).sum().backward())) == {
+        ("logic", "grad[key]")
+    }
+
+
+def test_a_loop_has_a_float64_twin() -> None:
+    def looping(x: torch.Tensor) -> torch.Tensor:
+        def goes_on(step: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return step < 4
+
+        def body(step: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return step + 1, torch.sin(y * 1.3) + 0.1
+
+        result: torch.Tensor = torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
+        return result
+
+    with torch.no_grad():
+        report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))
+    assert agreed(report)
+    assert not report.coverage.skipped
+    assert report.coverage.detection_power["output[0]"] < 1e-8
