@@ -33,7 +33,7 @@ from checked_backend.regions.controls import Controls, Values
 from checked_backend.regions.double import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
 from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
 from checked_backend.regions.rulings import Rulings
-from checked_backend.regions.run_to_run import is_rounding, spreads
+from checked_backend.regions.run_to_run import dwarfs, is_rounding, spreads
 
 __all__ = ["Hearing"]
 
@@ -171,6 +171,8 @@ class Hearing:
             case.evidence["eager's own spread between two runs, rms"] = root_mean_square(spread)
             if case.logic_differs and case.float64_repeats:
                 continue  # only rounding is not reproducible: in float64, with other junk in memory, eager is
+            if dwarfs(case, self._repeated, self._runs):
+                continue
             self._close(case, _NONDETERMINISTIC)
 
     # layer 4

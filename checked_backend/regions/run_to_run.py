@@ -11,15 +11,23 @@ import torch
 
 from checked_backend.numerics.noise import difference, root_mean_square
 from checked_backend.regions.case import Case, is_floating
+from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Values
 
-__all__ = ["is_rounding", "spreads"]
+__all__ = ["dwarfs", "is_rounding", "spreads"]
 
 ROUNDING_SHRINKS = 1e-3
 """From float32 to float64 rounding shrinks to ``2 ** -29`` of itself; the rest is room for a few elements that jump."""
 
 ROUNDOFFS = 4.0
 """A spread between two runs is looked into from here on, in machine epsilons of the tensor's size."""
+
+
+DWARFS = 100.0
+"""A difference this many times eager's own spread, in root mean square and in the greatest element, is none of it."""
+
+MORE_REPEATS = 3
+"""Further runs of eager, to see how far from itself it goes."""
 
 
 def spreads(case: Case, repeated: Values | None) -> bool:
@@ -47,6 +55,32 @@ def is_rounding(case: Case, repeated: Values | None) -> bool:
     case.evidence["eager's own spread between two runs, rms"] = spread
     case.evidence["the same in float64"] = "could not be found out" if in_float64 is None else in_float64
     return False
+
+
+def dwarfs(case: Case, repeated: Values, runs: ControlRuns) -> bool:
+    """Whether the candidate differs from eager by so much more than eager from itself that this explains nothing.
+
+    Args:
+        case: A tensor that differs from the candidate's.
+        repeated: A second run of eager.
+        runs: Makes some more.
+    """
+    found = difference(case.pair.reference, case.pair.candidate)
+    spread = torch.zeros_like(found)
+    more = (runs.run("repeated reference", runs.controls.repeat) for _ in range(MORE_REPEATS))
+    for values in (repeated, *more):
+        again = None if values is None else case.sample(values)
+        if again is None:
+            return False
+        spread = torch.maximum(spread, difference(case.pair.reference, again).to(spread.dtype))
+    if bool((found.isinf() & ~spread.isinf()).any()):
+        return not bool(spread.isinf().any())
+    alike = found.isfinite() & spread.isfinite()
+    found, spread = found[alike], spread[alike]
+    if not found.numel():
+        return False
+    greater = root_mean_square(found) > DWARFS * root_mean_square(spread)
+    return greater and bool(found.max() > DWARFS * spread.max())
 
 
 def _spread(case: Case, repeated: Values | None) -> float:

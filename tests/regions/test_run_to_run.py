@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import faults
 import pytest
 import torch
 
@@ -42,9 +43,9 @@ def unsteady():
     library._destroy()
 
 
-def numcheck(program, x):
+def numcheck(program, x, compiler="nop"):
     compiled = torch.compile(
-        program, backend="numcheck", options={"compiler": "nop", "on_divergence": "record", "localize": False}
+        program, backend="numcheck", options={"compiler": compiler, "on_divergence": "record", "localize": False}
     )
     with cb.collect() as session:
         for _ in range(3):
@@ -52,8 +53,8 @@ def numcheck(program, x):
     return session.report
 
 
-def check(program, x):
-    return cb.check(program, (x,), compiler="nop", dynamic=False)
+def check(program, x, compiler="nop"):
+    return cb.check(program, (x,), compiler=compiler, dynamic=False)
 
 
 @pytest.mark.parametrize("face", [check, numcheck])
@@ -108,3 +109,16 @@ def test_digits_that_cancel_in_float64_too_are_noise():
 def test_gelu_that_loses_large_numbers_in_eager_alone():
     report = check(torch.nn.functional.gelu, torch.tensor([float("inf"), 3.4e38, 1.0, -1.0] * 8))
     assert report.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, unsteady):
+    """Eager differs from itself in the last place: that excuses no factor."""
+
+    def wrong(tensor):
+        return tensor * 1.01 if everywhere or tensor.dtype is not torch.float64 else tensor
+
+    compiler = faults.spoiled_output(wrong)
+    report = face(unsteady("reordered"), torch.randn(300, 40), compiler)
+    assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "precision"}
