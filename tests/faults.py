@@ -56,6 +56,7 @@ __all__ = [
     "one_element",
     "one_element_changed",
     "other_random_numbers",
+    "overwritten_cotangent",
     "refuses",
     "reseeded",
     "restrided",
@@ -348,6 +349,25 @@ def spoiled_gradient(name: str, spoil: Spoil, how: How = "python") -> Compiler:
         return run
 
     return compiler
+
+
+class _Overwriting(torch.autograd.Function):
+    """The identity, whose backward pass writes to the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        right = gradient.clone()
+        gradient.zero_()
+        return right
+
+
+def overwritten_cotangent() -> Compiler:
+    """The gradient that arrives at the first output is overwritten; what leaves the region is right."""
+    return spoiled_output(lambda tensor: _Overwriting.apply(tensor))  # type: ignore[no-untyped-call]
 
 
 def zeroed_gradient(name: str, how: How = "python") -> Compiler:

@@ -262,7 +262,7 @@ class RegionControls:
 
     def _run(self, region: Region, *, modes: Sequence[Callable[[], Any]], wide: bool = False) -> Values:
         arguments, leaves = self.inputs.fresh(_wide if wide else None)
-        cotangents = self.cotangents
+        cotangents = None if self.cotangents is None else self.cotangents.copied()
         if cotangents is not None and wide:
             cotangents = _promoted(cotangents)
         with self._undisturbed(), ExitStack() as stack:

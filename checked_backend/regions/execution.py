@@ -67,6 +67,13 @@ class Cotangents:
     def __bool__(self) -> bool:
         return bool(self.outputs or self.mutated)
 
+    def copied(self) -> Cotangents:
+        """Copies, for a backward pass that may write to them."""
+        return Cotangents(
+            {index: grad.clone() for index, grad in self.outputs.items()},
+            {position: grad.clone() for position, grad in self.mutated.items()},
+        )
+
 
 @dataclass(slots=True)
 class Execution:

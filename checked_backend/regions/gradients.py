@@ -24,11 +24,13 @@ from checked_backend._torch import (
     catch_backward_error,
     current_graph_task_id,
     graph_task_keeps_graph,
+    is_functorch_wrapped_tensor,
     will_engine_execute_node,
 )
+from checked_backend.numerics.bits import same_bits
 from checked_backend.regions.execution import Cotangents, gradient_edge
 
-__all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges"]
+__all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges", "was_written_to"]
 
 Edge = tuple[Node, int]
 
@@ -43,12 +45,14 @@ class BackwardPass:
             where it sent none.
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
         differentiable: Whether it records its own graph (``create_graph=True``).
+        overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
     """
 
     cotangents: Cotangents
     gradients: Mapping[int, torch.Tensor | None]
     keeps_graph: bool
     differentiable: bool
+    overwritten: tuple[tuple[str, int], ...] = ()
 
 
 def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
@@ -119,6 +123,7 @@ class _Progress:
     keeps_graph: bool
     failed: bool = False
     arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    overwritten: list[tuple[str, int]] = field(default_factory=list)
     fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -134,6 +139,7 @@ class _Progress:
             {position: self.sent.get(position) for position in sorted(self.needed)},
             keeps_graph=self.keeps_graph,
             differentiable=torch.is_grad_enabled(),
+            overwritten=tuple(self.overwritten),
         )
 
 
@@ -177,6 +183,7 @@ class BackwardWatch:
         self._exit = exits[0] if len(exits) == 1 else None
         self.can_replace = self._exit is not None
         for number, node in enumerate(sites):
+            node.register_prehook(partial(self._arriving, number))
             node.register_hook(partial(self._fired, number))
             catch_backward_error(node, partial(self._raised, number))
 
@@ -185,15 +192,25 @@ class BackwardWatch:
         """Whether any result of the region can receive a gradient."""
         return bool(self._sites)
 
-    def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
+    def _arriving(self, number: int, grad_outputs: Any) -> None:
+        """Copy the gradients that arrive before the candidate can write to them."""
         task = current_graph_task_id()
         if task not in self._passes:
             self._passes[task] = self._begun()
             if not self.can_replace:
                 call_after_backward(partial(self._finish, task))
+        arrived = self._passes[task].arrived
+        for output, place, index in self._sites[number].results:
+            if grad_outputs[output] is not None:
+                arrived[place, index] = _kept(grad_outputs[output])
+
+    def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
+        task = current_graph_task_id()
         progress = self._passes[task]
         site = self._sites[number]
-        _arrive(progress, site, grad_outputs)
+        for output, place, index in site.results:
+            if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
+                progress.overwritten.append((place, index))
         for index, position in site.to_inputs:
             _add(progress.sent, position, grad_inputs[index])
         for index, key in site.to_results:
@@ -216,14 +233,14 @@ class BackwardWatch:
         return _Progress(needed, graph_task_keeps_graph())
 
     def _raised(
-        self, number: int, error: Exception, grad_outputs: Sequence[Any]
+        self, number: int, error: Exception, _grad_outputs: Sequence[Any]
     ) -> Mapping[int, torch.Tensor | None] | None:
-        if self._freed:  # backward through the graph a second time: eager raises too
-            return None
         task = current_graph_task_id()
-        progress = self._passes.setdefault(task, self._begun())
+        if self._freed:  # backward through the graph a second time: eager raises too
+            self._passes.pop(task, None)
+            return None
+        progress = self._passes[task]
         site = self._sites[number]
-        _arrive(progress, site, grad_outputs)
         gradients = self._on_error(error, progress.summary())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
         if gradients is None or not only:
@@ -233,7 +250,10 @@ class BackwardWatch:
         return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
 
     def _finish(self, task: int) -> None:
-        self._finished(task)
+        if task in self._passes and not self._passes[task].failed:
+            self._finished(task)
+        else:
+            self._passes.pop(task, None)
 
     def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
         progress = self._passes.pop(task)
@@ -241,10 +261,22 @@ class BackwardWatch:
         return self._on_backward(progress.summary())
 
 
-def _arrive(progress: _Progress, site: _Site, grad_outputs: Sequence[Any]) -> None:
-    for output, place, index in site.results:
-        if grad_outputs[output] is not None:
-            progress.arrived[place, index] = grad_outputs[output]
+def _kept(grad: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient; itself if it is of a kind that no kernel can write to in place, as those of ``sum`` are."""
+    plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
+    if not plain or is_functorch_wrapped_tensor(grad):
+        return grad
+    if any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)):
+        return grad
+    return grad.detach().clone()
+
+
+def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:
+    """Whether a gradient is no longer what was kept of it."""
+    if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
+        return False
+    before, after = (one.detach().resolve_conj().resolve_neg() for one in (kept, grad))
+    return not same_bits(before, after)
 
 
 def _is_needed(node: Node) -> bool:

@@ -21,12 +21,13 @@ from checked_backend.regions.compare import Part, compare_aliasing, compare_part
 from checked_backend.regions.controls import RegionControls, Variants
 from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
 from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
-from checked_backend.regions.gradients import BackwardPass
+from checked_backend.regions.gradients import BackwardPass, was_written_to
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.problems import (
     exception_differs,
     exception_missing,
+    gradient_overwritten,
     rng_state_differs,
     same_exception,
     same_message,
@@ -140,6 +141,7 @@ class Judge:
         """
         if passed.differentiable:
             self._response.skip(Skip("double backward", "gradients of gradients are not checked"))
+        before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
         try:
             reference = self._reference_gradients(call, passed)
         except Exception as error:  # the checker's own failure: never a pass
@@ -157,6 +159,7 @@ class Judge:
         ]
         structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
         incomparable = frozenset(finding.subject for finding in structure)
+        structure += _overwritten(call.subjects, passed, before)
         rulings = self._values(call, parts, incomparable, {}, passed.cotangents)
         self._response.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
@@ -286,6 +289,19 @@ class Judge:
             with call.ambient.entered():
                 recomputed = execute(self._variants.reference, arguments, leaves).graph(call.inputs.mutated)
             return recomputed.backward(passed.cotangents, retain_graph=False)
+
+
+def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
+    """Gradients that the candidate wrote to as they arrived, and eager did not."""
+    for place, index in passed.overwritten:
+        kept, name = (
+            (before.outputs.get(index), subjects.output(index))
+            if place == "output"
+            else (before.mutated.get(index), subjects.mutated(index))
+        )
+        given = (passed.cotangents.outputs if place == "output" else passed.cotangents.mutated).get(index)
+        if not was_written_to(kept, given):
+            yield gradient_overwritten(name)
 
 
 def _is_layout(finding: Finding) -> bool:

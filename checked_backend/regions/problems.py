@@ -14,6 +14,7 @@ __all__ = [
     "candidate_crashed",
     "exception_differs",
     "exception_missing",
+    "gradient_overwritten",
     "is_out_of_memory",
     "rng_state_differs",
     "same_exception",
@@ -127,3 +128,22 @@ def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
         )
         for subject in subjects
     ]
+
+
+def gradient_overwritten(result: str) -> Finding:
+    """The candidate's backward pass wrote to a gradient that it was given.
+
+    Args:
+        result: Of which result.
+    """
+    return Finding(
+        kind=Kind.MUTATION,
+        detail="mutation.unexpected",
+        subject=f"gradient of {result}",
+        message=(
+            "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
+            "else uses that tensor finds other numbers in it"
+        ),
+        expected="unchanged",
+        actual="changed",
+    )

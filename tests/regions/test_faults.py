@@ -317,3 +317,12 @@ def test_finding_names_the_users_line() -> None:
     assert finding.source is not None
     assert "return self.layers(x), x.t()" in finding.source
     assert finding.source.startswith("test_faults.py:")
+
+
+def test_backward_that_writes_to_the_gradient_it_is_given() -> None:
+    x = torch.randn(6, requires_grad=True)
+    given = torch.ones(6)
+    report = gathered(lambda: checked(torch.sin, faults.overwritten_cotangent())(x).backward(given))
+    assert found(report) == {("mutation.unexpected", "gradient of output[0]")}
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, x.detach().cos())  # and the checker's own runs have not changed it
