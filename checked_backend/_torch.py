@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -33,7 +33,7 @@ from torch._C._functorch import (
     pop_dynamic_layer_stack_and_undo_to_depth,
 )
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._dynamo import disable as dynamo_disable
+from torch._dynamo import disable as _disable
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
@@ -174,6 +174,14 @@ __all__ = [
     "without_compile_caches",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def dynamo_disable(function: _Function) -> _Function:
+    """A function that Dynamo neither traces nor compiles, and nothing that it calls."""
+    disabled: _Function = _disable(function)
+    return disabled
+
 
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     """Exceptions that a Dynamo backend raises to steer Dynamo, not because it failed.
@@ -256,6 +264,7 @@ def catch_backward_error(
 
     boxed = bool(getattr(function, "boxed_grads_call", False))  # since torch 2.13: one list, emptied as it is used
 
+    @dynamo_disable
     def backward(ctx: Any, *gradients: Any) -> Any:
         arrived = tuple(gradients[0] if boxed else gradients)
         try:

@@ -5,6 +5,8 @@ number for a candidate that runs torch operators. Hooks on those nodes see the g
 those that leave towards the region's inputs. Where a result feeds another result inside of the region, what arrives at
 it from inside is subtracted.
 
+Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone.
+
 The hooks know nodes by number only: a hook that held its own node would be a cycle that Python's collector cannot see
 through, and would keep every activation of the region.
 """
@@ -23,6 +25,7 @@ from checked_backend._torch import (
     call_after_backward,
     catch_backward_error,
     current_graph_task_id,
+    dynamo_disable,
     graph_task_keeps_graph,
     is_functorch_wrapped_tensor,
     will_engine_execute_node,
@@ -74,6 +77,7 @@ class _Gate(torch.autograd.Function):
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
+    @dynamo_disable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return gradients
 
@@ -192,6 +196,7 @@ class BackwardWatch:
         """Whether any result of the region can receive a gradient."""
         return bool(self._sites)
 
+    @dynamo_disable
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""
         task = current_graph_task_id()
@@ -204,6 +209,7 @@ class BackwardWatch:
             if grad_outputs[output] is not None:
                 arrived[place, index] = _kept(grad_outputs[output])
 
+    @dynamo_disable
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
         task = current_graph_task_id()
         progress = self._passes[task]
@@ -232,6 +238,7 @@ class BackwardWatch:
         needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
         return _Progress(needed, graph_task_keeps_graph())
 
+    @dynamo_disable
     def _raised(
         self, number: int, error: Exception, _grad_outputs: Sequence[Any]
     ) -> Mapping[int, torch.Tensor | None] | None:
@@ -249,6 +256,7 @@ class BackwardWatch:
         progress.failed = True
         return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
 
+    @dynamo_disable
     def _finish(self, task: int) -> None:
         if task in self._passes and not self._passes[task].failed:
             self._finished(task)

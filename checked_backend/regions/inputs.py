@@ -129,6 +129,7 @@ class Inputs:
         entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
             respect to each of them are not defined apart.
         history: For mutated inputs with an autograd history: a copy that carries it.
+        versions: How often each of the others had been written to, by position.
     """
 
     args: tuple[Any, ...]
@@ -137,6 +138,7 @@ class Inputs:
     requires_grad: frozenset[int]
     entangled: frozenset[int]
     history: Mapping[int, torch.Tensor]
+    versions: Mapping[int, int]
 
     @classmethod
     def capture(cls, args: Sequence[Any], mutated: frozenset[int] | None, *, gradients: bool) -> Inputs:
@@ -171,7 +173,16 @@ class Inputs:
                 for position in sorted(chosen & requires_grad)
                 if not tensors[position].is_leaf
             },
+            versions={
+                position: tensor._version
+                for position, tensor in tensors.items()
+                if position not in chosen and not tensor.is_inference()
+            },
         )
+
+    def written_since(self) -> bool:
+        """Whether somebody wrote to an input that the region leaves alone, after the call."""
+        return any(self.args[position]._version != version for position, version in self.versions.items())
 
     def fresh(
         self, transform: Callable[[list[Any]], list[Any]] | None = None

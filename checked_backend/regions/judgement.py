@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from checked_backend.errors import CheckedBackendError
 from checked_backend.numerics.noise import RememberedScale
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
@@ -67,6 +68,10 @@ class Call:
     rng: RngState
     subjects: Subjects
     graph: Graph | None = None
+
+
+class InputsChangedError(CheckedBackendError):
+    """The user wrote to inputs of a region that is to be run on them again."""
 
 
 class Judge:
@@ -164,13 +169,12 @@ class Judge:
         self._response.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
 
-    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
-        """The reference's gradients, where the candidate has none; None if those cannot be had either."""
+    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
+        """The reference's gradients, where the candidate has none; what it raises, if it has none either."""
         try:
             return self._reference_gradients(call, passed)
         except Exception as error:
-            self._response.note(f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0])
-            return None
+            return error
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
         """Judge that both raise.
@@ -183,6 +187,16 @@ class Judge:
         if same_exception(reference, candidate) or same_message(reference, candidate):
             return None, False
         return exception_differs(reference, candidate), False
+
+    def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
+        """Judge that both backward passes raise, as they do where an input was written to in between."""
+        if isinstance(reference, InputsChangedError):
+            self._response.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
+        elif same_exception(reference, candidate) or same_message(reference, candidate):
+            self._response.note(f"both backward passes raise {type(reference).__name__}: {reference}".splitlines()[0])
+        else:
+            return exception_differs(reference, candidate)
+        return None
 
     def random_state(self, call: Call) -> list[Finding]:
         """Judge that reference and candidate left torch's random state differently.
@@ -283,6 +297,8 @@ class Judge:
                 call.graph = None  # its activations are freed as the backward pass goes
             with torch.no_grad():
                 return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
+        if call.inputs.written_since():
+            raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
         arguments, leaves = call.inputs.fresh()
         with _rng_untouched(call.rng):
             call.rng.restore()

@@ -198,9 +198,14 @@ class CheckedRegion:
         def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
                 return None
+            eager = self._judge.eager_gradients(call, passed)
+            if isinstance(eager, Exception):
+                differs = self._judge.backward_exceptions(eager, error)
+                self._respond([] if differs is None else [differs], cause=error, raises=False)
+                return None  # so that it is raised
             found = [candidate_crashed(error, during="backward")]
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
-            return self._judge.eager_gradients(call, passed)
+            return eager
 
         watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error)
         if watch.strangers:

@@ -130,6 +130,45 @@ def test_frozen_parameters() -> None:
         assert found(audit(program, faults.scaled_gradient("head.bias", how))) == {("logic", "grad[head.bias]")}
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("on_divergence", ["record", "fallback"])
+def test_a_backward_pass_inside_of_the_compiled_program(on_divergence: str) -> None:
+    """Dynamo, which runs it in Python, must not compile the hooks that watch it."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    for compiler, findings in ((faults.clean("aot"), set()), (faults.scaled_gradient("0.bias", "aot"), {"0.bias"})):
+        torch._dynamo.reset()
+        compiled = checked(step, compiler, on_divergence=on_divergence)
+        report = gathered(lambda compiled=compiled: compiled(torch.randn(5, 4)))
+        assert {subject for _, subject in found(report)} == {f"grad[{name}]" for name in findings}
+        assert report.verdict is (cb.Verdict.FAIL if findings else cb.Verdict.PASS)
+        assert all("step" in region.name for region in report.coverage.regions), report.coverage.regions
+        assert report.coverage.checked["gradients"] == 4
+
+
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+def test_weights_that_change_before_the_backward_pass(reference: str) -> None:
+    """Both must refuse, and do: autograd's own check of versions is no fault of the compiler."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def program() -> None:
+        y = checked(lambda x, w: torch.tanh(x @ w), faults.clean("aot"), reference=reference)(x, weight)
+        with torch.no_grad():
+            weight.mul_(1.5)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    report = gathered(program)
+    assert not report.findings
+    assert report.verdict is (cb.Verdict.PASS if reference == "keep" else cb.Verdict.INCONCLUSIVE)
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_grad_mode_that_the_program_turns_on(outside: bool) -> None:
     def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
