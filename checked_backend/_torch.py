@@ -27,11 +27,7 @@ from torch._C._autograd import (
     _push_saved_tensors_default_hooks,
     _top_saved_tensors_default_hooks,
 )
-from torch._C._functorch import (
-    get_dynamic_layer_stack_depth,
-    is_functorch_wrapped_tensor,
-    pop_dynamic_layer_stack_and_undo_to_depth,
-)
+from torch._C._functorch import get_dynamic_layer_stack_depth, is_functorch_wrapped_tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import disable as _disable
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
@@ -318,11 +314,24 @@ def transforms_unharmed() -> Iterator[None]:
     try:
         yield
     finally:
-        if get_dynamic_layer_stack_depth() > depth:
-            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while get_dynamic_layer_stack_depth() > depth:
+            _left(torch._C._functorch.peek_interpreter_stack().key())
         if _in_dual_level() and not dual:
             torch._C._exit_dual_level(level=0)
         forward_ad._current_level = level
+
+
+def _left(transform: Any) -> None:
+    """Leave the innermost function transform, of this kind; torch 2.11's own function for that knows not all kinds."""
+    functorch: Any = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+        kinds.Functionalize: functorch._func_decrement_nesting,
+    }
+    leave[transform]()
 
 
 def _in_dual_level() -> bool:

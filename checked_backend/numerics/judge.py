@@ -107,9 +107,9 @@ class Outside:
         digits: How many of them are beyond their own noise only, and have lost their digits.
         doubtful: How many elements are not outside, but beyond their own noise and so far from eager that they may
             have lost their digits. A float64 reference tells; with one there are none.
-        overflowed: Of a program that leaves its dtype's range (eager has NaN or infinity somewhere where float64 has a
-            number, or that number is beyond the range): how many of them are numbers, if wrong ones, where eager has
-            none. There is nothing to hold those against.
+        overflowed: Of a program that leaves its dtype's range on the way (eager has NaN or infinity somewhere where
+            float64 has a number within it): how many of them are numbers, if wrong ones, where eager has none. There
+            is nothing to hold those against.
     """
 
     count: int
@@ -130,7 +130,6 @@ def outside_noise(
     candidate: torch.Tensor,
     envelope: Envelope,
     high_precision: torch.Tensor | None = None,
-    beyond: torch.Tensor | None = None,
     strong: Envelope | None = None,
 ) -> Outside:
     """Find the elements that differ by more than the program's noise.
@@ -146,8 +145,6 @@ def outside_noise(
         candidate: The compiled program's, of the same dtype and shape.
         envelope: The noise from control runs.
         high_precision: The reference in float64, if it could be run.
-        beyond: Where that is a number beyond the dtype's range, which is infinite in ``high_precision``. NaN is as good
-            as infinity there.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion: where a comparison or a rounding flips.
             Elsewhere it says no more than ``envelope`` does.
@@ -165,9 +162,6 @@ def outside_noise(
         lost = eager.isinf()
         inside |= ~lost & (compiled <= EAGER_FACTOR * eager)
         inside |= lost & (compiled.isinf() | _has_digits(compiled, high_precision, reference.dtype))
-        if beyond is not None:
-            lost = lost | beyond
-            inside |= beyond & ~_finite(candidate)
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
     if not distance.numel():
         return Outside(0, 0, 0.0)
@@ -280,7 +274,6 @@ def as_good_as_eager(
     reference: torch.Tensor,
     candidate: torch.Tensor,
     high_precision: torch.Tensor,
-    beyond: torch.Tensor | None = None,
     up_to: float = float("inf"),
 ) -> Closeness:
     """Is the candidate no further from float64 than eager is?
@@ -289,7 +282,6 @@ def as_good_as_eager(
         reference: Eager's tensor.
         candidate: The compiled program's.
         high_precision: The reference in float64.
-        beyond: Where that is a number beyond the dtype's range.
         up_to: Larger elements are left out: their rounding excuses no error in smaller ones.
     """
     eager = distances_from(high_precision, reference)
@@ -300,8 +292,6 @@ def as_good_as_eager(
     eager_rms, compiled_rms = root_mean_square(eager), root_mean_square(compiled)
     wrong = compiled.isinf() & ~eager.isinf()
     wrong |= eager.isinf() & compiled.isfinite() & ~_has_digits(compiled, high_precision, reference.dtype)
-    if beyond is not None:
-        wrong &= ~beyond | _finite(candidate)
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)

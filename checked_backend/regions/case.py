@@ -54,7 +54,6 @@ class Case:
         strong: The same from runs with larger roundings.
         outside: Elements that noise does not explain. Nothing is explained before there is an envelope.
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
-        beyond: Where it is so; None if nowhere.
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         float64_further: The same of further runs, made where the twin is outside of the first ones.
@@ -70,7 +69,6 @@ class Case:
     strong: Envelope | None = None
     outside: Outside = field(default_factory=lambda: Outside(1, 0, float("inf")))
     high_precision: torch.Tensor | None = None
-    beyond: torch.Tensor | None = None
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
     float64_further: Envelope | None = None

@@ -30,9 +30,7 @@ def run_high_precision(cases: Sequence[Case], runs: ControlRuns) -> bool:
     if high is None:
         return False
     for case in cases:
-        found = case.sample(high)
-        case.high_precision = _in_range(case, found)
-        case.beyond = None if found is None else _beyond(found, case.high_precision)
+        case.high_precision = _in_range(case, case.sample(high))
     return True
 
 
@@ -126,13 +124,6 @@ def _in_range(case: Case, value: torch.Tensor | None) -> torch.Tensor | None:
     return torch.where(rounded.isinf(), rounded.to(value.dtype), value)
 
 
-def _beyond(found: torch.Tensor, in_range: torch.Tensor | None) -> torch.Tensor | None:
-    if in_range is None or not found.dtype.is_floating_point:
-        return None
-    beyond = found.isfinite() & in_range.isinf()
-    return beyond if bool(beyond.any()) else None
-
-
 def _compare(cases: Iterable[Case]) -> None:
     for case in cases:
         if case.high_precision is None or case.twin is None:
@@ -161,7 +152,6 @@ def _let_candidate_answer(case: Case, notes: list[str]) -> None:
         candidate=case.twin.to(case.pair.reference.dtype),
         envelope=case.envelope,
         high_precision=case.high_precision,
-        beyond=case.beyond,
     )
     if seen.worst > CLEARLY:
         case.logic_differs = None

@@ -195,7 +195,6 @@ class Hearing:
             reference=case.pair.reference,
             candidate=case.pair.candidate,
             high_precision=case.high_precision,
-            beyond=case.beyond,
             up_to=case.outside.largest * 2**REACH if case.outside else float("inf"),
         )
         case.evidence["eager's distance from float64, rms"] = closeness.eager
@@ -385,7 +384,6 @@ def _still_differs(case: Case, sample: torch.Tensor) -> bool:
         candidate=sample,
         envelope=case.envelope,
         high_precision=case.high_precision,
-        beyond=case.beyond,
         strong=case.strong,
     )
     return bool(found) or bool(case.logic_differs and (difference(case.pair.reference, sample) != 0).any())

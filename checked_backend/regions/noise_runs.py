@@ -53,6 +53,5 @@ def compare_with_noise(cases: Iterable[Case]) -> None:
                 candidate=case.pair.candidate,
                 envelope=case.envelope,
                 high_precision=case.high_precision,
-                beyond=case.beyond,
                 strong=case.strong,
             )

