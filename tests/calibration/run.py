@@ -18,7 +18,7 @@ from checked_backend import Report, check, collect
 from checked_backend.checking.program import Program
 from checked_backend.interpret.perturb import MonteCarloMode
 from checked_backend.interpret.promote import HighPrecisionMode
-from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square
+from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square, unit_roundoff
 from checked_backend.regions import double, hearing, noise_runs
 from checked_backend.regions.ambient import RngState
 
@@ -253,17 +253,22 @@ def _effect(
         name in wide[1] and root_mean_square(difference(one, wide[1][name])) <= EQUIVALENT * root_mean_square(one)
         for name, one in wide[0].items()
     )
-    return 0.0 if equivalent else _ratio(envelopes, *wide), _ratio(envelopes, reference, values(wrong))
+    noise = {
+        # noise never seen at an element is not noise that it cannot have, nor is that of rounding the result itself
+        name: envelope.values.to(torch.float64)
+        .clamp_min(envelope.rms)
+        .clamp_min(unit_roundoff(reference[name].dtype) * root_mean_square(reference[name]))
+        for name, envelope in envelopes.items()
+    }
+    return 0.0 if equivalent else _ratio(noise, *wide), _ratio(noise, reference, values(wrong))
 
 
-def _ratio(envelopes: dict[str, Envelope], right: dict[str, Tensor], wrong: dict[str, Tensor]) -> float:
+def _ratio(noises: dict[str, Tensor], right: dict[str, Tensor], wrong: dict[str, Tensor]) -> float:
     worst = 0.0
-    for name, envelope in envelopes.items():
+    for name, noise in noises.items():
         if name not in wrong or wrong[name].shape != right[name].shape:
             return float("inf")
         gap = difference(right[name], wrong[name]).to(torch.float64)
-        # noise never seen at an element is not noise that it cannot have
-        noise = envelope.values.to(torch.float64).clamp_min(envelope.rms)
         ratios = torch.where(gap == 0, 0.0, gap / noise)
         worst = max(worst, float(ratios.nan_to_num(nan=torch.inf).max().item()) if ratios.numel() else 0.0)
     return worst
