@@ -323,11 +323,12 @@ class Hearing:
             reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
             self._not_judged(case, reason)
             return
-        if case.logic_differs is False and case.outside.overflowed == case.outside.count:
+        if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:
             dtype = str(case.pair.reference.dtype).removeprefix("torch.")
+            right = "; compiled in float64 it is right" if case.logic_differs is False else ""
             reason = (
                 f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
-                "there is nothing to hold the compiled program's against; compiled in float64 it is right"
+                f"there is nothing to hold the compiled program's against{right}"
             )
             self._not_judged(case, reason)
             return
