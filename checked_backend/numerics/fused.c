@@ -39,6 +39,16 @@ static inline float from_float32(int32_t bits) { return as_float((uint32_t)bits)
 
 static inline float from_bfloat16(int16_t bits) { return as_float((uint32_t)bits << 16); }
 
+/* Numbers below 2^-14 have no leading bit: added to 1/2, whose last place is theirs, and 1/2 is taken away again. */
+static inline float from_float16(int16_t bits) {
+    const uint32_t size = (uint32_t)bits & 0x7fff, sign = ((uint32_t)bits & 0x8000) << 16;
+    const float small = as_float(0x3f000000 + size) - 0.5f;
+    const uint32_t large = (size << 13) + (size < 0x7c00 ? 0x38000000 : 0x70000000);
+    uint32_t value;
+    memcpy(&value, &small, sizeof value);
+    return as_float(sign | (size < 0x400 ? value : large));
+}
+
 struct thresholds {
     float above, far, either; /* ratios: greater than the known one; of a greater distance; the lesser of both */
     int32_t wide;             /* bits of a difference that a greater distance has */
@@ -47,18 +57,20 @@ struct thresholds {
 /* What exceeds the greatest ratio and the greatest distance that are known.
 
    A greater distance than `ulp` has a ratio of at least (ulp + 1) * 2^-precision, if that is below 1/2: see measure.py.
-   No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see bits.py. Rounding keeps the
-   order, so none is overlooked. */
-static struct thresholds least_that_count(double ratio, int64_t ulp, int bits, double precision) {
+   No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see bits.py. So a greater gap is
+   more than twice the number of place ulp / 2, less a little for its own rounding: `middle`. Rounding keeps the order,
+   so none is overlooked. */
+static struct thresholds least_that_count(double ratio, int64_t ulp, float middle, double precision) {
     const double least = (double)(ulp + 1) * precision;
-    const int64_t half = ulp / 2 - 3;
     struct thresholds found;
     found.above = nextafterf((float)ratio, INFINITY);
     found.far = least < 0.5 ? (float)least : 0.5f;
     found.either = found.above < found.far ? found.above : found.far;
-    found.wide = half > (1 << 24) >> (32 - bits) ? (int32_t)((half << (32 - bits)) + (1 << 23)) : 0;
+    found.wide = magnitude(2 * middle);
     return found;
 }
+
+#define MIDDLE(WIDEN, BITS) (total->ulp / 2 > 3 ? WIDEN((BITS)(total->ulp / 2 - 3)) : 0)
 
 #define DEFINE_LOOP(NAME, BITS, WIDEN, MASK, PRECISION)                                                                \
     static void NAME##_of_equal(const BITS *values, int length, struct statistics *total) {                            \
@@ -99,7 +111,7 @@ static struct thresholds least_that_count(double ratio, int64_t ulp, int bits, d
         return beyond;                                                                                                 \
     }                                                                                                                  \
     void NAME(const BITS *reference, const BITS *candidate, int64_t count, struct statistics *total) {                 \
-        struct thresholds least = least_that_count(total->ratio, total->ulp, 8 * (int)sizeof(BITS), PRECISION);        \
+        struct thresholds least = least_that_count(total->ratio, total->ulp, MIDDLE(WIDEN, BITS), PRECISION);          \
         int in_vain = 0;                                                                                               \
         for (int64_t start = 0; start < count; start += ROW) {                                                         \
             const BITS *one = reference + start, *other = candidate + start;                                           \
@@ -139,12 +151,13 @@ static struct thresholds least_that_count(double ratio, int64_t ulp, int bits, d
                 total->ratio = as_float(ratio);                                                                        \
                 total->ratio_row = start;                                                                              \
             }                                                                                                          \
-            least = least_that_count(total->ratio, total->ulp, 8 * (int)sizeof(BITS), PRECISION);                      \
+            least = least_that_count(total->ratio, total->ulp, MIDDLE(WIDEN, BITS), PRECISION);                        \
         }                                                                                                              \
     }
 
 DEFINE_LOOP(fused_float32, int32_t, from_float32, 0x7fffffff, 0x1p-24)
 DEFINE_LOOP(fused_bfloat16, int16_t, from_bfloat16, 0x7fff, 0x1p-8)
+DEFINE_LOOP(fused_float16, int16_t, from_float16, 0x7fff, 0x1p-11)
 
 /* The sum of the products that `fingerprint` takes of a chunk: bits times the odd weight of their place, modulo 2^32. */
 #define DEFINE_CHECKSUM(NAME, BITS)                                                                                    \

@@ -24,6 +24,8 @@ __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_lo
 FUSED_ROW = 512
 """Elements of a row: how precisely `FusedStatistics` says where something was found. ``ROW`` in ``fused.c``."""
 
+_FUSED = (torch.float32, torch.bfloat16, torch.float16)
+
 _TIMEOUT = 60.0  # seconds; compiling takes a fifth of one
 
 _TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
@@ -88,9 +90,9 @@ def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
         dtype: Of both tensors.
 
     Returns:
-        The loop; None for other dtypes than float32 and bfloat16, or where nothing could be compiled.
+        The loop; None for other dtypes than float32, bfloat16 and float16, or where nothing could be compiled.
     """
-    function = _function("fused", dtype) if dtype in (torch.float32, torch.bfloat16) else None
+    function = _function("fused", dtype) if dtype in _FUSED else None
     if function is None:
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(FusedStatistics))

@@ -30,9 +30,9 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
     """Measure how two tensors differ.
 
     Both tensors are read once, in blocks that stay in the processor's cache. Apart from buffers of the size of a few
-    blocks nothing is allocated. Large dense float32 and bfloat16 tensors on the CPU are read by one compiled loop, of
-    others blocks that are equal bit for bit are recognised first. All strides are taken as they are: expanded elements
-    count as often as they occur. Neither tensor is written to, and neither needs to be detached.
+    blocks nothing is allocated. Large dense float32, bfloat16 and float16 tensors on the CPU are read by one compiled
+    loop, of others blocks that are equal bit for bit are recognised first. All strides are taken as they are: expanded
+    elements count as often as they occur. Neither tensor is written to, and neither needs to be detached.
 
     Counts are exact. Greatest differences and ratios are those of float64 arithmetic at the element that holds the
     greatest one in the arithmetic used to find it: float32 for formats of up to 32 bits (where the difference of two

@@ -16,7 +16,7 @@ def test_rows_are_those_of_the_source():
     assert re.search(r"ROW = (\d+)", source)[1] == str(FUSED_ROW)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_says_where_and_keeps_what_is_known(dtype):
     reference = torch.ones(3 * FUSED_ROW + 5, dtype=dtype)
     candidate = reference.clone()
@@ -27,7 +27,7 @@ def test_says_where_and_keeps_what_is_known(dtype):
     assert (found.differing, found.peak, found.ratio, found.top) == (2, 2.0, 2.0, 1.0)
     assert found.peak_row == found.ratio_row == 2 * FUSED_ROW
     assert found.squares == 4.25
-    bits = reference.view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
+    bits = reference.view(torch.int32 if dtype is torch.float32 else torch.int16)
     assert found.ulp == 2 * int(bits[0].item())
     again = loop(reference, candidate, 3.0, found.ulp + 1)
     assert (again.ratio, again.ulp, again.differing) == (3.0, found.ulp + 1, 2)
@@ -71,3 +71,17 @@ def test_ratios_of_denormals_are_not_overlooked():
     candidate[0] = 0.05
     reference[-1], candidate[-1] = 2.0**-149, 2.0**-148
     assert loop(reference, candidate, 0.0, 0).ratio == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_number_of_sixteen_bits_is_read_as_torch_reads_it(dtype):
+    loop = fused_loop(dtype)
+    numbers = torch.arange(2**16).to(torch.int16).view(dtype)
+    zeros = torch.zeros(FUSED_ROW, dtype=dtype)
+    for row in numbers.split(FUSED_ROW):
+        found = loop(row.contiguous(), zeros, 0.0, 0)
+        wide = row.float().abs()
+        assert (found.top == wide.max()) or (math.isnan(found.top) and wide.isnan().any())
+        assert found.differing == int((row != 0).sum())
+        if wide.isfinite().all() and wide.max() < 2.0**60:
+            assert found.squares == pytest.approx(wide.double().square().sum().item(), rel=1e-5)

@@ -372,7 +372,7 @@ def test_greatest_of_integers_beyond_float64_precision():
 
 @pytest.fixture(params=["separate passes", "one loop"])
 def loop(request, monkeypatch):
-    """Both ways to read a block of float32 or bfloat16: with torch and NumPy, and compiled."""
+    """Both ways to read a block of float32, bfloat16 or float16: with torch and NumPy, and compiled."""
     if request.param == "one loop":
         assert fused_loop(torch.float32) is not None, "needs a C compiler, as Inductor does"
         monkeypatch.setattr(measure_module, "_LARGE", 0)
@@ -417,7 +417,7 @@ def test_large_tensors_against_numpy(dtype, kind):
 
 
 @pytest.mark.usefixtures("loop")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("position", [0, 150_000, 299_999])
 def test_one_nan_in_a_large_tensor(dtype, position):
     x = torch.ones(300_000, dtype=dtype)
