@@ -730,6 +730,7 @@ def run_composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
+@functools.cache  # torch searches all its operators each time
 def decomposition(op: OpOverload) -> Callable[..., Any]:
     """What torch makes of an operator where it is decomposed.
 
