@@ -18,7 +18,13 @@ from checked_backend.regions.controls import Controls
 from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.judgement import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.ledger import Ledger
-from checked_backend.regions.problems import is_out_of_memory, rng_state_differs, same_exception, same_message
+from checked_backend.regions.problems import (
+    is_out_of_memory,
+    rng_state_differs,
+    same_exception,
+    same_message,
+    told_exception,
+)
 
 __all__ = ["compare_runs", "in_step"]
 
@@ -65,7 +71,7 @@ def compare_runs(
             errors = (reference.backward_error, candidate.backward_error)
             found += [(index, f) for f in _compare_errors(*errors, ledger, during="backward")]
             if reference.backward_error is not None:
-                ledger.skip(Skip("gradients", f"eager has none: {_told(reference.backward_error)}"))
+                ledger.skip(Skip("gradients", f"eager has none: {told_exception(reference.backward_error)}"))
         structure, mine = _compare_structure(reference, candidate, ledger, trained=trained)
         structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
         for skip in flipped:
@@ -203,7 +209,7 @@ def _compare_errors(
 ) -> Iterator[Finding]:
     if reference is not None and candidate is not None:
         if same_exception(reference, candidate):
-            ledger.note(f"eager and the compiled program both raise{_where(during)}: {_told(reference)}")
+            ledger.note(f"eager and the compiled program both raise{_where(during)}: {told_exception(reference)}")
             return
         if same_message(reference, candidate):
             ledger.note(
@@ -228,8 +234,8 @@ def _compare_errors(
             if candidate is None
             else f"eager and the compiled program raise different exceptions{where}"
         ),
-        expected=_told(reference),
-        actual=_told(candidate),
+        expected=told_exception(reference),
+        actual=told_exception(candidate),
     )
 
 
@@ -239,11 +245,3 @@ def _where(during: str) -> str:
 
 def _crash_detail(error: Exception | None, during: str) -> str:
     return "crash.memory" if is_out_of_memory(error) else f"crash.{during}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _told(error: Exception | None) -> str:
-    return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"

@@ -32,6 +32,7 @@ from checked_backend.regions.problems import (
     rng_state_differs,
     same_exception,
     same_message,
+    told_exception,
 )
 from checked_backend.regions.response import Response
 
@@ -184,9 +185,12 @@ class Judge:
         """
         if self._controls(call, None).returns_with_own_random():
             return exception_missing(reference, own_random=True), True
-        if same_exception(reference, candidate) or same_message(reference, candidate):
-            return None, False
-        return exception_differs(reference, candidate), False
+        if not same_message(reference, candidate):
+            if not same_exception(reference, candidate):
+                return exception_differs(reference, candidate), False
+            words = f"eager {told_exception(reference)}; the candidate {told_exception(candidate)}"
+            self._response.note(f"both raise, with other words: {words}")
+        return None, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
         """Judge that both backward passes raise, as they do where an input was written to in between."""

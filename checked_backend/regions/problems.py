@@ -19,6 +19,7 @@ __all__ = [
     "rng_state_differs",
     "same_exception",
     "same_message",
+    "told_exception",
     "unexpected_mutation",
     "wrong_outputs",
 ]
@@ -63,8 +64,8 @@ def exception_differs(reference: BaseException, candidate: BaseException) -> Fin
         detail="exception.type",
         subject="candidate",
         message="both raise, but not the same; eager's was raised",
-        expected=_told(reference),
-        actual=_told(candidate),
+        expected=told_exception(reference),
+        actual=told_exception(candidate),
     )
 
 
@@ -76,12 +77,17 @@ def same_exception(reference: BaseException, candidate: BaseException) -> bool:
 
 def same_message(reference: BaseException, candidate: BaseException) -> bool:
     """Whether the candidate says what eager says: Dynamo raises its own types with the words of others."""
-    said = str(reference).strip().partition("\n")[0]
+    said = _first_line(reference)
     return bool(said) and said in str(candidate)
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+def told_exception(error: BaseException | None) -> str:
+    """An exception's type and the first line of what it says."""
+    return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def wrong_outputs(expected: int, returned: Any) -> Finding:

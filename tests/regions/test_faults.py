@@ -293,7 +293,25 @@ def test_the_same_exception_is_no_finding() -> None:
         with pytest.raises(torch.linalg.LinAlgError):
             checked(torch.linalg.cholesky, faults.clean())(-torch.eye(3))
 
-    assert not gathered(program).findings
+    report = gathered(program)
+    assert not report.findings
+    assert not report.coverage.notes
+
+
+def test_the_same_type_with_other_words_is_told() -> None:
+    def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
+        def run(*_args: Any) -> Any:
+            raise torch.linalg.LinAlgError("something else went wrong")
+
+        return run
+
+    def program() -> None:
+        with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+            checked(torch.linalg.cholesky, compiler)(-torch.eye(3))
+
+    [note] = gathered(program).coverage.notes
+    assert "with other words" in note
+    assert "something else went wrong" in note
 
 
 @pytest.mark.inductor

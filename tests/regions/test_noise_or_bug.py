@@ -856,3 +856,15 @@ def test_what_overflows_must_be_the_same_infinity(instead: float) -> None:
     x = torch.randn(64, dtype=torch.float16) * 500
     report = gathered(lambda: checked(lambda x: x * x, faults.spoiled_output(spoil))(x))
     assert found(report) == {("nonfinite", "output[0]")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_only_what_processors_flush_to_zero_may_be_zero(dtype: torch.dtype) -> None:
+    """Below 1e-38 a number may be lost; nobody flushes those below 6e-5 that float16 keeps with fewer bits."""
+
+    def flush(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(tensor.abs() < torch.finfo(dtype).tiny, 0.0, tensor) if tensor.dtype is dtype else tensor
+
+    x = (torch.randn(400) * torch.finfo(dtype).tiny / 2).to(dtype)
+    report = gathered(lambda: checked(lambda x: x * 0.7, faults.spoiled_output(flush))(x))
+    assert report.verdict is (cb.Verdict.FAIL if dtype is torch.float16 else cb.Verdict.PASS), report
