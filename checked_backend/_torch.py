@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 from torch import fx
+from torch._C import DisableTorchFunctionSubclass
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C import _DisableTorchDispatch as DisableTorchDispatch
 from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
@@ -67,7 +68,7 @@ from torch.utils._python_dispatch import (
     transform_subclass,
 )
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -75,6 +76,7 @@ from torch.utils.checkpoint import _StopRecomputationError as StopRecomputationE
 
 __all__ = [
     "DisableTorchDispatch",
+    "DisableTorchFunctionSubclass",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -163,6 +165,9 @@ __all__ = [
     "transforms_unharmed",
     "tree_flatten",
     "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
     "triton_kernel",
     "uses_numpy",
     "warm_inductor",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from checked_backend._torch import is_wrapper_type
+from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.promote import promote
@@ -181,7 +181,7 @@ class Copier:
         kind = type(tensor)
         if kind in (torch.Tensor, torch.nn.Parameter) or is_wrapper_type(kind) or "__deepcopy__" in vars(kind):
             return copy.deepcopy(tensor, self._memo)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             plain = copy.deepcopy(tensor.as_subclass(torch.Tensor), self._memo)
             return plain.as_subclass(kind)
 

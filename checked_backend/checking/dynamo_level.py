@@ -20,9 +20,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from checked_backend._torch import FakeTensorMode, OpOverload, dynamo_reset, fake_errors_unlogged, fake_refusals
+from checked_backend._torch import (
+    FakeTensorMode,
+    OpOverload,
+    dynamo_reset,
+    fake_errors_unlogged,
+    fake_refusals,
+    tree_leaves,
+    tree_map,
+)
 from checked_backend.checking.program import Program
 from checked_backend.interpret.dispatch import OperatorMode
 from checked_backend.interpret.operators import Operator, OperatorKind
@@ -230,12 +237,12 @@ class _Watch(OperatorMode):
         self._look_at_fakes = look_at_fakes
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = tuple(map(_described, pytree.tree_leaves((args, kwargs))))
+        given = tuple(map(_described, tree_leaves((args, kwargs))))
         fakes = _fakes(args, kwargs) if self._look_at_fakes else None
         in_place = torch.Tag.inplace_view in func.tags
         shape = args[0].shape if in_place else None
         result = func(*args, **kwargs)
-        leaves = pytree.tree_leaves(result)
+        leaves = tree_leaves(result)
         made = tuple(map(_described, leaves))
         marks = () if operator.kind is OperatorKind.UNINITIALISED else tuple(map(_mark, leaves))
         told = None if fakes is None else _disagreement(func, *fakes, leaves)
@@ -261,7 +268,7 @@ def _fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any] | None:
         return mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
 
     try:
-        return (mode, *pytree.tree_map(fake, (args, kwargs)))
+        return (mode, *tree_map(fake, (args, kwargs)))
     except Exception:  # tensors of which there are no fakes
         return None
 
@@ -270,7 +277,7 @@ def _disagreement(func: OpOverload, mode: FakeTensorMode, args: Any, kwargs: Any
     """What an operator's fake kernel says otherwise than the real one."""
     try:
         with mode, fake_errors_unlogged():
-            fakes = pytree.tree_leaves(func(*args, **kwargs))
+            fakes = tree_leaves(func(*args, **kwargs))
     except fake_refusals():  # it depends on data
         return None
     except Exception as error:

@@ -17,6 +17,7 @@ from checked_backend._torch import (
     disable_fake_tensor_cache,
     fake_kernel,
     tree_leaves,
+    tree_map,
 )
 from checked_backend.interpret.expected import Mismatch
 from checked_backend.interpret.own_call import own_call
@@ -113,7 +114,7 @@ def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 
     with torch.no_grad(), nullcontext() if cached else disable_fake_tensor_cache(mode), mode:
         for _ in range(2 if cached else 1):
-            given = torch.utils._pytree.tree_map(fake, (args, kwargs))
+            given = tree_map(fake, (args, kwargs))
             result = operator(*given[0], **given[1])
     return result, given
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch import tree_leaves, tree_map_only
 from checked_backend.interpret.expected import ExpectedTensor, Mismatch, Size, compare
 from checked_backend.interpret.fault import is_own_fault
 from checked_backend.interpret.findings import Problem, to_finding
@@ -122,7 +122,7 @@ class Run:
         plan, checks = self._code.plans[index], self._owner.settings.checks
         memory = self._owner.history.memory
         # an operator may change the shape or the strides of what it is given
-        given = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        given = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
         result, mismatches = call_watched(plan.node, target, args, kwargs, checks=checks, memory=memory)
         self._add(plan, mismatches, {}, given)
         return result

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from checked_backend._torch import tree_flatten, tree_map, tree_unflatten
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.noise import NoiseSource, unit_roundoff
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
@@ -83,17 +83,17 @@ class _CallControls:
             noise.perturb_(copy, magnitude * unit_roundoff(value.dtype))
             return copy
 
-        args, kwargs = pytree.tree_map(perturbed, (self.call.args, dict(self.call.kwargs)))
+        args, kwargs = tree_map(perturbed, (self.call.args, dict(self.call.kwargs)))
         with MonteCarloMode(seed, magnitude, correlated=magnitude > 1):
             return values_of(self.call.run(*args, **kwargs))
 
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         del held
-        leaves, spec = pytree.tree_flatten((self.call.args, dict(self.call.kwargs)))
+        leaves, spec = tree_flatten((self.call.args, dict(self.call.kwargs)))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         for place, wide in zip(places, promote([leaves[place] for place in places]), strict=True):
             leaves[place] = wide
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        args, kwargs = tree_unflatten(leaves, spec)
         with HighPrecisionMode(default_dtype=False):
             if seed is None:
                 return values_of(self.call.run(*args, **kwargs))

@@ -15,9 +15,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from checked_backend._torch import OpOverload, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch import (
+    OpOverload,
+    TracingContext,
+    compiling,
+    detect_fake_mode,
+    tracing,
+    tree_flatten,
+    tree_unflatten,
+)
 from checked_backend.interpret.effects import writes
 from checked_backend.interpret.operators import OperatorKind, describe_operator
 from checked_backend.interpret.random import RandomTape, RecordRandom
@@ -215,8 +222,8 @@ def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:
 
 
 def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(copy_values(leaves), spec)
+    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(copy_values(leaves), spec)
     return copies
 
 
