@@ -37,6 +37,7 @@ from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
 from checked_backend.reduce import Untranslatable, write_source_repro
+from checked_backend.regions.candidate import eager_graph
 
 __all__ = ["Blame", "blame_in_dynamo", "with_blame"]
 
@@ -168,9 +169,11 @@ def blame_in_dynamo(program: Program, *, dynamic: bool | None) -> Blame | None:
 
 
 def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watch) -> Callable[..., Any]:
+    traced = eager_graph(gm).forward
+
     def run(*args: Any) -> Any:
         with watch:
-            return gm.forward(*args)
+            return traced(*args)
 
     return run
 

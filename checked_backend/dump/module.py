@@ -16,6 +16,7 @@ from checked_backend._torch import dump_code
 from checked_backend.dump import standalone
 from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function
+from checked_backend.interpret.powers import powers_called
 
 __all__ = ["graph_name", "module_source", "repro_source"]
 
@@ -250,7 +251,7 @@ def _add_class(
     if graph["constants"]:
         made.append(f"constants = _constants({_specs(graph['constants'], encoded)})")
         made += [f"{_assign(attribute, made)} = constants[{attribute!r}]" for attribute in graph["constants"]]
-    code, used = dump_code(gm.graph)
+    code, used = dump_code(powers_called(gm.graph))
     names.update(used)
     for attribute in graph["subgraphs"]:
         code = re.sub(rf"\b{re.escape(attribute)}\b", _local(attribute), code)

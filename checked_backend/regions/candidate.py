@@ -22,6 +22,7 @@ from checked_backend._torch import (
     lookup_backend,
 )
 from checked_backend.errors import CandidateError, OptionError
+from checked_backend.interpret.powers import powers_called
 from checked_backend.options import CheckOptions
 
 __all__ = [
@@ -157,10 +158,11 @@ def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Se
 
 
 def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """Copy a graph for eager: activation checkpointing recomputes with the random state of its forward pass.
+    """Copy a graph for eager, so that its ``forward`` computes what the user's program does.
 
-    Dynamo's own operator for it is a mark for AOT autograd; run as it is, it draws new dropout masks in the backward
-    pass. That for nested compiled regions cannot be differentiated at all outside of a compiler.
+    Activation checkpointing recomputes with the random state of its forward pass: Dynamo's own operator for it is a
+    mark for AOT autograd; run as it is, it draws new dropout masks in the backward pass. That for nested compiled
+    regions cannot be differentiated at all outside of a compiler. Powers of negative numbers are spelled as calls.
     """
     copied = copy_graph(gm)
     mark, nested = torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.invoke_subgraph
@@ -170,7 +172,7 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
                 node.target = checkpoint
             for node in body.graph.find_nodes(op="call_function", target=nested):
                 node.target = _call_body
-            body.recompile()
+            body.graph = powers_called(body.graph)  # which compiles it anew
     return copied
 
 

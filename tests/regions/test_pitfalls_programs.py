@@ -233,3 +233,22 @@ def test_dynamo_reset() -> None:
         torch._dynamo.reset()
         outputs.square().sum().backward()
     assert ("logic", "grad[linear.weight]") in found(session.report)
+
+
+def test_powers_of_negative_numbers() -> None:
+    """FX's own code for them has another sign, which is what torch's backend ``eager`` runs."""
+
+    returned = []
+
+    def program(compile_: Compile) -> None:
+        x = torch.arange(1.0, 5.0, requires_grad=True)
+        returned[:] = compile_(lambda x: ((-2.0) ** x.detach(), (-3) ** x.detach() + x))(x)
+        returned[1].sum().backward()
+
+    report = audit(program, "aot_eager")
+    assert agreed(report)
+    assert report.coverage.checked["outputs"] == 2
+    assert returned[0].tolist() == [-2.0, 4.0, -8.0, 16.0]
+    assert ("logic", "output[0]") in found(audit(program, faults.wrong_value(0)))
+    assert found(audit(program, "eager", on_divergence="fallback")) == {("logic", "output[0]"), ("logic", "output[1]")}
+    assert returned[0].tolist() == [-2.0, 4.0, -8.0, 16.0]  # eager's, not what FX's code computes
