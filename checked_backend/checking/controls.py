@@ -17,6 +17,7 @@ from checked_backend.interpret.choices import ChoiceTape, HoldChoices, RecordCho
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.regions.candidate import eager_graph
 from checked_backend.regions.controls import MadeElsewhereError, Values
 
 __all__ = ["ProgramControls"]
@@ -88,10 +89,10 @@ class ProgramControls:
         """Eager in float64."""
         if seed is not None:
             noise = MonteCarloMode(seed, magnitude, correlated=True)
-            modes = self._replaying(noise, HighPrecisionMode(), held=held, in_float64=True)
+            modes = self._replaying(noise, held=held, in_float64=True)
             return self._values(self.program.run_all(modes=modes, wide=True))
         choices: list[ChoiceTape] = []
-        under = self._replaying(HighPrecisionMode())
+        under = self._replaying(in_float64=True)
 
         def recording(number: int) -> Sequence[AbstractContextManager[Any]]:
             choices.append(ChoiceTape())
@@ -128,20 +129,23 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         return None
 
-    def _replaying(self, *modes: AbstractContextManager[Any], held: bool = False, in_float64: bool = False) -> Modes:
+    def _replaying(self, *noise: MonteCarloMode, held: bool = False, in_float64: bool = False) -> Modes:
         if not self._recorded:
             self.repeat()
+        wide = (HighPrecisionMode(),) if in_float64 else ()
 
         def under(number: int) -> Sequence[AbstractContextManager[Any]]:
             # A perturbed run may ask for its loss more often than the recorded one: then it draws for itself.
             if number >= len(self._tapes):
-                return modes
+                return *noise, *wide
             replay = ReplayRandom(self._tapes[number])
             choices = self._choices.get(in_float64, ()) if held else ()
             if number >= len(choices):
-                return replay, *modes
-            self._held[in_float64].append(HoldChoices(choices[number]))
-            return replay, self._held[in_float64][-1], *modes
+                return replay, *noise, *wide
+            hold = HoldChoices(choices[number])
+            self._held[in_float64].append(hold)
+            # after the noise, so that it does not see what an operator is taken apart into
+            return replay, *noise, hold, *wide
 
         return under
 
@@ -167,8 +171,10 @@ class _Traced:
         return partial(torch.compile, backend=self._compile)
 
     def _compile(self, gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        traced = eager_graph(gm).forward
+
         def run(*args: Any) -> Any:
             with self._mode:
-                return gm.forward(*args)
+                return traced(*args)
 
         return run

@@ -6,7 +6,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ class Program:
             The outcome; an exception of the program is in it, not raised.
         """
         made = [mode() for mode in modes]
-        return Run(self, transform, wide=wide, modes=lambda _: made).step(self.calls[0])
+        return Run(self, transform, wide=wide, modes=lambda _: made).step(0, self.calls[0])
 
     def run_all(
         self, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
@@ -101,8 +101,8 @@ class Program:
         """Run all calls on one fresh copy, up to the first that raises if they are `continued`."""
         running = Run(self, transform, wide=wide, modes=modes)
         outcomes: list[Outcome] = []
-        for call in self.calls:
-            outcomes.append(running.step(call))
+        for number, call in enumerate(self.calls):
+            outcomes.append(running.step(number, call))
             if self.continued and (outcomes[-1].error or outcomes[-1].backward_error):
                 break
         return outcomes
@@ -140,19 +140,19 @@ class Run:
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rng = program.rng
         self._host = _HostRandom()
-        self._steps = 0
+        self._started = False
         self.evaluations = 0
 
     def leaves(self, call: Call) -> list[tuple[str, Any]]:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
 
-    def step(self, call: Call, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Outcome:
+    def step(self, number: int, call: Call) -> Outcome:
         """Run one call, its backward pass and the optimizer's step.
 
         Args:
+            number: Its place among the calls that are compared: its backward pass has gradients of its own.
             call: The call; the same one again goes on with the same copies of its arguments.
-            around: Entered around what the program does.
 
         Returns:
             The outcome; an exception of the program is in it, not raised.
@@ -163,13 +163,14 @@ class Run:
         args, kwargs = self._copies(call)
         state = State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
         self._prepare(state)
+        objective = Objective(number, bounded=self._optimizer is not None)
         outcome = Outcome()
         before, host = RngState.capture(tuple(self._rng.cuda)), _HostRandom()
         try:
             self._rng.restore()
             self._host.restore()
-            with self._entered(), around():
-                self._train(args, kwargs, state, outcome)
+            with self._entered():
+                self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
                 self._rng, self._host = outcome.rng, _HostRandom()
@@ -179,7 +180,7 @@ class Run:
         finally:
             before.restore()
             host.restore()
-        self._steps += 1
+        self._started = True
         self._look(call, outcome)
         return outcome
 
@@ -195,10 +196,10 @@ class Run:
     def _prepare(self, state: State) -> None:
         """Put the state back to where the first call found it, forget gradients, make the optimizer."""
         if not self._program.continued:
-            if not self._steps:
+            if not self._started:
                 self._initial = [(tensor, tensor.detach().clone()) for tensor in state.restorable()]
             with torch.no_grad():
-                for tensor, value in self._initial if self._steps else ():
+                for tensor, value in self._initial if self._started else ():
                     if tensor.shape == value.shape:
                         tensor.copy_(value)
         for leaf in state.differentiable.values():
@@ -210,21 +211,28 @@ class Run:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
-        with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
+        with ExitStack() as stack:
+            stack.enter_context(modes_unharmed(kinds))
+            stack.enter_context(torch.set_grad_enabled(self._program.gradients))
+            stack.enter_context(warnings.catch_warnings())
             _no_warning_is_an_error()
+            if self._called is self._function:  # nor is any part of eager compiled that the program itself compiles
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
     # the call
 
-    def _train(self, args: list[Any], kwargs: dict[str, Any], state: State, outcome: Outcome) -> None:
+    def _train(
+        self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
+    ) -> None:
         if self._optimizer is None:
-            self._evaluate(args, kwargs, state, outcome)
+            self._evaluate(args, kwargs, state, objective, outcome)
             return
         optimizer = self._optimizer
 
         def closure() -> Any:
             optimizer.zero_grad()
-            loss = self._evaluate(args, kwargs, state, outcome)
+            loss = self._evaluate(args, kwargs, state, objective, outcome)
             if outcome.backward_error is not None:
                 raise _StepImpossible
             return loss
@@ -241,7 +249,9 @@ class Run:
             raise _ProgramError(error) from error
         outcome.subjects |= dict(optimizer_state(optimizer, self._trained))
 
-    def _evaluate(self, args: list[Any], kwargs: dict[str, Any], state: State, outcome: Outcome) -> Any:
+    def _evaluate(
+        self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
+    ) -> Any:
         """Call the function and run its backward pass. The first evaluation of a step is the one that is compared."""
         first = not outcome.evaluations
         outcome.evaluations += 1
@@ -262,7 +272,6 @@ class Run:
             # a lazy module has its parameters only now
             wanted = state.with_parameters_of(self._function).differentiable if roots else {}
             if wanted:
-                objective = Objective(self._steps, bounded=self._optimizer is not None)
                 try:
                     loss = run_backward(roots, list(wanted.values()), objective)
                 except Exception as error:  # the program's own: compared with the other run's

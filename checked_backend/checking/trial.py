@@ -112,16 +112,16 @@ class _Pair:
 
     def step(self, call: Call) -> bool:
         """Run a call on both sides. Returns whether neither raised."""
-        self.compiled(call, self.reference.step(call))
+        self.compiled(call, self.reference.step(len(self.calls), call))
         last = (self.references[-1], self.candidates[-1])
         return all(outcome.error is None and outcome.backward_error is None for outcome in last)
 
     def compiled(self, call: Call, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
+        index = len(self.calls)
         self.results.forget()
         with collect() as session, self.tracing.watch():
-            candidate = self.candidate.step(call)
-        index = len(self.calls)
+            candidate = self.candidate.step(index, call)
         self.calls.append(call)
         self.references.append(reference)
         self.candidates.append(candidate)
@@ -132,7 +132,7 @@ class _Pair:
 
 def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:
     """Run a variant, if eager accepts it."""
-    reference = pair.reference.step(call)
+    reference = pair.reference.step(len(pair.calls), call)  # a refused one has no number
     refusal = reference.error or (None if pair.references[0].backward_error else reference.backward_error)
     if refusal is not None:
         why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]

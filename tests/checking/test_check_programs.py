@@ -17,6 +17,7 @@ import pytest
 import torch
 from check_tools import Net, agreed, batch, found, only, skips
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from transformers.modeling_outputs import BaseModelOutput
 
 import checked_backend as cb
@@ -459,6 +460,38 @@ def test_nothing_of_the_users_changes() -> None:
     assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
     assert torch.equal(torch.get_rng_state(), rng)
     assert torch.is_grad_enabled()
+
+
+def test_what_the_program_itself_compiles_is_eager_in_eager() -> None:
+    """Else what a compiler does wrong there would be on both sides, or on eager's alone."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    wrong = faults.wrong_value(0)
+    for compiler in ("eager", wrong):
+        inner = torch.compile(double, backend=compiler)
+        agreed(cb.check(lambda x, inner=inner: inner(x) + 1, (batch(3),), compiler="aot_eager"))
+        assert only(cb.check(lambda x, inner=inner: inner(x) + 1, (batch(3),), compiler=wrong)).detail == "logic"
+    torch.testing.assert_close(inner(torch.ones(3)), faults.changed(double(torch.ones(3))))  # compiled, for the user
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention() -> None:
+    """In eager it calls ``torch.compile`` itself, which compiles nothing under the modes of the control runs."""
+    query, key, value = (batch(1, 2, 128, 16) for _ in range(3))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scores = lambda score, _batch, _head, i, j: score + 0.5 * (j - i)  # noqa: E731
+        return flex_attention(query, key, value, score_mod=scores) @ value.mT  # type: ignore[no-any-return]
+
+    def last_bit(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 2**-23) if tensor.dtype is torch.float32 else tensor
+
+    report = agreed(cb.check(attend, (query, key, value), compiler=faults.spoiled_output(last_bit)))
+    assert report.coverage.detection_power["output[0]"] < 1e-3
+    assert not [skip for skip in report.coverage.skipped if "Monte Carlo" in skip.subject]
+    assert only(cb.check(attend, (query, key, value), compiler=faults.wrong_value(0))).detail == "logic"
 
 
 def test_it_reads_well_in_a_test_case() -> None:

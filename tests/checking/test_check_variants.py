@@ -132,6 +132,20 @@ def test_sizes_that_eager_refuses_are_skipped() -> None:
     assert weight.grad is None
 
 
+def test_after_a_size_that_eager_refuses_gradients_are_compared() -> None:
+    """Both sides and every control run are given the same gradients, however many calls were refused before."""
+
+    def even(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] % 2:
+            raise ValueError("an odd batch")
+        return x.square()
+
+    report = agreed(cb.check(even, (batch(4, 3, grad=True),), compiler="aot_eager", dynamic=True))
+    assert "eager refuses it: ValueError: an odd batch" in skips(report)
+    assert report.coverage.checked["gradients"] > 4
+    assert not report.coverage.detection_power  # all are equal bit for bit
+
+
 def test_integers_stay_valid_indices_when_sizes_shrink() -> None:
     report = cb.check(lambda x, i: x[i], (batch(6, 2), torch.tensor([5, 0, 3])), compiler="eager", dynamic=True)
     agreed(report)
