@@ -167,10 +167,12 @@ class RegionControls:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
         hold = HoldChoices(self._choices) if held and self._choices is not None else None
-        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
-        if hold is not None:
+        modes: list[Callable[[], Any]] = [
+            lambda: ReplayRandom(tape),
+            lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1),
+        ]
+        if hold is not None:  # entered later, so that it does not see what an operator is taken apart into
             modes.append(lambda: hold)
-        modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1))
         values = self._run(self.variants.reference, modes=modes)
         self._take_note(hold, in_float64=False)
         return values
@@ -182,10 +184,10 @@ class RegionControls:
         modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
         if seed is None:
             modes.append(lambda: RecordChoices(choices))
-        if hold is not None:
-            modes.append(lambda: hold)
         if seed is not None:
             modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=True))
+        if hold is not None:
+            modes.append(lambda: hold)
         modes.append(lambda: HighPrecisionMode(default_dtype=self.variants.default_dtype))
         values = self._run(self.variants.reference, modes=modes, wide=True)
         if seed is None:

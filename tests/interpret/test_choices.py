@@ -16,7 +16,7 @@ def recorded(program):
 
 def held(program, tape, seed=0):
     hold = HoldChoices(tape)
-    with hold, MonteCarloMode(seed, 4.0):
+    with MonteCarloMode(seed, 4.0), hold:
         return program(), hold.flips
 
 
@@ -34,6 +34,9 @@ PROGRAMS = {
     "division that rounds": lambda: torch.div(TIED * 1.1, 1.1, rounding_mode="floor"),
     "buckets": lambda: torch.bucketize(TIED * 1.1, torch.tensor([0.0, 1.1, 2.2])),
     "places": lambda: (TIED * 1.1 / 1.1 >= 1).nonzero(),
+    "after operators that are taken apart": lambda: (
+        torch.logsumexp(TIED, -1, keepdim=True) * 0 + torch.logaddexp(TIED, TIED) * 0 + TIED * 1.1 / 1.1 == TIED
+    ),
     "what differs": lambda: torch.unique(TIED * 1.1, return_inverse=True)[1],
 }
 
