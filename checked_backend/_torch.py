@@ -143,6 +143,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
+    "is_zero_tensor",
     "jit_autocast_off",
     "list_backends",
     "lookup_backend",
@@ -761,6 +762,11 @@ def higher_order_kernel(op: HigherOrderOperator) -> Callable[..., Any] | None:
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of a tensor with its negative bit flipped."""
     return torch._neg_view(tensor)
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether torch keeps a tensor as a zero without memory, as ``sgn``'s gradient (``ZeroTensorFallback.cpp``)."""
+    return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ZeroTensor)
 
 
 def storage_identity(tensor: torch.Tensor) -> int:

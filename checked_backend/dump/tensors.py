@@ -18,6 +18,7 @@ import torch
 from checked_backend._torch import (
     FakeTensor,
     is_traceable_wrapper_subclass,
+    is_zero_tensor,
     neg_view,
     size_hint,
     storage_identity,
@@ -98,6 +99,8 @@ class TensorTable:
         }
 
     def _place(self, tensor: torch.Tensor, shape: list[int], stride: list[int], offset: int) -> int:
+        if is_zero_tensor(tensor):
+            tensor = tensor.clone()  # which has memory
         identity = storage_identity(tensor)
         if identity not in self._places:
             self._places[identity] = len(self._storages)
@@ -174,7 +177,7 @@ def fingerprint(data: torch.Tensor) -> str:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta" and not is_zero_tensor(tensor)
 
 
 def _region(owner: torch.Tensor, start: int, end: int) -> torch.Tensor:

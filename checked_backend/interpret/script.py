@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import negative_view, storage_identity, tree_leaves
+from checked_backend._torch import is_zero_tensor, negative_view, storage_identity, tree_leaves
 from checked_backend.interpret.own_call import own_call
 from checked_backend.interpret.schema import is_custom
 
@@ -232,7 +232,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
-        and not (tensor.is_quantized or tensor.is_nested)
+        and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
     )
 
 

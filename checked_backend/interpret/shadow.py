@@ -10,6 +10,7 @@ from checked_backend._torch import (
     DisableTorchDispatch,
     FakeTensor,
     is_wrapper_type,
+    is_zero_tensor,
     negative_view,
     rewrapped,
     storage_identity,
@@ -60,7 +61,7 @@ class Shadows:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise PromotionError(f"{type(tensor).__name__} (a tensor subclass) cannot be promoted to float64.")
         with DisableTorchDispatch(), torch.no_grad():
-            if tensor.layout != torch.strided:
+            if tensor.layout != torch.strided or is_zero_tensor(tensor):
                 return tensor.detach().to(target)
             flat = self._storage(tensor, target)
             view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from checked_backend._torch import is_zero_tensor
+
 __all__ = [
     "FORMATS",
     "FloatFormat",
@@ -16,6 +18,7 @@ __all__ = [
     "same_bits",
     "unsigned_gap",
     "unsigned_to_float64",
+    "with_memory",
 ]
 
 
@@ -56,6 +59,13 @@ _BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def bit_view(tensor: torch.Tensor) -> torch.Tensor:
     """A real tensor's bit patterns as integers, without a copy."""
     return tensor.view(_BITS_OF_SIZE[tensor.element_size()])
+
+
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; one zero, expanded, for those that torch keeps as zeros without memory to read."""
+    if not is_zero_tensor(tensor):
+        return tensor
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
 __all__ = ["fingerprint"]
@@ -28,7 +29,7 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
     with torch.no_grad():
-        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = with_memory(tensor.detach()).resolve_conj().resolve_neg()
         if plain.dtype.is_complex:
             plain = torch.view_as_real(plain)
         flat = _flat(plain)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, same_bits
+from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, same_bits, with_memory
 from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
 from checked_backend.numerics.exact import Classes, count, greatest_integer_gap, read_exactly
 from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
@@ -65,7 +65,7 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
             message = f"reference and candidate differ in {aspect}: {expected} and {actual}"
             raise ValueError(f"{message}. Values are measured only where the structure is the same.")
     with _plain_arithmetic(reference.device):
-        return _Measurement(reference.detach(), candidate.detach(), _block_size).run()
+        return _Measurement(with_memory(reference.detach()), with_memory(candidate.detach()), _block_size).run()
 
 
 @contextmanager

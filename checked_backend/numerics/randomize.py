@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from checked_backend._torch import neg_view, storage_identity, tree_flatten
+from checked_backend._torch import is_zero_tensor, neg_view, storage_identity, tree_flatten
 from checked_backend.numerics.bits import bit_view
 
 __all__ = ["randomize", "randomize_tensors"]
@@ -79,7 +79,12 @@ def randomize_tensors(tensors: Sequence[torch.Tensor], seed: int = 0) -> list[to
 
 def _has_plain_memory(tensor: torch.Tensor) -> bool:
     plain = tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() > 0
+    return (
+        plain
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.numel() > 0
+        and not is_zero_tensor(tensor)
+    )
 
 
 def _fresh_memory(views: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from checked_backend.numerics.bits import FORMATS
+from checked_backend.numerics.bits import FORMATS, with_memory
 from checked_backend.numerics.fused import fused_loop
 
 __all__ = ["Glance", "screen"]
@@ -50,7 +50,7 @@ def screen(*, reference: torch.Tensor, candidate: torch.Tensor) -> Glance | None
     if reference.dtype != candidate.dtype or reference.layout is not torch.strided or not reference.numel():
         return None
     with torch.no_grad():
-        flat = _flat_alike(reference.detach(), candidate.detach())
+        flat = _flat_alike(with_memory(reference.detach()), with_memory(candidate.detach()))
         if flat is None:
             return None
         greatest, squares, reference_squares = _reduce(*flat)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend.numerics.bits import with_memory
 from checked_backend.reduce.forms import form_of
 from checked_backend.reduce.program import Program, call_nodes, outputs
 
@@ -88,7 +89,7 @@ def fingerprint(program: Program) -> str:
             digest.update(repr(value).encode())
             continue
         digest.update(f"{value.dtype} {value.device} {tuple(value.shape)} {value.stride()}".encode())
-        data = value.detach().contiguous().cpu()
+        data = with_memory(value.detach()).contiguous().cpu()
         if data.numel():
             digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from checked_backend._torch import inner_tensors
+from checked_backend.numerics.bits import with_memory
 
 __all__ = [
     "COMPRESSED",
@@ -171,7 +172,8 @@ def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``.
 
     Of a sparse tensor it is the stored values (COO: those of one place added up), of a quantised one and of oneDNN's
-    layout a plain copy, of a nested one its parts. A meta tensor has no values.
+    layout a plain copy, of a nested one its parts, of zeros without memory such with one. A meta tensor
+    has no values.
     """
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return {}
@@ -190,7 +192,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().values()
     if tensor.is_quantized:
         return tensor.detach().dequantize()
-    return tensor.detach().to_dense() if tensor.is_mkldnn else tensor
+    return tensor.detach().to_dense() if tensor.is_mkldnn else with_memory(tensor)
 
 
 def compressed_indices(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ from checked_backend._torch import (
     is_functorch_wrapped_tensor,
     will_engine_execute_node,
 )
-from checked_backend.numerics.bits import same_bits
+from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, gradient_edge
 
 __all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges", "was_written_to"]
@@ -283,7 +283,7 @@ def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool
     """Whether a gradient is no longer what was kept of it."""
     if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
         return False
-    before, after = (one.detach().resolve_conj().resolve_neg() for one in (kept, grad))
+    before, after = (with_memory(one.detach()).resolve_conj().resolve_neg() for one in (kept, grad))
     return not same_bits(before, after)
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import FakeTensorMode, OpOverload, TorchDispatchMode, neg_view, transforms_unharmed
+from checked_backend._torch import (
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    is_zero_tensor,
+    neg_view,
+    transforms_unharmed,
+)
 
 __all__ = ["Effects", "Inputs", "copy_values", "find_effects", "storage_key"]
 
@@ -41,7 +48,7 @@ class Effects:
 
 def storage_key(tensor: torch.Tensor) -> int | None:
     """An identity of the memory that a tensor lives in; None if it has none."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or is_zero_tensor(tensor):
         return None
     try:
         return int(tensor.untyped_storage()._cdata)

@@ -60,3 +60,10 @@ def test_order_is_noticed_and_layout_is_not():
 def test_what_has_no_bits_has_none():
     assert fingerprint(torch.eye(3).to_sparse()) is None
     assert fingerprint(torch.empty(3, device="meta")) is None
+
+
+@pytest.mark.parametrize("count", [5, module._LARGE])
+def test_zeros_without_memory(count: int) -> None:
+    x = torch.ones(count, requires_grad=True)
+    [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
+    assert fingerprint(zeros) == fingerprint(torch.zeros(count))

@@ -326,6 +326,23 @@ def test_conjugate_and_negative_views():
     assert x.conj().imag.is_neg()
 
 
+@pytest.mark.parametrize("count", [5, 1 << 17])
+def test_zeros_without_memory(count):
+    """What torch keeps as zeros without memory (the gradient of ``sgn``) is read as zeros."""
+    x = torch.ones(count, requires_grad=True)
+    [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
+    other = torch.zeros(count)
+    other[3] = 2.0
+    for from_elements in (0, sys.maxsize):
+        with mock.patch.object(measure_module, "_LARGE", from_elements):
+            assert measure(reference=zeros, candidate=torch.zeros(count)).bitwise_equal
+            for reference, candidate in ((zeros, other), (other, zeros)):
+                metrics = measure(reference=reference, candidate=candidate)
+                assert (metrics.mismatched, metrics.max_abs_diff, metrics.index) == (1, 2.0, (3,))
+    with pytest.raises(RuntimeError):
+        zeros.numpy()  # it has no memory
+
+
 def test_signed_zero_nan_and_infinity_are_equal_to_themselves():
     x = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1.0])
     y = torch.tensor([-0.0, 0.0, -math.nan, math.inf, -math.inf, 1.0])

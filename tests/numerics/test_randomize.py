@@ -137,8 +137,9 @@ def test_aliases_stay_aliases():
         lambda: torch.full((3,), float("nan")),
         lambda: torch.randn(3, device="meta"),
         lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.quint8),
+        lambda: torch.autograd.grad(torch.sgn(x := torch.ones(4, requires_grad=True)).sum(), x)[0],
     ],
-    ids=["one integer", "sorted", "empty", "sparse", "nan", "meta", "quantized"],
+    ids=["one integer", "sorted", "empty", "sparse", "nan", "meta", "quantized", "zeros without memory"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_varied_is_the_same_object(make):

@@ -15,6 +15,15 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("way")
+def test_zeros_without_memory():
+    x = torch.ones(9, requires_grad=True)
+    [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
+    glance = screen(reference=zeros, candidate=torch.full((9,), 2.0))
+    assert glance is not None
+    assert (glance.max_abs_diff, glance.rmse, glance.reference_rms) == (2.0, 2.0, 0.0)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("shape", [(1,), (300, 1001), (3, 5, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_says_what_measure_says(dtype, shape):

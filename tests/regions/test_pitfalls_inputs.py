@@ -8,8 +8,10 @@ from typing import Any
 import faults
 import pytest
 import torch
-from region_tools import audit, backwards, clean_reports, found
+from region_tools import agreed, audit, backwards, clean_reports, found
 from torch import nn
+
+import checked_backend as cb
 
 Compile = Callable[..., Any]
 
@@ -355,3 +357,31 @@ def test_expanded_and_permuted_inputs() -> None:
     for how in ("python", "aot"):
         assert found(audit(program, faults.scaled_gradient("a", how))) == {("logic", "grad[a]")}
         assert ("structure.stride", "output[0]") in found(audit(program, faults.wrong_stride(0, how)))
+
+
+def zeros_without_memory(count: int) -> torch.Tensor:
+    """The gradient of ``sgn``, of which torch stores nothing."""
+    x = torch.ones(count, requires_grad=True)
+    [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
+    with pytest.raises(RuntimeError):
+        zeros.numpy()
+    return zeros
+
+
+@pytest.mark.parametrize("count", [5, 1 << 17])
+def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
+    """Reading their memory would end the process."""
+
+    def program(compile_: Compile) -> None:
+        run = compile_(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()))
+        for _ in range(3):
+            run(torch.randn(count, requires_grad=True), zeros_without_memory(count))[0].sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 3
+    assert ("logic", "output[2]") in found(audit(program, faults.wrong_value(2)))
+    assert found(audit(program, faults.spoiled_gradient("x", lambda grad: grad + 0.5))) == {("logic", "grad[x]")}
+    given = torch.randn(count, requires_grad=True), zeros_without_memory(count)
+    whole = cb.check(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()), given, compiler="aot_eager")
+    assert agreed(whole)
+    assert whole.coverage.checked["gradients"] == 1
