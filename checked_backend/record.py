@@ -186,6 +186,8 @@ class Coverage:
         ignored: Findings that the user asked not to report.
         notes: Remarks that change no verdict (``fusion-rounding``, a control that was not needed).
         detection_power: Per subject, the smallest relative error that the check would have caught.
+        kernel_power: The same for errors that only kernels of the tensor's own precision have, where the float64 twin
+            has shown the logic to be right: noise hides those that are smaller.
     """
 
     regions: tuple[RegionInfo, ...] = ()
@@ -194,3 +196,4 @@ class Coverage:
     ignored: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     detection_power: Mapping[str, float] = field(default_factory=dict)
+    kernel_power: Mapping[str, float] = field(default_factory=dict)

@@ -220,11 +220,16 @@ def _told_once(regions: Coverage, program: Coverage) -> tuple[Coverage, Coverage
     if len(regions.regions) != 1:
         return regions, program
     powers = dict(regions.detection_power), dict(program.detection_power)
+    kernels = dict(regions.kernel_power), dict(program.kernel_power)
     ordered = any(len(_outputs(names)) > 1 for names in powers)
-    for name in powers[0].keys() & powers[1].keys():
-        if name.startswith("grad[") or (name in _outputs(powers[0]) and not ordered):
-            powers[0][name] = powers[1][name] = min(powers[0][name], powers[1][name])
-    return replace(regions, detection_power=powers[0]), replace(program, detection_power=powers[1])
+    for one, other in powers, kernels:
+        for name in one.keys() & other.keys():
+            if name.startswith("grad[") or (name in _outputs(one) and not ordered):
+                one[name] = other[name] = min(one[name], other[name])
+    return (
+        replace(regions, detection_power=powers[0], kernel_power=kernels[0]),
+        replace(program, detection_power=powers[1], kernel_power=kernels[1]),
+    )
 
 
 def _outputs(names: Iterable[str]) -> set[str]:
@@ -234,11 +239,13 @@ def _outputs(names: Iterable[str]) -> set[str]:
 def _joined(coverages: Sequence[Coverage]) -> Coverage:
     counts: dict[str, int] = {}
     power: dict[str, float] = {}
+    kernels: dict[str, float] = {}
     for coverage in coverages:
         for name, number in coverage.checked.items():
             counts[name] = counts.get(name, 0) + number
-        for name, smallest in coverage.detection_power.items():
-            power[name] = max(smallest, power.get(name, 0.0))
+        for known, new in (power, coverage.detection_power), (kernels, coverage.kernel_power):
+            for name, smallest in new.items():
+                known[name] = max(smallest, known.get(name, 0.0))
     return replace(
         coverages[0],
         regions=tuple(region for coverage in coverages for region in coverage.regions),
@@ -247,4 +254,5 @@ def _joined(coverages: Sequence[Coverage]) -> Coverage:
         ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
         notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
         detection_power=power,
+        kernel_power=kernels,
     )

@@ -88,7 +88,7 @@ def compare_runs(
         found += [(index, finding) for finding in random_state]
     rulings = adjudicate(pairs, controls, {})
     ledger.count({"tensors": rulings.compared})
-    ledger.power({name.partition(":")[2]: power for name, power in rulings.powers.items()})
+    ledger.power(_by_subject(rulings.powers), _by_subject(rulings.kernel_powers))
     for skip in rulings.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in rulings.findings:
@@ -99,6 +99,15 @@ def compare_runs(
 
 def _named_in(index: int, finding: Finding) -> str:
     return in_step(index, finding.subject)
+
+
+def _by_subject(powers: Mapping[str, float]) -> dict[str, float]:
+    """Of each subject the weakest of all calls."""
+    weakest: dict[str, float] = {}
+    for name, power in powers.items():
+        subject = _plain(name)
+        weakest[subject] = max(power, weakest.get(subject, 0.0))
+    return weakest
 
 
 def _plain(subject: str) -> str:

@@ -31,6 +31,7 @@ from checked_backend.regions.charges import Charge, charge
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
 from checked_backend.regions.double import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
+from checked_backend.regions.fused_rounding import FusedRounding, agrees, is_there
 from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
 from checked_backend.regions.rulings import Rulings
 from checked_backend.regions.run_to_run import dwarfs, is_rounding, spreads
@@ -88,6 +89,7 @@ class Hearing:
         self._controls = controls
         self._runs = ControlRuns(controls, rulings)
         self._rulings = rulings
+        self._fused = FusedRounding(controls, self._runs, rulings.notes)
         self._known = known
         self._thorough = thorough
         self._low_precision = low_precision
@@ -243,12 +245,12 @@ class Hearing:
         by_values = self._controls.draws_by_values()
         for case in self._open():
             flips = bool(by_values) and not case.same_bits and not case.logic_differs
-            if flips and (replayed is None or _agrees(case, replayed)):
+            if flips and (replayed is None or agrees(case, replayed)):
                 reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
                 self._not_judged(case, reason)
-            elif not _agrees(case, replayed):
+            elif not agrees(case, replayed):
                 continue
-            elif _agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
+            elif agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
                 self._not_judged(case, "another thread drew random numbers while the candidate ran")
             else:
                 self._close(case, _OTHER_RANDOM_NUMBERS)
@@ -262,14 +264,8 @@ class Hearing:
         suspects = [case for case in self._open() if case.logic_differs is False and not case.outside.nonfinite]
         if not suspects or not self._low_precision:
             return
-        values = self._runs.run("candidate that rounds where eager does", self._controls.unfused)
         for case in suspects:
-            if _agrees(case, values):
-                self._rulings.notes.append(
-                    f"fusion-rounding: {case.pair.subject} differs from eager by {case.metrics.max_abs_diff:.3g} at "
-                    "most, because fused kernels keep intermediate results in float32; with emulate_precision_casts, "
-                    "which makes them round wherever eager does, it agrees"
-                )
+            if self._fused.explains(case):
                 self._close_as_noise(case)
 
     # rulings
@@ -280,10 +276,15 @@ class Hearing:
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
         self._rulings.powers[case.pair.name] = case.detection_power()
+        if case.logic_differs is False and not case.same_bits:
+            self._rulings.kernel_powers[case.pair.name] = case.kernel_power()
         case.closed = True
 
     def _hides_everything(self, case: Case) -> bool:
         """Whether an error of 100 % would be lost in the noise, so that nothing was judged. Closes such a case."""
+        if self._low_precision and self._fused.loses(case):
+            self._not_judged(case, "it is what rounding leaves, and of that the compiled program has nothing")
+            return True
         if case.detection_power() < 1 or case.vanishes or not case.mostly_hidden():
             return False
         if not self._wants_twin(case) or "float64 twin" in self._runs.elsewhere:
@@ -292,17 +293,12 @@ class Hearing:
             if self._changes_by_itself(case):
                 return True
             double = case.pair.reference.dtype in (torch.float64, torch.complex128)  # eager is its own reference there
-            if (double or self._nearness(case)) and self._is_there(case):
+            if (double or self._nearness(case)) and is_there(case, case.pair.candidate):
                 return False  # nobody could do better
         lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
         why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
         self._not_judged(case, f"its noise would hide an error of 100 %, so it was not judged{why}")
         return True
-
-    @staticmethod
-    def _is_there(case: Case) -> bool:
-        """Whether the candidate has values of eager's size, and not just nothing, which is near to everything."""
-        return root_mean_square(case.pair.candidate) * 2.0**REACH >= case.metrics.reference_rms
 
     def _changes_by_itself(self, case: Case) -> bool:
         """Noise of that size in float64: of an ill-conditioned program, or is it eager that changes now and then?"""
@@ -367,18 +363,6 @@ class Hearing:
             )
         )
         case.closed = True
-
-
-def _agrees(case: Case, values: Values | None) -> bool:
-    """Whether another run of the candidate, on other terms, has other values and right ones."""
-    if values is None or case.envelope is None or case.logic_differs:
-        return False  # the float64 twin ran on the recorded random numbers too
-    other = case.sample(values)
-    if other is None or other.dtype != case.pair.reference.dtype:
-        return False
-    if not bool((difference(other, case.pair.candidate) != 0).any()):
-        return False  # the terms made no difference to the candidate
-    return not outside_noise(reference=case.pair.reference, candidate=other, envelope=case.envelope)
 
 
 def _still_differs(case: Case, sample: torch.Tensor) -> bool:

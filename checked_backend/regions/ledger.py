@@ -26,6 +26,7 @@ class Ledger:
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
         self._power: dict[str, float] = {}
+        self._kernel_power: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
         self._ignoring: dict[str, str] = {}
 
@@ -73,11 +74,12 @@ class Ledger:
         with self._lock:
             self._checked.update(checked)
 
-    def power(self, powers: Mapping[str, float]) -> None:
-        """Note the detection power of subjects (the weakest of all calls is kept)."""
+    def power(self, powers: Mapping[str, float], kernels: Mapping[str, float]) -> None:
+        """Note the detection power of subjects, in all and of kernels alone (the weakest of all calls is kept)."""
         with self._lock:
-            for subject, power in powers.items():
-                self._power[subject] = max(power, self._power.get(subject, 0.0))
+            for noted, new in (self._power, powers), (self._kernel_power, kernels):
+                for subject, power in new.items():
+                    noted[subject] = max(power, noted.get(subject, 0.0))
 
     def region(self, info: RegionInfo) -> None:
         """Add a region's call counts to what is known of it."""
@@ -118,6 +120,7 @@ class Ledger:
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_power=dict(self._power),
+                kernel_power=dict(self._kernel_power),
             )
 
     def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:

@@ -67,10 +67,10 @@ class Response:
         for ledger in self._ledgers():
             ledger.count(checked)
 
-    def power(self, powers: Mapping[str, float]) -> None:
-        """Note detection powers."""
+    def power(self, powers: Mapping[str, float], kernels: Mapping[str, float]) -> None:
+        """Note detection powers, in all and of kernels alone."""
         for ledger in self._ledgers():
-            ledger.power(powers)
+            ledger.power(powers, kernels)
 
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""

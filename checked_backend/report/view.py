@@ -254,7 +254,12 @@ def _region(region: RegionInfo) -> str:
 def _power(coverage: Coverage) -> list[str]:
     """Return the subjects on which the check was bluntest: there an error could be largest and still unseen."""
     worst = sorted(coverage.detection_power.items(), key=lambda item: -item[1])[:3]
-    return [f"{clean(subject)}: a relative error above {power:.2g} would have been caught" for subject, power in worst]
+    lines = []
+    for subject, power in worst:
+        kernel = coverage.kernel_power.get(subject, 0.0)
+        alone = f", of a kernel that is wrong in its own precision alone above {kernel:.2g}" if kernel > power else ""
+        lines.append(f"{clean(subject)}: a relative error above {power:.2g} would have been caught{alone}")
+    return lines
 
 
 def _skips(coverage: Coverage) -> list[str]:

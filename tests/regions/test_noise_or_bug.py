@@ -868,3 +868,49 @@ def test_only_what_processors_flush_to_zero_may_be_zero(dtype: torch.dtype) -> N
     x = (torch.randn(400) * torch.finfo(dtype).tiny / 2).to(dtype)
     report = gathered(lambda: checked(lambda x: x * 0.7, faults.spoiled_output(flush))(x))
     assert report.verdict is (cb.Verdict.FAIL if dtype is torch.float16 else cb.Verdict.PASS), report
+
+
+def test_what_a_cast_and_back_takes_from_a_value_is_not_nothing() -> None:
+    """In float64 it is zero, and nothing is near to that. A program that feeds the error back asks for just that."""
+
+    def rest(x: torch.Tensor) -> torch.Tensor:
+        return x - x.bfloat16().float()
+
+    x = torch.randn(200)
+    assert agreed(gathered(lambda: checked(rest, "aot_eager")(x)))
+    nothing = faults.spoiled_output(torch.zeros_like)
+    report = gathered(lambda: checked(rest, nothing)(x))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    [skip] = [skip for skip in report.coverage.skipped if skip.matters]
+    assert (skip.subject, skip.reason) == (
+        "output[0]",
+        "it is what rounding leaves, and of that the compiled program has nothing",
+    )
+
+
+@pytest.mark.inductor
+def test_a_cast_and_back_that_inductor_leaves_out_is_told() -> None:
+    report = cb.check(lambda x: x - x.bfloat16().float(), (torch.randn(200),))
+    assert agreed(report)
+    [note] = report.coverage.notes
+    assert "fusion-rounding: output[0]" in note
+    assert "emulate_precision_casts" in note
+
+
+def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
+    """The float64 twin shows that the logic is right; what is wrong in bfloat16 alone must exceed bfloat16's noise."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).to(torch.bfloat16)
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+
+    def wrong_by(factor: float) -> cb.Report:
+        spoil = lambda tensor: tensor * factor if tensor.dtype is torch.bfloat16 else tensor  # noqa: E731
+        with torch.no_grad():
+            return gathered(lambda: checked(model, faults.spoiled_output(spoil))(x))
+
+    report = wrong_by(1.004)
+    assert agreed(report)
+    assert report.coverage.detection_power["output[0]"] < 1e-8
+    told = report.coverage.kernel_power["output[0]"]
+    assert 0.004 < told < 0.5
+    assert found(wrong_by(1 + 2 * told))
+    assert found(wrong_by(1 - 2 * told))
