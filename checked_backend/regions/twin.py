@@ -6,12 +6,13 @@ logic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 from checked_backend._torch import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
@@ -31,6 +32,7 @@ __all__ = [
 _CASTS = {"float", "half", "bfloat16"}
 _BIT_CASTS = {"view", "view_dtype"}
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
+_WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside of its functions
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -121,6 +123,8 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
             device, dtype, _, *rest = node.args
             node.args = (device, dtype, False, *rest)
         else:
+            if getattr(node.target, "__module__", "") == _WINDOWS and _is_narrow(node.kwargs.get("dtype")):
+                node.target = _with_numbers_in(node.kwargs["dtype"], node.target)
             node.args = fx.map_arg(fx.node.map_aggregate(node.args, _wide_leaf), lambda inner: inner)
             node.kwargs = fx.map_arg(fx.node.map_aggregate(node.kwargs, _wide_leaf), lambda inner: inner)
     for name, child in list(twin.named_children()):
@@ -135,6 +139,37 @@ def _widen_result(node: fx.Node) -> None:
     with node.graph.inserting_after(node):
         wide = node.graph.call_method("double", (node,))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+
+
+def _with_numbers_in(dtype: Any, function: Any) -> Callable[..., Any]:
+    """A window function of torch, the coefficients of which have the dtype that the program says, as in eager."""
+
+    def window(*args: Any, **kwargs: Any) -> Any:
+        with _NumbersIn(dtype):
+            return function(*args, **kwargs)
+
+    return window
+
+
+class _NumbersIn(TorchFunctionMode):
+    """Makes tensors of numbers in another dtype than is asked for, and widens them then."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        given = dict(kwargs or {})
+        if func not in _FROM_NUMBERS or not isinstance(given.get("dtype"), torch.dtype):
+            return func(*args, **given)
+        return func(*args, **{**given, "dtype": self._dtype}).to(given["dtype"])
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and _wide(value) is not value
 
 
 def _wide_leaf(value: Any) -> Any:

@@ -914,3 +914,19 @@ def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
     assert 0.004 < told < 0.5
     assert found(wrong_by(1 + 2 * told))
     assert found(wrong_by(1 - 2 * told))
+
+
+@pytest.mark.parametrize("window", ["blackman", "nuttall", "hamming"])
+def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str) -> None:
+    """Dynamo calls these as a whole; inside, numbers become tensors of the dtype that the program says."""
+
+    def windowed(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = getattr(torch.signal.windows, window)(13, dtype=torch.float32)
+        return made * x
+
+    last_bit = faults.spoiled_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
+    report = cb.check(windowed, (torch.ones(13),), compiler=last_bit)
+    assert agreed(report)
+    assert report.coverage.detection_power["output[0]"] < 1e-8
+    wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
+    assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}
