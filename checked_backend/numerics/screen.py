@@ -71,7 +71,9 @@ def _flat_alike(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch
     if one.is_contiguous() and other.is_contiguous():
         return one.view(-1), other.view(-1)
     # A gradient often comes in another layout than eager's; a small one is cheaper to copy than to measure.
-    return (reference.reshape(-1), candidate.reshape(-1)) if reference.numel() <= _BLOCK else None
+    if reference.numel() > _BLOCK:
+        return None
+    return reference.contiguous().view(-1), candidate.contiguous().view(-1)  # reshape leaves one expanded dimension
 
 
 def _reduce(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float, float]:

@@ -65,3 +65,14 @@ def test_what_it_does_not_apply_to():
     assert screen(reference=x, candidate=x) is None
     assert screen(reference=torch.ones(0), candidate=torch.ones(0)) is None
     assert screen(reference=torch.ones(2), candidate=torch.ones(2, dtype=torch.float64)) is None
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("shape", [(9,), (3, 5)])
+def test_expanded_tensors_are_read_within_their_memory(shape):
+    """Memory beyond the one element that such a tensor has is not its own."""
+    memory = torch.full((64,), float("nan"))
+    memory[0] = 1.0
+    glance = screen(reference=memory[:1].expand(shape), candidate=torch.full(shape, 3.0))
+    assert glance is not None
+    assert (glance.max_abs_diff, glance.rmse, glance.reference_rms) == (2.0, 2.0, 1.0)

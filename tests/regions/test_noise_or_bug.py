@@ -891,10 +891,13 @@ def test_what_a_cast_and_back_takes_from_a_value_is_not_nothing() -> None:
 @pytest.mark.inductor
 def test_a_cast_and_back_that_inductor_leaves_out_is_told() -> None:
     report = cb.check(lambda x: x - x.bfloat16().float(), (torch.randn(200),))
-    assert agreed(report)
-    [note] = report.coverage.notes
-    assert "fusion-rounding: output[0]" in note
-    assert "emulate_precision_casts" in note
+    assert not report.findings
+    if report.verdict is cb.Verdict.INCONCLUSIVE:  # before torch 2.13 there was no setting that kept the casts
+        assert "it is what rounding leaves" in str(report)
+    else:
+        [note] = report.coverage.notes
+        assert "fusion-rounding: output[0]" in note
+        assert "emulate_precision_casts" in note
 
 
 def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
