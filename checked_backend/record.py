@@ -186,8 +186,9 @@ class Coverage:
         ignored: Findings that the user asked not to report.
         notes: Remarks that change no verdict (``fusion-rounding``, a control that was not needed).
         detection_power: Per subject, the smallest relative error that the check would have caught.
-        kernel_power: The same for errors that only kernels of the tensor's own precision have, where the float64 twin
-            has shown the logic to be right: noise hides those that are smaller.
+        own_precision_power: Per subject, the relative error that noise hides at the tensor's own precision where
+            float64 does not show it: of kernels that are wrong in that precision alone, and of what Dynamo traced
+            wrongly. Larger ones are held against more and larger roundings, which may hide a few times as much.
     """
 
     regions: tuple[RegionInfo, ...] = ()
@@ -196,4 +197,4 @@ class Coverage:
     ignored: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     detection_power: Mapping[str, float] = field(default_factory=dict)
-    kernel_power: Mapping[str, float] = field(default_factory=dict)
+    own_precision_power: Mapping[str, float] = field(default_factory=dict)

@@ -215,20 +215,21 @@ def _told_once(regions: Coverage, program: Coverage) -> tuple[Coverage, Coverage
     """Both coverages of a trial, with the better detection power of what both judged.
 
     In a program of one region its gradients are the program's, and so is its output if there is one only. More of them
-    may have another order.
+    may have another order. The region's float64 twin says nothing of what Dynamo made of the program: such an error
+    shows in the program's own comparison alone.
     """
     if len(regions.regions) != 1:
         return regions, program
     powers = dict(regions.detection_power), dict(program.detection_power)
-    kernels = dict(regions.kernel_power), dict(program.kernel_power)
+    own = dict(regions.own_precision_power)
     ordered = any(len(_outputs(names)) > 1 for names in powers)
-    for one, other in powers, kernels:
-        for name in one.keys() & other.keys():
-            if name.startswith("grad[") or (name in _outputs(one) and not ordered):
-                one[name] = other[name] = min(one[name], other[name])
+    for name in powers[0].keys() & powers[1].keys():
+        if name.startswith("grad[") or (name in _outputs(powers[0]) and not ordered):
+            own[name] = max(own.get(name, 0.0), powers[1][name])
+            powers[0][name] = powers[1][name] = min(powers[0][name], powers[1][name])
     return (
-        replace(regions, detection_power=powers[0], kernel_power=kernels[0]),
-        replace(program, detection_power=powers[1], kernel_power=kernels[1]),
+        replace(regions, detection_power=powers[0], own_precision_power=own),
+        replace(program, detection_power=powers[1]),
     )
 
 
@@ -239,11 +240,11 @@ def _outputs(names: Iterable[str]) -> set[str]:
 def _joined(coverages: Sequence[Coverage]) -> Coverage:
     counts: dict[str, int] = {}
     power: dict[str, float] = {}
-    kernels: dict[str, float] = {}
+    own: dict[str, float] = {}
     for coverage in coverages:
         for name, number in coverage.checked.items():
             counts[name] = counts.get(name, 0) + number
-        for known, new in (power, coverage.detection_power), (kernels, coverage.kernel_power):
+        for known, new in (power, coverage.detection_power), (own, coverage.own_precision_power):
             for name, smallest in new.items():
                 known[name] = max(smallest, known.get(name, 0.0))
     return replace(
@@ -254,5 +255,5 @@ def _joined(coverages: Sequence[Coverage]) -> Coverage:
         ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
         notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
         detection_power=power,
-        kernel_power=kernels,
+        own_precision_power=own,
     )

@@ -88,7 +88,7 @@ def compare_runs(
         found += [(index, finding) for finding in random_state]
     rulings = adjudicate(pairs, controls, {})
     ledger.count({"tensors": rulings.compared})
-    ledger.power(_by_subject(rulings.powers), _by_subject(rulings.kernel_powers))
+    ledger.power(_by_subject(rulings.powers), _by_subject(rulings.own_precision_powers))
     for skip in rulings.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in rulings.findings:

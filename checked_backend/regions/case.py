@@ -138,10 +138,10 @@ class Case:
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
-        return self.kernel_power()
+        return self.own_precision_power()
 
-    def kernel_power(self) -> float:
-        """The smallest relative error that the noise of the tensor's own precision would not have hidden."""
+    def own_precision_power(self) -> float:
+        """The relative error that the noise of the tensor's own precision hides."""
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
         return max(least, ENVELOPE_FACTOR * self.relative_noise())
 

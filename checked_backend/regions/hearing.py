@@ -277,7 +277,7 @@ class Hearing:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
         self._rulings.powers[case.pair.name] = case.detection_power()
         if case.logic_differs is False and not case.same_bits:
-            self._rulings.kernel_powers[case.pair.name] = case.kernel_power()
+            self._rulings.own_precision_powers[case.pair.name] = case.own_precision_power()
         case.closed = True
 
     def _hides_everything(self, case: Case) -> bool:

@@ -287,7 +287,7 @@ class Judge:
             for name, scale in rulings.scales.items():
                 self._scales[name] = scale if rulings.anew else scale.widened(self._scales.get(name))
         self._response.count({"tensors": rulings.compared})
-        self._response.power(rulings.powers, rulings.kernel_powers)
+        self._response.power(rulings.powers, rulings.own_precision_powers)
         for skip in rulings.skips:
             self._response.skip(skip)
         for note in rulings.notes:

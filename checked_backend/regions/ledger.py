@@ -26,7 +26,7 @@ class Ledger:
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
         self._power: dict[str, float] = {}
-        self._kernel_power: dict[str, float] = {}
+        self._own_precision_power: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
         self._ignoring: dict[str, str] = {}
 
@@ -74,10 +74,10 @@ class Ledger:
         with self._lock:
             self._checked.update(checked)
 
-    def power(self, powers: Mapping[str, float], kernels: Mapping[str, float]) -> None:
-        """Note the detection power of subjects, in all and of kernels alone (the weakest of all calls is kept)."""
+    def power(self, powers: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
+        """Note detection powers, and what is hidden at the tensors' own precision; the weakest of all calls is kept."""
         with self._lock:
-            for noted, new in (self._power, powers), (self._kernel_power, kernels):
+            for noted, new in (self._power, powers), (self._own_precision_power, own_precision):
                 for subject, power in new.items():
                     noted[subject] = max(power, noted.get(subject, 0.0))
 
@@ -120,7 +120,7 @@ class Ledger:
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_power=dict(self._power),
-                kernel_power=dict(self._kernel_power),
+                own_precision_power=dict(self._own_precision_power),
             )
 
     def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:

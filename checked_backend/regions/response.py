@@ -67,10 +67,10 @@ class Response:
         for ledger in self._ledgers():
             ledger.count(checked)
 
-    def power(self, powers: Mapping[str, float], kernels: Mapping[str, float]) -> None:
-        """Note detection powers, in all and of kernels alone."""
+    def power(self, powers: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
+        """Note detection powers, and what is hidden at the tensors' own precision."""
         for ledger in self._ledgers():
-            ledger.power(powers, kernels)
+            ledger.power(powers, own_precision)
 
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""

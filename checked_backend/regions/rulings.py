@@ -45,7 +45,7 @@ class Rulings:
         notes: Remarks.
         scales: Noise scales learned, by name.
         powers: The smallest relative error that would have been caught, by name.
-        kernel_powers: The same of kernels that are wrong in the tensor's own precision alone.
+        own_precision_powers: What noise hides of errors that float64 does not show, by name.
         compared: Number of tensors compared.
         anew: Whether what earlier calls taught was left aside.
     """
@@ -55,6 +55,6 @@ class Rulings:
     notes: list[str] = field(default_factory=list)
     scales: dict[str, RememberedScale] = field(default_factory=dict)
     powers: dict[str, float] = field(default_factory=dict)
-    kernel_powers: dict[str, float] = field(default_factory=dict)
+    own_precision_powers: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     anew: bool = False

@@ -223,7 +223,7 @@ _COVERAGE: Mapping[str, _Decoder] = {
     "ignored": _tuple_of(_finding),
     "notes": _tuple_of(_text),
     "detection_power": _mapping_of(_float),
-    "kernel_power": _mapping_of(_float),
+    "own_precision_power": _mapping_of(_float),
 }
 _REPORT: Mapping[str, _Decoder] = {
     "title": _text,

@@ -76,7 +76,7 @@ def _encode_coverage(coverage: Coverage) -> dict[str, Any]:
         "ignored": [_encode_finding(finding) for finding in coverage.ignored],
         "notes": [str(note) for note in coverage.notes],
         "detection_power": {str(key): _encode_float(float(v)) for key, v in coverage.detection_power.items()},
-        "kernel_power": {str(key): _encode_float(float(v)) for key, v in coverage.kernel_power.items()},
+        "own_precision_power": {str(key): _encode_float(float(v)) for key, v in coverage.own_precision_power.items()},
     }
 
 

@@ -256,9 +256,10 @@ def _power(coverage: Coverage) -> list[str]:
     worst = sorted(coverage.detection_power.items(), key=lambda item: -item[1])[:3]
     lines = []
     for subject, power in worst:
-        kernel = coverage.kernel_power.get(subject, 0.0)
-        alone = f", of a kernel that is wrong in its own precision alone above {kernel:.2g}" if kernel > power else ""
-        lines.append(f"{clean(subject)}: a relative error above {power:.2g} would have been caught{alone}")
+        own = coverage.own_precision_power.get(subject, 0.0)
+        hidden = f"; one that float64 does not show (a kernel's own, or Dynamo's) is hidden up to {own:.2g}"
+        told = f"{clean(subject)}: a relative error above {power:.2g} would have been caught"
+        lines.append(told + (hidden if own > power else ""))
     return lines
 
 

@@ -248,3 +248,21 @@ def test_what_region_and_program_judge_has_the_better_detection_power() -> None:
     powers = report.coverage.detection_power
     assert len([name for name in powers if name.startswith("grad[")]) == 4
     assert max(powers.values()) < 1e-6
+    # which says nothing of Dynamo's own trace, nor of kernels that are wrong in bfloat16 alone
+    own = report.coverage.own_precision_power
+    assert {"output[0]", "grad[0.weight]"} <= own.keys() <= powers.keys()
+    assert min(own.values()) > 1e-3
+
+
+def test_power_against_a_wrong_trace_is_told() -> None:
+    """The region's float64 twin is made of what Dynamo traced."""
+
+    def traced_as(factor: float) -> cb.Report:
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return (x * x.exp()).tanh() * (factor if torch.compiler.is_compiling() else 1.0)
+
+        return cb.check(scaled, (torch.linspace(-2, 2, 99).bfloat16(),), compiler=rounding_otherwise)
+
+    told = agreed(traced_as(1.0)).coverage.own_precision_power["output[0]"]
+    assert 1e-3 < told < 0.5
+    assert found(traced_as(1 + 6 * told))

@@ -913,10 +913,11 @@ def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
     report = wrong_by(1.004)
     assert agreed(report)
     assert report.coverage.detection_power["output[0]"] < 1e-8
-    told = report.coverage.kernel_power["output[0]"]
+    told = report.coverage.own_precision_power["output[0]"]
     assert 0.004 < told < 0.5
-    assert found(wrong_by(1 + 2 * told))
-    assert found(wrong_by(1 - 2 * told))
+    assert agreed(wrong_by(1 + told / 4))
+    assert found(wrong_by(1 + 6 * told))
+    assert found(wrong_by(1 - 6 * told))
 
 
 @pytest.mark.parametrize("window", ["blackman", "nuttall", "hamming"])

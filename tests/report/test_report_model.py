@@ -85,7 +85,7 @@ coverages = st.builds(
     ignored=st.lists(findings, max_size=1).map(tuple),
     notes=st.lists(texts, max_size=2).map(tuple),
     detection_power=st.dictionaries(texts, floats, max_size=2),
-    kernel_power=st.dictionaries(texts, floats, max_size=2),
+    own_precision_power=st.dictionaries(texts, floats, max_size=2),
 )
 reports = st.builds(
     Report,
