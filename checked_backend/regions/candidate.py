@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import compress
 from typing import Any
 
 import torch
@@ -169,11 +170,25 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
     for body in copied.modules():
         if isinstance(body, fx.GraphModule):  # both nest
             for node in body.graph.find_nodes(op="call_function", target=mark):
-                node.target = checkpoint
+                node.target = _checkpoint
             for node in body.graph.find_nodes(op="call_function", target=nested):
                 node.target = _call_body
             body.graph = powers_called(body.graph)  # which compiles it anew
     return copied
+
+
+def _checkpoint(body: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """Checkpoint as the user's program does, whose function closes over its module.
+
+    As an operand, what the body writes to (a batch norm's statistics) would be saved, and found changed afterwards.
+    """
+    passed = [isinstance(operand, torch.Tensor) and operand.requires_grad for operand in operands]
+
+    def run(*given: Any) -> Any:
+        rest = iter(given)
+        return body(*(next(rest) if is_passed else held for held, is_passed in zip(operands, passed, strict=True)))
+
+    return checkpoint(run, *compress(operands, passed), **options)
 
 
 def _call_body(body: Callable[..., Any], _identifier: str, *operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Inputs that a region writes to in its backward pass, as a `torch.autograd.Function` of the user's may."""
+"""Inputs that a region writes to in its backward pass: a user's `torch.autograd.Function` may, a checkpoint does."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from checked_backend.interpret.effects import writes
 __all__ = ["writes_in_backward"]
 
 _APPLY = "autograd_function_apply"
+_CHECKPOINT = "tag_activation_checkpoint"
 _VIEWS = frozenset(
     {"detach", "getitem", "narrow", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze", "view"}
 )
 
 
 def writes_in_backward(gm: fx.GraphModule) -> bool:
-    """Whether a call of a `torch.autograd.Function` writes to something in its backward that it did not make there.
+    """Whether a region writes in its backward pass to something that it did not make there.
+
+    A call of a `torch.autograd.Function` may. A checkpointed body that writes to what it is given (a batch norm to its
+    statistics) does so again when it is recomputed, in eager; compiled it mostly does not.
 
     Args:
         gm: A Dynamo graph.
     """
     for node in gm.graph.nodes:
-        if node.op != "call_function" or getattr(node.target, "__name__", "") != _APPLY:
+        name = getattr(node.target, "__name__", "")
+        if node.op == "call_function" and name == _CHECKPOINT and _writes_to_operands(gm, node):
+            return True
+        if node.op != "call_function" or name != _APPLY:
             continue
         forward, backward = (getattr(gm, str(body.target), None) for body in node.args[:2])
         if not isinstance(forward, fx.GraphModule) or not isinstance(backward, fx.GraphModule):
@@ -33,6 +40,14 @@ def writes_in_backward(gm: fx.GraphModule) -> bool:
         if any(writes(call) and _written(call) in held for call in backward.graph.nodes):
             return True
     return False
+
+
+def _writes_to_operands(gm: fx.GraphModule, call: fx.Node) -> bool:
+    body = getattr(gm, str(getattr(call.args[0], "target", "")), None)
+    if not isinstance(body, fx.GraphModule):
+        return True  # nobody knows
+    given = body.graph.find_nodes(op="placeholder")
+    return any(writes(inner) and _written(inner) in given for inner in body.graph.nodes)
 
 
 def _written(call: fx.Node) -> fx.Node | None:

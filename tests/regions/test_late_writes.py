@@ -8,6 +8,7 @@ import faults
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 
@@ -76,3 +77,26 @@ def test_gradients_of_a_nested_region_are_checked() -> None:
     assert clean.coverage.checked["gradients"] == 1
     wrong = cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler=faults.scaled_gradient("x", how="aot"))
     assert "grad[x]" in [finding.subject for finding in wrong.findings]
+
+
+def test_statistics_of_a_checkpointed_batch_norm() -> None:
+    """Eager updates them once more when it recomputes, compiled programs do not; the gradients are compared."""
+
+    def gradients_of(compiler: Any) -> cb.Report:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh())
+        options = {"compiler": compiler, "on_divergence": "record", "localize": False}
+        run = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False), backend="numcheck", options=options)
+        with cb.collect() as session:
+            run(torch.randn(6, 4, requires_grad=True)).square().sum().backward()
+        return session.report
+
+    report = gradients_of("aot_eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.findings
+    assert report.coverage.checked["gradients"] == 5
+    [skip] = [skip for skip in report.coverage.skipped if skip.matters]
+    assert skip.reason == "written to in the backward pass, of which gradients alone are compared"
+    [finding] = gradients_of(faults.scaled_gradient("x", "aot")).findings
+    assert (finding.detail, finding.subject) == ("logic", "grad[x]")
