@@ -174,6 +174,7 @@ __all__ = [
     "warm_inductor",
     "will_engine_execute_node",
     "without_compile_caches",
+    "zero_tensor_like",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -767,6 +768,12 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether torch keeps a tensor as a zero without memory, as ``sgn``'s gradient (``ZeroTensorFallback.cpp``)."""
     return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ZeroTensor)
+
+
+def zero_tensor_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Another of the kind of `is_zero_tensor`; a leaf."""
+    zeros = torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return (zeros.conj() if tensor.is_conj() else zeros).requires_grad_(tensor.requires_grad)
 
 
 def storage_identity(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type, is_zero_tensor
+from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type, is_zero_tensor, zero_tensor_like
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.promote import promote
@@ -175,10 +175,11 @@ class Copier:
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # a deep copy of a nested tensor has another ragged size, and autograd then refuses it; of a compressed sparse
-        # one, and of a zero without memory, there is none
-        dense = tensor.layout in (torch.strided, torch.sparse_coo) and not is_zero_tensor(tensor)
-        if tensor.is_nested or not dense:
+        # one there is none
+        if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
             return tensor.clone()
+        if is_zero_tensor(tensor):
+            return zero_tensor_like(tensor)
         kind = type(tensor)
         if kind in (torch.Tensor, torch.nn.Parameter) or is_wrapper_type(kind) or "__deepcopy__" in vars(kind):
             return copy.deepcopy(tensor, self._memo)

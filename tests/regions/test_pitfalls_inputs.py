@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import faults
 import pytest
 import torch
 from region_tools import agreed, audit, backwards, clean_reports, found
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 
@@ -385,3 +385,13 @@ def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
     whole = cb.check(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()), given, compiler="aot_eager")
     assert agreed(whole)
     assert whole.coverage.checked["gradients"] == 1
+    seen: list[torch.Tensor] = []
+
+    def watching(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: (seen.extend(args), gm.forward(*args))[1]
+
+    agreed(cb.check(lambda zeros: zeros.cos(), (zeros_without_memory(count),), compiler=watching))
+    for given_to_candidate in seen:  # compilers do not expect them
+        with pytest.raises(RuntimeError):
+            given_to_candidate.numpy()
+    assert seen
