@@ -211,13 +211,8 @@ class Run:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
-        with ExitStack() as stack:
-            stack.enter_context(modes_unharmed(kinds))
-            stack.enter_context(torch.set_grad_enabled(self._program.gradients))
-            stack.enter_context(warnings.catch_warnings())
+        with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
             _no_warning_is_an_error()
-            if self._called is self._function:  # nor is any part of eager compiled that the program itself compiles
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
     # the call
@@ -257,8 +252,11 @@ class Run:
         outcome.evaluations += 1
         number, self.evaluations = self.evaluations, self.evaluations + 1
         loss: Any = 0.0
+        modes = self._modes(number)
         with ExitStack() as stack:
-            for mode in self._modes(number):
+            if self._called is self._function:
+                stack.enter_context(_eager_stance(under_modes=bool(modes)))
+            for mode in modes:
                 stack.enter_context(mode)
             try:
                 returned = settled(self._called(*args, **kwargs))
@@ -330,6 +328,19 @@ class _ProgramError(Exception):
 
 class _StepImpossible(Exception):
     """Leaves an optimizer whose closure has no gradients to give."""
+
+
+def _eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
+    """What the program itself compiles is not compiled in eager, or a compiler's fault there would be on both sides.
+
+    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. It traces nothing under modes.
+    """
+    stance: AbstractContextManager[Any] = (
+        torch.compiler.set_stance("force_eager")
+        if under_modes
+        else torch.compiler.set_stance("default", force_backend="eager")
+    )
+    return stance
 
 
 def _raise_if_ours(error: Exception) -> None:

@@ -476,6 +476,26 @@ def test_what_the_program_itself_compiles_is_eager_in_eager() -> None:
     torch.testing.assert_close(inner(torch.ones(3)), faults.changed(double(torch.ones(3))))  # compiled, for the user
 
 
+class Branching(nn.Module):
+    """An operator of torch that calls ``torch.compile`` in eager, so that its bodies' closures become its operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.cond(x.sum() > 0, lambda y: self.one(y), lambda y: self.other(y).sin(), (x,))
+        return result
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_operators_that_need_dynamo_in_eager(sign: int) -> None:
+    x = sign * torch.rand(2, 3)
+    report = agreed(cb.check(Branching(), (x,), compiler="aot_eager"))
+    assert report.coverage.checked["gradients"] >= 4
+    assert found(cb.check(Branching(), (x,), compiler=faults.wrong_value(0, "aot"))) == {("logic", "output[0]")}
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention() -> None:
     """In eager it calls ``torch.compile`` itself, which compiles nothing under the modes of the control runs."""
