@@ -170,6 +170,8 @@ class Copier:
                     continue
                 if isinstance(leaf, UninitializedBuffer):  # a lazy module's, which deepcopy refuses as well
                     self._remember(leaf, copy.copy(leaf))
+                elif is_zero_tensor(leaf):  # deepcopy looks for its memory
+                    self._remember(leaf, zero_tensor_like(leaf))
                 elif not isinstance(leaf, UninitializedParameter) and not leaf.is_leaf:
                     self._remember(leaf, leaf.detach().clone())
 

@@ -47,9 +47,10 @@ class FusedRounding:
         """Whether the candidate has nothing where eager has what casts leave, and not only for want of such rounding.
 
         What is zero but for rounding is as near to float64 with nothing there at all. But a program may ask for just
-        that rest: what a cast to half precision and back takes from a value (error feedback, compensated sums).
+        that rest: what a cast to half precision and back takes from a value (error feedback, compensated sums). That
+        is a tensor of the wider dtype.
         """
-        if not case.vanishes or is_there(case, case.pair.candidate):
+        if case.pair.reference.dtype.itemsize <= 2 or not case.vanishes or is_there(case, case.pair.candidate):
             return False
         if int(torch.count_nonzero(case.pair.reference)) < LEFT_BY_CHANCE:
             return False

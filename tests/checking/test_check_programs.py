@@ -476,6 +476,15 @@ def test_what_the_program_itself_compiles_is_eager_in_eager() -> None:
     torch.testing.assert_close(inner(torch.ones(3)), faults.changed(double(torch.ones(3))))  # compiled, for the user
 
 
+def test_a_buffer_of_zeros_without_memory() -> None:
+    x = torch.ones(3, requires_grad=True)
+    net = nn.Linear(3, 3)
+    net.register_buffer("zeros", torch.autograd.grad(torch.sgn(x).sum(), x)[0])
+    net.register_forward_hook(lambda module, _, output: output + module.zeros)
+    agreed(cb.check(net, (batch(2, 3),), compiler="aot_eager"))
+    assert ("logic", "output[0]") in found(cb.check(net, (batch(2, 3),), compiler=faults.wrong_value(0)))
+
+
 class Branching(nn.Module):
     """An operator of torch that calls ``torch.compile`` in eager, so that its bodies' closures become its operands."""
 

@@ -889,6 +889,14 @@ def test_what_a_cast_and_back_takes_from_a_value_is_not_nothing() -> None:
         "it is what rounding leaves, and of that the compiled program has nothing",
     )
 
+    def rounded_on_the_way(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3 - x - x - x).sum(-1)
+
+    # a program in half precision throughout asks for no rest, and a fused kernel that leaves none is right
+    x = torch.randn(200, 3, dtype=torch.bfloat16)
+    assert rounded_on_the_way(x).count_nonzero() > 64
+    assert agreed(gathered(lambda: checked(rounded_on_the_way, nothing)(x)))
+
 
 @pytest.mark.inductor
 def test_a_cast_and_back_that_inductor_leaves_out_is_told() -> None:
