@@ -511,8 +511,11 @@ def test_flex_attention() -> None:
     query, key, value = (batch(1, 2, 128, 16) for _ in range(3))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        scores = lambda score, _batch, _head, i, j: score + 0.5 * (j - i)  # noqa: E731
-        return flex_attention(query, key, value, score_mod=scores) @ value.mT  # type: ignore[no-any-return]
+        def biased(score: torch.Tensor, _batch: Any, _head: Any, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            return score + 0.5 * (j - i)
+
+        attended: torch.Tensor = flex_attention(query, key, value, score_mod=biased)
+        return attended @ value.mT
 
     def last_bit(tensor: torch.Tensor) -> torch.Tensor:
         return tensor * (1 + 2**-23) if tensor.dtype is torch.float32 else tensor

@@ -86,7 +86,10 @@ def scaled_gradient_of_aot_eager(name: str) -> Any:
 
     def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
         place, run = input_position(gm, name), lookup_backend("aot_eager")(gm, example_inputs)
-        scaled = lambda tensor: SpoilGradient.apply(tensor, lambda gradient: gradient * 1.01)  # noqa: E731
+
+        def scaled(tensor: Tensor) -> Any:
+            return SpoilGradient.apply(tensor, lambda gradient: gradient * 1.01)  # type: ignore[no-untyped-call]
+
         return lambda *args: run(*args[:place], scaled(args[place]), *args[place + 1 :])
 
     return compiler

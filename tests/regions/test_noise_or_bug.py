@@ -916,7 +916,9 @@ def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
     x = torch.randn(16, 32, dtype=torch.bfloat16)
 
     def wrong_by(factor: float) -> cb.Report:
-        spoil = lambda tensor: tensor * factor if tensor.dtype is torch.bfloat16 else tensor  # noqa: E731
+        def spoil(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor * factor if tensor.dtype is torch.bfloat16 else tensor
+
         with torch.no_grad():
             return gathered(lambda: checked(model, faults.spoiled_output(spoil))(x))
 
