@@ -266,3 +266,30 @@ def test_power_against_a_wrong_trace_is_told() -> None:
     told = agreed(traced_as(1.0)).coverage.own_precision_power["output[0]"]
     assert 1e-3 < told < 0.5
     assert found(traced_as(1 + 6 * told))
+
+
+def test_the_power_of_several_calls_is_the_weakest_ones() -> None:
+    class Settling(nn.Module):
+        """What it adds and takes away again, and so its noise, gets smaller with each call."""
+
+        offset: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("offset", torch.tensor(1e4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            moved = (x * 1.1 + self.offset) - self.offset
+            self.offset.mul_(1e-2)
+            return moved, x.sin()
+
+    def last_bits(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            return tuple(y * (1 + 2**-23) if y.dtype is torch.float32 else y for y in gm.forward(*args))
+
+        return run
+
+    once, more = (agreed(cb.check(Settling(), (batch(),), compiler=last_bits, iterations=count)) for count in (1, 3))
+    power = once.coverage.detection_power["output[0]"]
+    assert power > 1e-4
+    assert more.coverage.detection_power["output[0]"] >= power / 2
