@@ -14,7 +14,7 @@ enum { VAIN = 8 };   /* one row in so many may be looked at twice in vain */
 
 struct statistics { /* in and out, as in fused.py */
     double squares, reference_squares, peak, top, ratio;
-    int64_t differing, peak_row, ratio_row, ulp;
+    int64_t differing, peak_row, ratio_row, ulp, overflows;
 };
 
 static inline float as_float(uint32_t bits) {
@@ -131,8 +131,8 @@ static struct thresholds least_that_count(double ratio, int64_t ulp, float middl
             if (in_vain) in_vain--;                                                                                    \
             if (!beyond) continue;                                                                                     \
             uint32_t ulp = 0;                                                                                          \
-            int32_t ratio = 0;                                                                                         \
-            _Pragma("omp simd reduction(max: ulp, ratio)")                                                             \
+            int32_t ratio = 0, overflows = 0;                                                                          \
+            _Pragma("omp simd reduction(max: ulp, ratio) reduction(|: overflows)")                                     \
             for (int i = 0; i < length; i++) {                                                                         \
                 const float a = WIDEN(one[i]), gap = WIDEN(other[i]) - a;                                              \
                 const uint32_t p = one[i] & MASK, q = other[i] & MASK;                                                 \
@@ -140,8 +140,11 @@ static struct thresholds least_that_count(double ratio, int64_t ulp, float middl
                 ulp = distance > ulp ? distance : ulp;                                                                 \
                 const int32_t quotient = magnitude(gap / a); /* 0 / 0 does not count */                                \
                 const int32_t counted = magnitude(gap) ? quotient : 0;                                                 \
+                /* infinite though the reference is not 0: a ratio that float32 does not hold */                       \
+                overflows |= (counted == 0x7f800000) & (magnitude(a) != 0);                                            \
                 ratio = counted > ratio ? counted : ratio;                                                             \
             }                                                                                                          \
+            total->overflows += overflows;                                                                             \
             if (ulp <= total->ulp && as_float(ratio) <= total->ratio) {                                                \
                 in_vain += VAIN;                                                                                       \
                 continue;                                                                                              \

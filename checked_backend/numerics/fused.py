@@ -53,6 +53,8 @@ class FusedStatistics(ctypes.Structure):
         peak_row: Where the row begins that holds the greatest difference.
         ratio_row: The same of the ratio, if ``ratio`` grew.
         ulp: The greatest distance in representable numbers; input and output like ``ratio``.
+        overflows: Number of rows in which a ratio to a reference that is not 0 is beyond float32. ``ratio`` is infinite
+            then; without such a row an infinite one has the reference 0.
     """
 
     _fields_ = (
@@ -65,6 +67,7 @@ class FusedStatistics(ctypes.Structure):
         ("peak_row", ctypes.c_int64),
         ("ratio_row", ctypes.c_int64),
         ("ulp", ctypes.c_int64),
+        ("overflows", ctypes.c_int64),
     )
 
     squares: float
@@ -76,6 +79,7 @@ class FusedStatistics(ctypes.Structure):
     peak_row: int
     ratio_row: int
     ulp: int
+    overflows: int
 
 
 FusedLoop = Callable[[torch.Tensor, torch.Tensor, float, int], FusedStatistics]

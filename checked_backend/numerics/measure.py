@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,8 +20,12 @@ __all__ = ["UnsupportedTensorError", "measure"]
 
 _BLOCK_BYTES = 1 << 19  # of one buffer; two buffers and a block of each tensor then share a processor's cache
 _DEVICE_BLOCK_BYTES = 1 << 24  # where starting a kernel costs more than cache misses do
-_FUSED_BLOCK = 1 << 20  # elements read by one call of the compiled loop, which needs no buffers
-_FUSED_PART = 1 << 15  # elements; the part of such a block that is read another way where the loop does not do
+_FUSED_BLOCKS = (1 << 22, 1 << 18, 1 << 15)
+"""Elements read by one call of the compiled loop, which needs no buffers.
+
+A block for which the loop does not do is read again in smaller ones, and the last of them in another way. What the loop
+does not do for is mostly in one place. Calls for blocks of ``2 ** 20`` elements cost a tenth of reading them.
+"""
 _LARGE = 1 << 20  # elements; from here on the compiled loop is worth the time that compiling it takes
 _SMALL = 4096  # elements; below it the cost is that of calls and buffers, and float64 needs one set of these, not two
 
@@ -44,7 +48,8 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if that of a part
     does. Its difference is the modulus; of an infinite one, another finite part is only counted as a mismatch.
-    ``max_ulp`` is None for complex, integer and bool.
+    ``max_ulp`` is None for complex, integer and bool. ``index`` is that of the first element whose class differs, else
+    of the greatest difference, else of the first complex element that differs beside an infinity.
 
     Args:
         reference: A plain strided tensor of any floating (float8 included), complex, integer or bool dtype.
@@ -102,6 +107,7 @@ class _Measurement:
         self.max_abs_block: Block | None = None
         self.max_rel_block: Block | None = None
         self.first_class_difference: int | None = None
+        self.first_beside: int | None = None
 
     def run(self) -> Metrics:
         if self.total == 0:
@@ -114,12 +120,7 @@ class _Measurement:
             self._add_all(layout.blocks(self.block_size))
         else:
             self.block_size = max(self.block_size, min(FUSED_ROW, self.total))  # rows are read again
-            for block in layout.blocks(_FUSED_BLOCK):
-                if self._add_fused(block, loop):
-                    continue
-                for part in block.blocks(_FUSED_PART):  # what float32 does not do for is mostly in one place
-                    if not self._add_fused(part, loop):
-                        self._add_all(part.blocks(self.block_size))
+            self._add_all_fused(layout.blocks(_FUSED_BLOCKS[0]), loop, _FUSED_BLOCKS[1:])
         if self.mismatched == 0:
             return self._metrics(None)
         position = self._refine()
@@ -134,19 +135,31 @@ class _Measurement:
                 # where one block differs the next ones mostly do; look again once a block turns out to be equal
                 look_for_equal = not self._add(block)
 
+    def _add_all_fused(self, blocks: Iterable[Block], loop: FusedLoop, smaller: Sequence[int]) -> None:
+        for block in blocks:
+            if self._add_fused(block, loop):
+                continue
+            if smaller:
+                self._add_all_fused(block.blocks(smaller[0]), loop, smaller[1:])
+            else:
+                self._add_all(block.blocks(self.block_size))
+
     def _add_fused(self, block: Block, loop: FusedLoop) -> bool:
         """Add a block by one loop over it; returns False, and adds nothing, where float32 does not do for it."""
         found = loop(block.reference, block.candidate, self.max_rel, self.max_ulp)
         length = block.reference.numel()
         squares = sum_in_range(found.squares, found.peak, torch.float32, length)
         reference_squares = sum_in_range(found.reference_squares, found.top, torch.float32, length)
-        if squares is None or reference_squares is None or math.isinf(found.ratio) > math.isinf(self.max_rel):
+        ratio_unknown = found.overflows > 0 and not math.isinf(self.max_rel)
+        if squares is None or reference_squares is None or ratio_unknown:
             return False
-        self._offer_ratio(found.ratio, block.row(found.ratio_row, FUSED_ROW))
+        if found.ratio > self.max_rel:
+            self._offer_ratio(found.ratio, block.row(found.ratio_row, FUSED_ROW))
         self.max_ulp = max(self.max_ulp, found.ulp)
         gap_statistics = GapStatistics(found.peak, found.differing, squares)
         size_statistics = SizeStatistics(0.0, found.top, reference_squares)
-        self._commit(block.row(found.peak_row, FUSED_ROW), length, gap_statistics, size_statistics, None)
+        row = block.row(found.peak_row, FUSED_ROW) if found.peak > self.max_abs else block
+        self._commit(row, length, gap_statistics, size_statistics, None)
         return True
 
     def _workspace(self, dtype: torch.dtype, block: Block) -> Workspace:
@@ -234,10 +247,11 @@ class _Measurement:
             self.infs[side] += classes.infs[side]
         differing = count(classes.differs)
         self.nonfinite_mismatched += differing
-        apart = classes.differs | classes.beside
-        self.mismatched += count(apart)
-        if self.first_class_difference is None and bool(apart.any()):
-            self.first_class_difference = block.start + int(apart.reshape(-1).to(torch.uint8).argmax().item())
+        self.mismatched += differing + count(classes.beside)
+        if self.first_class_difference is None and differing:
+            self.first_class_difference = block.start + _first(classes.differs)
+        if self.first_beside is None and bool(classes.beside.any()):
+            self.first_beside = block.start + _first(classes.beside)
 
     def _offer_ratio(self, ratio: float, block: Block) -> None:
         if ratio > self.max_rel:
@@ -278,7 +292,7 @@ class _Measurement:
 
     def _refine(self) -> int:
         """Take the greatest difference and ratio again in float64; returns the position to report."""
-        position = 0
+        position = self.first_beside or 0
         if self.max_abs_block is not None:
             block = self.max_abs_block
             workspace = self._read_again(block)
@@ -316,6 +330,11 @@ class _Measurement:
             reference_value=None if index is None else self.reference[index].item(),
             candidate_value=None if index is None else self.candidate[index].item(),
         )
+
+
+def _first(mask: torch.Tensor) -> int:
+    """Position of the first element that is true, of at least one."""
+    return int(mask.reshape(-1).to(torch.uint8).argmax().item())
 
 
 def _ratio_bound(gap: GapStatistics, size: SizeStatistics) -> float:

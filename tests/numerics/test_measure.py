@@ -185,6 +185,10 @@ def check_index(metrics: Metrics, reference: torch.Tensor, candidate: torch.Tens
     if metrics.nonfinite_mismatched:
         assert kinds[0] != kinds[1]
         return
+    if metrics.max_abs_diff == 0 and any(kind != "finite" for kind in kinds[0]):
+        assert reference.is_complex()  # nothing differs but finite parts beside infinite ones
+        assert parts(x) != parts(y)
+        return
     gap = [Fraction(a) - Fraction(b) for a, b in zip(parts(y), parts(x), strict=True)]
     difference = as_float(abs(gap[0])) if len(gap) == 1 else root_mean([sum(part**2 for part in gap)])
     assert metrics.max_abs_diff == pytest.approx(difference, rel=nearly(reference.dtype), abs=1e-322)
@@ -393,7 +397,7 @@ def loop(request, monkeypatch):
     if request.param == "one loop":
         assert fused_loop(torch.float32) is not None, "needs a C compiler, as Inductor does"
         monkeypatch.setattr(measure_module, "_LARGE", 0)
-        monkeypatch.setattr(measure_module, "_FUSED_BLOCK", 100_000)
+        monkeypatch.setattr(measure_module, "_FUSED_BLOCKS", (100_000, 30_000))
     else:
         monkeypatch.setattr(measure_module, "_LARGE", sys.maxsize)
 
@@ -538,3 +542,32 @@ def test_large_tensors_with_a_place_that_float32_does_not_do_for(value):
     for name in ("mismatched", "nonfinite_mismatched", "max_abs_diff", "max_rel_diff", "max_ulp", "index"):
         assert getattr(whole, name) == getattr(parts, name), name
     assert whole.rmse == pytest.approx(parts.rmse, rel=3e-6)
+
+
+def test_index_prefers_another_class_to_a_difference_to_a_finite_part_beside_an_infinity():
+    inf = math.inf
+    x = torch.tensor([1.0, complex(inf, 1), 2.0, 3.0])
+    assert check(x, torch.tensor([1.0, complex(inf, 2), 2.0, 3.0])).index == (1,)
+    assert check(x, torch.tensor([1.0, complex(inf, 2), 2.5, 3.0])).index == (2,)
+    assert check(x, torch.tensor([1.0, complex(inf, 2), 2.5, complex(3.0, inf)])).index == (3,)
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("places", "greatest"),
+    [
+        ({70_000: (0.0, 1.0)}, math.inf),  # the reference is 0: infinite in any precision
+        ({70_000: (1e-30, 1e20)}, 1e50),  # beyond float32, not beyond float64
+        ({70_000: (1e-30, 1e20), 70_001: (0.0, 1e-3)}, math.inf),
+        ({70_001: (1e-30, 1e20), 70_000: (1e-30, 1e10), 200_000: (1e-30, -1e20)}, 1e50),
+    ],
+)
+def test_greatest_ratio_beyond_float32(dtype, places, greatest):
+    x = torch.ones(300_000, dtype=dtype)
+    y = x * 1.01
+    for place, (reference, candidate) in places.items():
+        x[place], y[place] = reference, candidate
+    metrics = measure(reference=x, candidate=y)
+    assert metrics.max_rel_diff == pytest.approx(greatest, rel=2e-2)
+    assert metrics.mismatched == 300_000
