@@ -53,8 +53,10 @@ __all__ = [
     "missing_output",
     "not_a_function",
     "on_data",
+    "once",
     "one_element",
     "one_element_changed",
+    "only_in_call",
     "other_random_numbers",
     "overwritten_cotangent",
     "refuses",
@@ -101,6 +103,22 @@ def from_call(first: int, faulty: Compiler) -> Compiler:
         return lambda *args: wrong(*args) if next(number) >= first else gm.forward(*args)
 
     return compiler
+
+
+def only_in_call(number: int, faulty: Compiler) -> Compiler:
+    """A compiler whose programs are wrong in one call of them, counted from 1, and right before and after it."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong, calls = faulty(gm, example_inputs), itertools.count(1)
+        return lambda *args: wrong(*args) if next(calls) == number else gm.forward(*args)
+
+    return compiler
+
+
+def once(number: int, spoil: Spoil) -> Spoil:
+    """Spoils a tensor the n-th time only, counted from 1."""
+    times = itertools.count(1)
+    return lambda tensor: spoil(tensor) if next(times) == number else tensor
 
 
 def on_data(condition: Callable[[Sequence[Any]], bool], faulty: Compiler) -> Compiler:

@@ -66,6 +66,14 @@ class ProgramControls:
         """Not made: only what `repeat_candidate` finds needs it."""
         raise MadeElsewhereError("made for each region instead")
 
+    def reseeded(self, seed: int) -> Values:
+        """Not made: only what `repeat_candidate` finds needs it."""
+        raise MadeElsewhereError("made for each region instead")
+
+    def others_drew(self) -> str | None:
+        """Not made: only what `repeat_candidate` finds needs it."""
+        raise MadeElsewhereError("made for each region instead")
+
     def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         """Eager with every operator's result perturbed."""
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)

@@ -72,6 +72,12 @@ class _CallControls:
     def candidate_alone(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
+    def reseeded(self, seed: int) -> Values:
+        raise ControlError("one operator is not compiled by itself here")
+
+    def others_drew(self) -> str | None:
+        raise ControlError("one operator is not compiled by itself here")
+
     def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         del held  # the choice may be all that the operator does
         noise = NoiseSource(seed)

@@ -32,6 +32,13 @@ class RngState:
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
 
+    def reseeded(self, seed: int) -> RngState:
+        """States of the same generators, from which they give other random numbers."""
+        return RngState(
+            torch.Generator().manual_seed(seed).get_state(),
+            {index: torch.Generator(f"cuda:{index}").manual_seed(seed).get_state() for index in self.cuda},
+        )
+
     def same_as(self, other: RngState) -> bool:
         """Whether the next random numbers would be the same."""
         return torch.equal(self.cpu, other.cpu) and all(

@@ -22,6 +22,7 @@ from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.others import Left, evidence_of_others
 from checked_backend.regions.twin import default_dtype
 
 __all__ = ["Controls", "MadeElsewhereError", "RegionControls", "Values", "Variants"]
@@ -45,6 +46,12 @@ class Controls(Protocol):
 
     def candidate_alone(self) -> Values:
         """The candidate again, drawing its own random numbers from the random state before the call."""
+
+    def reseeded(self, seed: int) -> Values:
+        """The reference on other random numbers."""
+
+    def others_drew(self) -> str | None:
+        """What shows that another thread drew random numbers during the call that is judged; None if nothing does."""
 
     def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         """The reference with every rounding made random; beyond one unit roundoff, with correlated sums.
@@ -110,6 +117,7 @@ class RegionControls:
         rng: Random state before the call.
         subjects: Names.
         cotangents: With them, gradients are subjects instead of results.
+        left: What the call left behind, if that is known.
     """
 
     variants: Variants
@@ -118,6 +126,7 @@ class RegionControls:
     rng: RngState
     subjects: Subjects
     cotangents: Cotangents | None = None
+    left: Left | None = None
     _tape: RandomTape | None = field(default=None, init=False)
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
@@ -138,6 +147,14 @@ class RegionControls:
     def candidate_alone(self) -> Values:
         """The candidate again, from the random state before the call."""
         return self._run(self.variants.candidate, modes=())
+
+    def reseeded(self, seed: int) -> Values:
+        """The reference on other random numbers."""
+        return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
+
+    def others_drew(self) -> str | None:
+        """What shows that another thread drew random numbers during the call."""
+        return evidence_of_others(self.left, tuple(self.rng.cuda), self.random_states)
 
     def returns_with_own_random(self) -> bool:
         """Whether the candidate, compiled with its own random operators, returns instead of raising."""
@@ -262,13 +279,20 @@ class RegionControls:
             raise RuntimeError("the random tape was not recorded")
         return self._tape
 
-    def _run(self, region: Region, *, modes: Sequence[Callable[[], Any]], wide: bool = False) -> Values:
+    def _run(
+        self,
+        region: Region,
+        *,
+        modes: Sequence[Callable[[], Any]],
+        wide: bool = False,
+        rng: RngState | None = None,
+    ) -> Values:
         arguments, leaves = self.inputs.fresh(_wide if wide else None)
         cotangents = None if self.cotangents is None else self.cotangents.copied()
         if cotangents is not None and wide:
             cotangents = _promoted(cotangents)
         with self._undisturbed(), ExitStack() as stack:
-            self.rng.restore()
+            (rng or self.rng).restore()
             for make in modes:
                 stack.enter_context(make())
             with self.ambient.entered():

@@ -31,15 +31,13 @@ from checked_backend.regions.charges import Charge, charge
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
 from checked_backend.regions.double import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
-from checked_backend.regions.fused_rounding import FusedRounding, agrees, is_there
+from checked_backend.regions.fused_rounding import FusedRounding, is_there
 from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
+from checked_backend.regions.other_draws import OtherDraws
 from checked_backend.regions.rulings import Rulings
 from checked_backend.regions.run_to_run import dwarfs, is_rounding, spreads
 
 __all__ = ["Hearing"]
-
-CANDIDATE_RUNS = 2
-"""Further runs of the candidate, to see how often a difference repeats."""
 
 HIDING_ROUNDOFFS = 256.0
 """Noise of more than this many roundoffs of the tensor's size calls for the float64 twin."""
@@ -54,12 +52,6 @@ _NONDETERMINISTIC = Charge(
 )
 _UNSUPPORTED = Charge(
     Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
-)
-_OTHER_RANDOM_NUMBERS = Charge(
-    Kind.RNG,
-    "rng.stream",
-    "the compiled program draws other random numbers than eager from the same random state; on eager's random numbers "
-    "it agrees",
 )
 
 
@@ -89,6 +81,7 @@ class Hearing:
         self._controls = controls
         self._runs = ControlRuns(controls, rulings)
         self._rulings = rulings
+        self._draws = OtherDraws(self._runs)
         self._fused = FusedRounding(controls, self._runs, rulings.notes)
         self._known = known
         self._thorough = thorough
@@ -227,11 +220,7 @@ class Hearing:
         differing = [case for case in self._open() if not case.same_bits]
         if not differing:
             return
-        runs = [
-            values
-            for _ in range(CANDIDATE_RUNS)
-            if (values := self._runs.run("candidate again", self._controls.candidate_alone)) is not None
-        ]
+        runs = self._draws.alone()
         for case in differing:
             again = [sample for values in runs if (sample := case.sample(values)) is not None]
             if again:
@@ -241,19 +230,12 @@ class Hearing:
     def _other_random_numbers(self) -> None:
         if not self._controls.draws():
             return
-        replayed = self._runs.run("candidate on recorded random numbers", self._controls.repeat_candidate)
-        by_values = self._controls.draws_by_values()
         for case in self._open():
-            flips = bool(by_values) and not case.same_bits and not case.logic_differs
-            if flips and (replayed is None or agrees(case, replayed)):
-                reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
-                self._not_judged(case, reason)
-            elif not agrees(case, replayed):
-                continue
-            elif agrees(case, self._runs.run("candidate again", self._controls.candidate_alone)):
-                self._not_judged(case, "another thread drew random numbers while the candidate ran")
-            else:
-                self._close(case, _OTHER_RANDOM_NUMBERS)
+            explained = self._draws.explain(case)
+            if isinstance(explained, str):
+                self._not_judged(case, explained)
+            elif explained is not None:
+                self._close(case, explained)
 
     def _not_judged(self, case: Case, reason: str) -> None:
         self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
@@ -265,7 +247,7 @@ class Hearing:
         if not suspects or not self._low_precision:
             return
         for case in suspects:
-            if self._fused.explains(case):
+            if not self._draws.only_then(case) and self._fused.explains(case):
                 self._close_as_noise(case)
 
     # rulings

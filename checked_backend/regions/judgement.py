@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.gradients import BackwardPass, was_written_to
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.others import Left, OtherThreads, moves_by_itself
 from checked_backend.regions.problems import (
     exception_differs,
     exception_missing,
@@ -47,9 +47,6 @@ FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 RANDOM_STATE_RUNS = 5
 """How often reference and candidate are run again before a difference of what they leave is believed."""
 
-TURN_OF_OTHERS = 0.02
-"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
-
 
 @dataclass(slots=True)
 class Call:
@@ -62,6 +59,7 @@ class Call:
         subjects: Names.
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
+        left: What both sides left behind; None before they ran.
     """
 
     inputs: Inputs
@@ -69,6 +67,7 @@ class Call:
     rng: RngState
     subjects: Subjects
     graph: Graph | None = None
+    left: Left | None = None
 
 
 class InputsChangedError(CheckedBackendError):
@@ -206,33 +205,32 @@ class Judge:
         """Judge that reference and candidate left torch's random state differently.
 
         The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both run
-        some times more, and only what each of them repeats, and what no thread makes by itself, is found.
+        some times more. What they do not repeat is excused where something shows that a thread draws, or that eager
+        itself leaves another state each time.
         """
         controls = self._controls(call, None)
-        devices = tuple(call.rng.cuda)
-        left: list[tuple[RngState, RngState]] = []
-        steady = True
+        threads = OtherThreads.now()
         try:
-            for _ in range(RANDOM_STATE_RUNS):
-                left.append(controls.random_states())
-                before = RngState.capture(devices)
-                time.sleep(TURN_OF_OTHERS)
-                steady = steady and RngState.capture(devices).same_as(before)
+            left = [controls.random_states() for _ in range(RANDOM_STATE_RUNS)]
         except Exception as error:  # a run that fails here only was disturbed too
             self._response.skip(
                 Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
             )
             return []
-        if any(reference.same_as(candidate) for reference, candidate in left):
-            self._response.skip(
-                Skip("rng state", "it differed once and not again: another thread draws random numbers")
-            )
-            return []
         (first, other), *again = left
-        if not (steady and all(first.same_as(one) and other.same_as(two) for one, two in again)):
-            self._response.skip(Skip("rng state", "it changes by itself: torch.seed, or another thread, is at work"))
-            return []
-        return [rng_state_differs()]
+        steady = all(first.same_as(one) for one, _ in again)
+        if steady and all(other.same_as(two) for _, two in again) and not first.same_as(other):
+            return [rng_state_differs()]
+        if not steady:
+            reason = "eager leaves another one each time: torch.seed, or another thread, is at work"
+        elif threads.active_since() or (call.left is not None and call.left.others_ran):
+            reason = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
+        elif moves_by_itself(tuple(call.rng.cuda)):
+            reason = "it moves while neither eager nor the compiled program runs: another thread draws random numbers"
+        else:
+            return [rng_state_differs(sum(not one.same_as(two) for one, two in left), len(left))]
+        self._response.skip(Skip("rng state", reason))
+        return []
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
@@ -280,7 +278,7 @@ class Judge:
         )
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
-        return RegionControls(self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents)
+        return RegionControls(self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left)
 
     def _absorb(self, rulings: Rulings) -> list[Finding]:
         with self._lock:

@@ -106,8 +106,13 @@ def wrong_outputs(expected: int, returned: Any) -> Finding:
     )
 
 
-def rng_state_differs() -> Finding:
-    """The random state after the call is not eager's."""
+def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
+    """The random state after the call is not eager's.
+
+    Args:
+        times: In how many more runs of both it differed again; None if in all.
+        of: How many more runs there were.
+    """
     return Finding(
         kind=Kind.RNG,
         detail="rng.state",
@@ -118,6 +123,7 @@ def rng_state_differs() -> Finding:
         ),
         expected="the state eager leaves",
         actual="another state",
+        evidence={} if times is None else {"the difference repeats": f"in {times} of {of} more runs of both"},
     )
 
 

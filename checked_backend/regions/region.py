@@ -22,6 +22,7 @@ from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate,
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
 from checked_backend.regions.judgement import Call, Judge
+from checked_backend.regions.others import Left, OtherThreads
 from checked_backend.regions.problems import (
     candidate_crashed,
     exception_missing,
@@ -105,6 +106,7 @@ class CheckedRegion:
             subjects,
         )
         before = _fingerprints(args, call.inputs)
+        threads = OtherThreads.now()
         reference = self._run_reference(call)
         after_reference = RngState.capture(cuda)
         call.rng.restore()
@@ -119,6 +121,7 @@ class CheckedRegion:
             return self._candidate_raised(args, call, error, reference)
         candidate_took = time.perf_counter() - candidate_began
         after_candidate = RngState.capture(cuda)
+        call.left = Left(after_reference, after_candidate, threads.active_since())
         if isinstance(reference, Exception):
             self._respond([exception_missing(reference)], cause=reference, call=call)
             if self._stopped:

@@ -39,6 +39,7 @@ class Scripted:
         replayed: What the candidate gives on recorded random numbers.
         alone: What it gives when it runs again.
         unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
+        others: What shows that another thread drew random numbers.
         jumps: In which float64 control runs the result jumps.
         jump: By how much.
         drift: By how much float64 differs from run to run.
@@ -53,6 +54,7 @@ class Scripted:
     replayed: Make | None = None
     alone: Make | None = None
     unfused_value: Make | None = None
+    others: str | None = None
     jumps: tuple[int, ...] = ()
     jump: float = 1.0
     drift: float = 0.0
@@ -77,6 +79,12 @@ class Scripted:
 
     def candidate_alone(self) -> Values:
         return self._give("candidate_alone", self.alone or missing)
+
+    def reseeded(self, seed: int) -> Values:
+        return self._give("reseeded", lambda: self._own(exact().flip(0) * (1 + seed / 100)))
+
+    def others_drew(self) -> str | None:
+        return self.others
 
     def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
         def make() -> torch.Tensor:
@@ -274,6 +282,23 @@ def test_other_random_numbers() -> None:
     assert [finding.detail for finding in judged(controls, exact().flip(0)).findings] == ["rng.stream"]
 
 
+@pytest.mark.parametrize("others", [None, "its state moves"])
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size: float) -> None:
+    """And only if other random numbers make differences of that size at all."""
+
+    def right() -> torch.Tensor:
+        return exact().float()
+
+    controls = Scripted(torch.float32, exact(), exact, replayed=right, alone=right, others=others)
+    rulings = judged(controls, exact().flip(0) * size)
+    excused = others is not None and size == 1.0
+    assert [skip.reason for skip in rulings.skips if skip.matters] == (
+        ["another thread drew random numbers: its state moves"] if excused else []
+    )
+    assert len(rulings.findings) == (not excused)
+
+
 # fused kernels that round less
 
 
@@ -378,6 +403,15 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
     both: Controls = Both(first.dtype, first.right, first.twin_value)
     found = adjudicate(pairs, lambda: both, {}, thorough=True).findings
     assert [(str(each.kind), each.subject) for each in found] == [("precision", "output[0]"), ("logic", "output[1]")]
+
+
+def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
+    def right() -> torch.Tensor:
+        return exact().to(torch.bfloat16)
+
+    controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right)
+    [finding] = judged(controls, fused()).findings
+    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_difference_that_does_not_repeat_says_so() -> None:
