@@ -6,6 +6,7 @@ crash or hang. The user's process waits, and nothing of its state changes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tempfile
@@ -36,6 +37,7 @@ from checked_backend.regions.ambient import RngState
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.trial import Trial
 from checked_backend.remedy import RemedySearch
+from checked_backend.report.naming import this_moment
 from checked_backend.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
 __all__ = ["Investigation", "investigate"]
@@ -80,15 +82,23 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Notebook:
-    """What is known so far, on disk, so that it outlives the worker."""
+    """What is known so far, on disk, so that it outlives the worker, and the process that waits for it.
+
+    Attributes:
+        path: The file.
+        keep: Puts it into the report on disk.
+    """
 
     path: Path
+    keep: Callable[[_Found], None]
 
     def note(self, found: _Found) -> None:
-        """Write it down, whole or not at all."""
-        half = self.path.with_suffix(".half")
-        half.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        half.replace(self.path)
+        """Write it down, whole or not at all; a disk that is full does not end the search."""
+        with contextlib.suppress(OSError):
+            half = self.path.with_suffix(".half")
+            half.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            half.replace(self.path)
+        self.keep(found)
 
     def after(self, death: Death) -> _Found:
         """What was known when the worker died.
@@ -157,12 +167,12 @@ class Investigation:
         # AOT autograd traces forward and backward together
         here = cannot_fork() or cannot_differentiate_in_worker()
         with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-            notebook = _Notebook(Path(folder) / "found.json")
+            notebook = _Notebook(Path(folder) / "found.json", lambda found: failure.keep(_told(findings, found)))
             work = partial(_work, failure, findings, self, notebook)
             answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
             found = notebook.after(answer) if isinstance(answer, Death) else _Found(**json.loads(answer))
         _write_bug_report(failure, findings, found)
-        return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
+        return _told(findings, found)
 
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -326,7 +336,7 @@ class _Search:
     def _repro(self, reduced: _Reduced) -> Repro | None:
         cut = self.location.cut
         self.desk.tell("writing a script and running it in a fresh process")
-        name = f"{(self.found.op or 'region').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
         try:
             repro = write_repro(
                 reduced.trial,
@@ -373,6 +383,10 @@ def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: _Fou
         return
     if path is not None:
         found.evidence = {**(found.evidence or {}), "to be pasted into a bug report": str(path)}
+
+
+def _told(findings: Sequence[Finding], found: _Found) -> list[Finding]:
+    return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
 
 
 def _enriched(finding: Finding, found: _Found) -> Finding:

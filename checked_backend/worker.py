@@ -142,6 +142,7 @@ def _kill(pid: int | None) -> None:
 
 
 def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
+    _drop_signal_handlers()
     os.setpgid(0, 0)
     die_with(parent)
     torch.set_num_threads(1)
@@ -152,6 +153,14 @@ def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
         text = f"{_FAILED}{type(error).__name__}: {error}"
     sender.send_bytes(text.encode())
     sender.close()
+
+
+def _drop_signal_handlers() -> None:
+    """What the user's program does on a signal (save its state, wake its event loop) is not this process's to do."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def how_it_died(exit_code: int) -> Death:

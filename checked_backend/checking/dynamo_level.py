@@ -10,7 +10,6 @@ import linecache
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -38,6 +37,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
 from checked_backend.reduce import Untranslatable, write_source_repro
 from checked_backend.regions.candidate import eager_graph
+from checked_backend.report.naming import this_moment
 
 __all__ = ["Blame", "blame_in_dynamo", "with_blame"]
 
@@ -98,7 +98,7 @@ def with_blame(
             program.args,
             program.kwargs,
             options.report_dir,
-            name=f"{(op or 'dynamo').removeprefix('aten.')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}",
+            name=f"{(op or 'dynamo').removeprefix('aten.')}-{this_moment()}",
             title=f"{first.kind}: {first.message}",
             source=source,
             dynamic=dynamic,

@@ -16,6 +16,7 @@ from checked_backend.interpret.findings import metadata_error
 from checked_backend.interpret.unmatched import Unmatched
 from checked_backend.options import InterpreterOptions
 from checked_backend.record import Finding, RegionInfo, Skip
+from checked_backend.report.naming import claimed_path, this_moment
 from checked_backend.report.write import write_whole
 
 __all__ = ["Answer", "Ledger"]
@@ -158,10 +159,11 @@ class Answer:
         if not script:
             return None
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{finding.op}-{finding.graph}-{finding.node}-{finding.detail}")
-        path = Path(self._options.report_dir) / "operators" / f"{stem}.py"
+        folder = Path(self._options.report_dir) / "operators"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(str(script), path)
+            folder.mkdir(parents=True, exist_ok=True)
+            with claimed_path(folder, f"{stem}-{this_moment()}", ".py") as path:
+                write_whole(str(script), path)
         except OSError as error:
             log.warning("checked_backend could not write the script of %s: %s", finding.op, error)
             return None

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,13 @@ from safetensors.torch import save_file
 
 from checked_backend.child import die_with
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce.compile_code import Settings, settings_that_matter, write_compile
+from checked_backend.reduce.compile_code import CompileCode, Settings, settings_that_matter, write_compile
 from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.passes.calls import in_float64
 from checked_backend.reduce.program import Program
 from checked_backend.reduce.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
 from checked_backend.regions.trial import Trial
+from checked_backend.report.naming import claimed_path
 from checked_backend.report.write import write_whole
 from checked_backend.worker import cannot_fork
 
@@ -96,17 +98,24 @@ def write_repro(
             program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
         )
     compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
-    path = script_path(folder, name)
-    values = path.with_suffix(".safetensors")
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
     about = [*([f"Found at {source}"] if source else []), *about]
+    with script_path(folder, name) as path:
+        return _first_that_shows(path, program, shown, compiled, about, timeout)
+
+
+def _first_that_shows(
+    path: Path, program: Program, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
+) -> Repro:
+    """Write a script that calls plain ``torch`` functions, and one that calls operators if that does not show it."""
     output, first = "", ""
+    values = path.with_suffix(".safetensors")
     for plain in (True, False):
         script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
         if script.text == first:
             break
         repro = write_and_run(path, script, timeout)
-        if repro.confirmed and shown.message == _NOT_SHOWN and kind in (Kind.LOGIC, Kind.PRECISION):
+        if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
             return Repro(path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
         if repro.confirmed:
             return repro
@@ -117,10 +126,10 @@ def write_repro(
     return Repro(path, False, output)
 
 
-def script_path(folder: Path, name: str) -> Path:
-    """Where a script about something goes, in a folder that is made if it is not there."""
+def script_path(folder: Path, name: str) -> AbstractContextManager[Path]:
+    """Hold the name of a script that nobody else writes, in a folder that is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}.py"
+    return claimed_path(folder, f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}", ".py")
 
 
 def write_and_run(path: Path, script: Script, timeout: float) -> Repro:

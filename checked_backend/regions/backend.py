@@ -20,7 +20,7 @@ from checked_backend.regions.candidate import (
 )
 from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents
-from checked_backend.regions.failure import Failure, Investigator
+from checked_backend.regions.failure import Failure, Investigator, Keep
 from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
@@ -82,9 +82,11 @@ def build_region(
     unfused = unfused_compiler(options, mode)
     own_random = own_random_compiler(options, pristine, mode)
 
-    def investigate(call: Call, cotangents: Cotangents | None, findings: Sequence[Finding]) -> Sequence[Finding]:
+    def investigate(
+        call: Call, cotangents: Cotangents | None, findings: Sequence[Finding], keep: Keep
+    ) -> Sequence[Finding]:
         failure = Failure(
-            pristine, tuple(traced), call.inputs, call.ambient, call.rng, call.subjects, cotangents, options, mode
+            pristine, tuple(traced), call.inputs, call.ambient, call.rng, call.subjects, cotangents, options, mode, keep
         )
         return findings if investigator is None else investigator(failure, findings)
 

@@ -14,7 +14,10 @@ from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects
 from checked_backend.regions.inputs import Inputs
 
-__all__ = ["Failure", "Investigator"]
+__all__ = ["Failure", "Investigator", "Keep"]
+
+
+Keep = Callable[[Sequence[Finding]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Failure:
         cotangents: What arrived at its results, if its backward pass failed.
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
+        keep: Given the findings with what is known of them so far, it puts that on disk; called in any process.
     """
 
     graph: fx.GraphModule
@@ -42,6 +46,7 @@ class Failure:
     cotangents: Cotangents | None
     options: CheckOptions
     mode: str | None
+    keep: Keep = lambda _findings: None
 
 
 Investigator = Callable[[Failure, Sequence[Finding]], Sequence[Finding]]

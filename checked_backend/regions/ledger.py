@@ -48,6 +48,13 @@ class Ledger:
                 self._ignored.setdefault(_key(finding), finding)
         return tuple(new)
 
+    def complete(self, findings: Sequence[Finding]) -> None:
+        """Replace known findings by what has become of them since: an operator, a repro."""
+        with self._lock:
+            for finding in findings:
+                if _key(finding) in self._findings:
+                    self._findings[_key(finding)] = finding
+
     def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Those among findings that no earlier call had."""
         with self._lock:

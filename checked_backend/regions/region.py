@@ -18,6 +18,7 @@ from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
+from checked_backend.regions.failure import Keep
 from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
@@ -34,7 +35,7 @@ from checked_backend.regions.schedule import Schedule
 
 __all__ = ["CheckedRegion", "NotCompiled"]
 
-Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding]], Sequence[Finding]]
+Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Sequence[Finding]]
 
 
 class NotCompiled:
@@ -57,8 +58,8 @@ class CheckedRegion:
         options: The user's options.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
-        investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, and the findings;
-            gives back the findings with where they come from.
+        investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and
+            what keeps them as they become known; gives back the findings with where they come from.
     """
 
     def __init__(
@@ -259,14 +260,14 @@ class CheckedRegion:
         """Report findings as the user asked. Returns whether to fall back to eager, now and for good."""
         asked = self._investigate if call is not None else None
 
-        def investigate(reported: Sequence[Finding]) -> Sequence[Finding]:
+        def investigate(reported: Sequence[Finding], keep: Keep) -> Sequence[Finding]:
             if asked is None or call is None:
                 return reported
             if self._investigated:  # it takes long, and what is found later mostly follows from what was found first
                 known = {"localized": "not anew: an earlier finding in this region was"}
                 return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
             self._investigated = True
-            return asked(call, cotangents, reported)
+            return asked(call, cotangents, reported, keep)
 
         # without localization nothing is said of it, and nothing spent on it
         if self._response.to(findings, cause=cause, raises=raises, investigate=None if asked is None else investigate):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +10,18 @@ from dataclasses import replace
 from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, RegionInfo, Skip
+from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger, split_ignored
 from checked_backend.regions.session import active_sessions, investigations
-from checked_backend.report.write import write_report
+from checked_backend.report import Report
+from checked_backend.report.kept import KeptReport
 
 __all__ = ["Response"]
 
-log = logging.getLogger(__name__)
+Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
+
+_NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
 
 LONG_ENOUGH = 180.0
 """Seconds after which, where nothing raises, no further operator is looked for in the same session."""
@@ -88,7 +91,7 @@ class Response:
         *,
         cause: BaseException | None = None,
         raises: bool = True,
-        investigate: Callable[[Sequence[Finding]], Sequence[Finding]] | None = None,
+        investigate: Investigate | None = None,
     ) -> bool:
         """Answer findings as the user asked.
 
@@ -96,7 +99,8 @@ class Response:
             findings: What a check found; may be empty.
             cause: The exception that a finding stands for.
             raises: Whether to raise where the user asked for that; not where eager's own exception will be.
-            investigate: Adds to findings where they come from; called if one that fails is new.
+            investigate: Adds to findings where they come from; called if one that fails is new. Before that the
+                findings are in all ledgers and on disk: a process may not outlive it.
 
         Returns:
             Whether to hand out eager's results and stop using the candidate.
@@ -114,31 +118,39 @@ class Response:
             for finding in findings
         ]
         reported, ignored = split_ignored(named, self._options.ignore)
-        if investigate is not None and any(finding.kind.fails for finding in self._own.unknown(reported)):
-            reported = self._investigated(reported, investigate)
         new: tuple[Finding, ...] = ()
         for ledger in reversed(self._ledgers()):
             new = ledger.add_findings(reported, ignored)
         failing = [finding for finding in reported if finding.kind.fails]
         if not failing:
             return False
-        report = self._own.report(self._info.name, only=reported)
         news = any(finding.kind.fails for finding in new)
-        if not self._silent and (news or self._options.on_divergence == "raise"):
-            try:
-                path = write_report(report, self._options.report_dir)
-                report = replace(report, path=path)
-            except OSError as error:
-                log.warning("checked_backend could not write its report: %s", error)
+        report = self._own.report(self._info.name, only=reported)
+        if investigate is not None and news:
+            report = self._localized(report, reported, investigate)
+        elif not self._silent and (news or self._options.on_divergence == "raise"):
+            report = KeptReport(self._options.report_dir).save(report)
         if self._options.on_divergence == "raise" and raises:
             raise DivergenceError(report) from cause
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
 
-    def _investigated(
-        self, reported: Sequence[Finding], investigate: Callable[[Sequence[Finding]], Sequence[Finding]]
-    ) -> list[Finding]:
+    def _localized(self, report: Report, reported: Sequence[Finding], investigate: Investigate) -> Report:
+        """Look for where findings come from. What is known at any moment is on disk."""
+        kept = KeptReport(self._options.report_dir)
+        kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
+
+        # It takes no locks: it is called in forked processes, in which other threads' locks stay locked.
+        def keep(known: Sequence[Finding]) -> None:
+            kept.progress(replace(report, findings=tuple(_told(known, _NOT_YET))))
+
+        found = self._investigated(reported, investigate, keep)
+        for ledger in self._ledgers():
+            ledger.complete(found)
+        return kept.save(self._own.report(self._info.name, only=found))
+
+    def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
         """Look into each place once, and into no more of them than a person would wait for."""
         spent = investigations()
         place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.kind.fails}))
@@ -153,7 +165,7 @@ class Response:
             )
         begun = time.monotonic()
         try:
-            return list(investigate(reported))
+            return list(investigate(reported, keep))
         except Exception as error:  # the verdict stands without it
             self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
             return list(reported)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.report.naming import this_moment
 from checked_backend.report.report import Report
 
-__all__ = ["ReadReports", "read_reports", "write_report", "write_whole"]
+__all__ = ["ReadReports", "read_reports", "rewrite_report", "write_report", "write_whole"]
 
 _MAX_SLUG = 60
 _MAX_BYTES = 64 * 2**20  # a report is kilobytes; a file like this one is something else
@@ -31,14 +33,15 @@ class ReadReports:
     broken: tuple[tuple[Path, str], ...]
 
 
-def write_report(report: Report, directory: Path) -> Path:
-    """Write a report as ``<title>-<UTC time>-<process>-<n>.json``.
+def write_report(report: Report, directory: Path, *, claimed: Callable[[Path], None] = lambda _path: None) -> Path:
+    """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``.
 
     A reader never sees half a file, and no two writers, in this process or another, get the same name.
 
     Args:
         report: The report. Its title may be anything: only ``[a-z0-9._-]`` of it reaches the name.
         directory: The folder, made if it is not there.
+        claimed: Told which file it will be, before it is there.
 
     Returns:
         The file.
@@ -48,11 +51,23 @@ def write_report(report: Report, directory: Path) -> Path:
     """
     data = report.to_json().encode("ascii")
     directory.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    stem = f"{_slug(report.title)}-{now}-{os.getpid()}"
+    stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
     target, temporary, descriptor = _claim(directory, stem)
+    claimed(target)
     _finish(descriptor, data, temporary, target)
     return target
+
+
+def rewrite_report(report: Report) -> None:
+    """Write a report over the file that it has, whole or not at all.
+
+    Raises:
+        OSError: The folder cannot be written to, or the disk is full. The old file is kept.
+        ValueError: The report has no file.
+    """
+    if report.path is None:
+        raise ValueError("a report that was not written cannot be written anew")
+    write_whole(report.to_json(), report.path)
 
 
 def write_whole(text: str, target: Path) -> None:
