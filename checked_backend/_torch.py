@@ -726,10 +726,18 @@ def evaluate_number(expression: sympy.Basic, values: Mapping[sympy.Symbol, float
     return bool(value) if isinstance(value, bool) or getattr(value, "is_Boolean", False) else float(value)
 
 
+# Of devices; nested and sparse tensors have kernels of their own for operators that are compositions otherwise.
+_DEVICE_KEYS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1")
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether an operator is only a composition of others, which run in its place (visible under inference mode)."""
-    # Not op._can_decompose(): that also finds decompositions written in Python, which eager never runs.
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+    # Not op._can_decompose(): that also finds decompositions written in Python, which eager never runs. And some
+    # compositions are for devices without a kernel (silu_backward): others run their own, which rounds otherwise.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not has_kernel(op.name(), "CompositeImplicitAutograd"):
+        return False
+    return not any(has_kernel(op.name(), key) for key in _DEVICE_KEYS)
 
 
 def run_composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

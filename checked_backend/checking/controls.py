@@ -43,11 +43,11 @@ class ProgramControls:
     _recorded: bool = field(default=False, init=False)
     _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
 
-    def repeat(self) -> Values:
+    def repeat(self, junk: int = 1) -> Values:
         """Eager again, with junk in uninitialised memory; records random tapes, one for each evaluation."""
         tapes: list[RandomTape] = []
         choices: list[ChoiceTape] = []
-        poison = PoisonMode(1)
+        poison = PoisonMode(junk)
 
         def modes(_number: int) -> Sequence[AbstractContextManager[Any]]:
             tapes.append(RandomTape())
@@ -57,6 +57,10 @@ class ProgramControls:
         values = self._values(self.program.run_all(modes=modes))
         self._tapes, self._choices[False], self._recorded = tapes, choices, True
         return values
+
+    def bare(self) -> Values:
+        """Eager again, under no mode."""
+        return self._values(self.program.run_all())
 
     def repeat_candidate(self) -> Values:
         """Not made: Dynamo compiles nothing while a dispatch mode is active; each region makes its own."""

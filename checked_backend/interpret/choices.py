@@ -20,7 +20,7 @@ __all__ = ["CHOOSING", "ChoiceTape", "HoldChoices", "RecordChoices"]
 
 CHOOSING = frozenset(
     {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide",
-     "eq", "ne", "lt", "le", "gt", "ge"}
+     "eq", "ne", "lt", "le", "gt", "ge", "histc"}
 )  # fmt: skip
 """Operators (base names) whose result is a choice also where its dtype is floating."""
 

@@ -19,7 +19,10 @@ _STEP = 1.25
 _STEP_SQUARE = 1.5 / math.log(2)
 # Below this amplitude, uniform noise would often round away, and always on powers of two: single steps are used.
 _UNIFORM_FROM = 2.0
-_PERTURBABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+# What can be perturbed, and integers as wide.
+_INTEGERS = {
+    torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16,
+}  # fmt: skip
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -87,7 +90,7 @@ class NoiseSource:
     def perturb_(self, tensor: torch.Tensor, amplitude: float) -> bool:
         """Multiply each element by ``1 + amplitude * xi``, xi uniform in [-1, 1], rounded so that the spread is right.
 
-        Zeros (up to their sign), infinities and NaN stay as they are; a finite value never becomes infinite. For
+        Zeros, infinities and NaN stay as they are; a finite value never becomes infinite. For
         amplitudes under 2 unit roundoffs of the dtype, elements move by one representable value with the probability
         that gives the same root mean square, ``amplitude / sqrt(3)`` (on average over mantissas).
 
@@ -101,7 +104,7 @@ class NoiseSource:
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
         dtype, count = tensor.dtype, tensor.numel()
-        if dtype not in _PERTURBABLE:
+        if dtype not in _INTEGERS:
             return False
         if count == 0 or amplitude <= 0:
             return True
@@ -115,12 +118,12 @@ class NoiseSource:
         flat = _flat_view(tensor)
         if flat is None:
             noise = self._slice(pool, count).view(tensor.shape)
-            tensor.addcmul_(tensor.clamp(-limit, limit), noise, value=scale)
+            _scale(tensor, noise, scale, limit)
             return True
         size = pool.numel() // 2
         for start in range(0, count, size):
             part = flat if count <= size else flat[start : start + size]
-            part.addcmul_(part.clamp(-limit, limit), self._slice(pool, part.numel()), value=scale)
+            _scale(part, self._slice(pool, part.numel()), scale, limit)
         return True
 
     def fill_(self, tensor: torch.Tensor) -> bool:
@@ -156,6 +159,16 @@ class NoiseSource:
         if count <= size:
             return pool[offset : offset + count]
         return pool[offset : offset + size].repeat(-(-count // size))[:count]
+
+
+def _scale(part: torch.Tensor, noise: torch.Tensor, scale: float, limit: float) -> None:
+    """Multiply by ``1 + scale * noise`` in place; -0.0 stays what it is, where a sum with 0.0 would lose its sign."""
+    clamped = part.clamp(-limit, limit)
+    part.addcmul_(clamped, noise, value=scale)
+    integers = _INTEGERS[part.dtype]
+    # Faster than copysign at 16 bits: the sign bits that differ, turned back.
+    flipped = clamped.view(integers).bitwise_xor_(part.view(integers)).bitwise_and_(torch.iinfo(integers).min)
+    part.view(integers).bitwise_xor_(flipped)
 
 
 def _step_chance(key: int) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition, is_alias_of
 from checked_backend.interpret.dispatch import OperatorMode
+from checked_backend.interpret.exactness import adds_integers, counts, unrounded
 from checked_backend.interpret.noise import NoiseSource, unit_roundoff
 from checked_backend.interpret.operators import (
     Operator,
@@ -36,9 +37,6 @@ _LINEAR = (
 # Written to without a mark in the schema, if training.
 _UNMARKED_STATISTICS = ("running_mean", "running_var")
 _UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler misses it. It demands
-# it of quotients and roots too, but there some processors' fast instructions do not obey.
-_CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div"})
 # No implementation leaves these ranges, and operators that take what they return may insist.
 _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
@@ -64,13 +62,6 @@ _FIRST_ONLY = frozenset({
 # is masked, it is as large as the mask: one roundoff of either alone would be e to the power of 60.
 _NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
 _HALF = frozenset({torch.float16, torch.bfloat16})
-_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
-# Integers as wide as these dtypes, and the lower half of their significand's bits.
-_LOW_HALF = {
-    torch.float32: (torch.int32, 0xFFF),
-    torch.bfloat16: (torch.int16, 0xF),
-    torch.float16: (torch.int16, 0x1F),
-}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -93,10 +84,6 @@ def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def _as_float64(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
 def _as_float32(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
 
@@ -106,21 +93,6 @@ def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if kwargs.get("alpha", 1) not in (1, -1):
         return True
     return any(value.is_complex() for value in args if isinstance(value, torch.Tensor))
-
-
-def _is_short(value: torch.Tensor) -> torch.Tensor:
-    """Where the lower half of the bits is 0, as in small integers.
-
-    What is left of a rounded product has no such zeros: ``round(y) - y`` is exact, but not where a compiler contracts
-    it with the product that ``y`` is.
-    """
-    integers, low_half = _LOW_HALF[value.dtype]
-    return (value.contiguous().view(integers) & low_half) == 0
-
-
-def _is_power_of_two(value: Any) -> torch.Tensor:
-    """Where a division is a product: the reciprocal is exact."""
-    return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
 
 
 class _Poison:
@@ -213,6 +185,13 @@ class MonteCarloMode(OperatorMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator and perturb it, as its kind demands."""
         kind = operator.kind
+        if counts(operator, args, kwargs):
+            return func(*args, **kwargs)
+        whole = kind in (OperatorKind.ACCUMULATING, OperatorKind.COMBINING)
+        if kind is OperatorKind.POINTWISE:  # else element by element, once it has run
+            whole = bool(operator.mutated) or (bool(args) and type(args[0]) is list)
+        if whole and adds_integers(func, operator, args, kwargs):
+            return func(*args, **kwargs)
         if operator.name in _MADE_OF_OTHERS:
             return self._inside(func, operator, args, kwargs)
         if kind is OperatorKind.ACCUMULATING:
@@ -234,32 +213,13 @@ class MonteCarloMode(OperatorMode):
                 return result
         elif not self._narrows(operator, args, result):
             return result
-        exact = self._exact(func, operator, args, kwargs, result)
+        exact = unrounded(func, operator, args, kwargs, result)
         kept = None if exact is None else result[exact]
         self._perturb_results(operator, args, kwargs, result, 0.0)
         if exact is not None:
             with DisableTorchDispatch():
                 result.detach()[exact] = kept
         return result
-
-    @staticmethod
-    def _exact(
-        func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> torch.Tensor | None:
-        """Where nothing was rounded, now or before: a half, a sum of small integers. None: nowhere."""
-        if operator.base not in _CORRECTLY_ROUNDED or operator.mutated or "out" in kwargs:
-            return None
-        if type(result) not in _PLAIN or result.dtype not in _NARROW or result.layout is not torch.strided:
-            return None
-        with DisableTorchDispatch():
-            wide = [_as_float64(value) for value in args]
-            exact: torch.Tensor = func(*wide, **kwargs) == result
-            for value in args:
-                if isinstance(value, torch.Tensor) and value.dtype in _LOW_HALF:
-                    exact &= _is_short(value)
-            if operator.base == "div":
-                exact &= _is_power_of_two(wide[1])
-            return exact if bool(exact.any()) else None
 
     @staticmethod
     def _narrows(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:

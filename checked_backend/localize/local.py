@@ -62,9 +62,12 @@ class _CallControls:
 
     call: Call
 
-    def repeat(self) -> Values:
-        with PoisonMode(1):
+    def repeat(self, junk: int = 1) -> Values:
+        with PoisonMode(junk):
             return values_of(self.call())
+
+    def bare(self) -> Values:
+        return values_of(self.call())
 
     def repeat_candidate(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")

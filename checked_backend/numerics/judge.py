@@ -21,6 +21,7 @@ from checked_backend.numerics.noise import (
     difference,
     local_root_mean_square,
     root_mean_square,
+    unconfirmed,
     unit_roundoff,
     widened,
 )
@@ -110,6 +111,8 @@ class Outside:
         overflowed: Of a program that leaves its dtype's range on the way (eager has NaN or infinity somewhere where
             float64 has a number within it): how many of them are numbers, if wrong ones, where eager has none. There
             is nothing to hold those against.
+        unconfirmed: How many of them eager has a number for and float64 has none, so that float64 cannot tell who is
+            wrong.
     """
 
     count: int
@@ -119,6 +122,7 @@ class Outside:
     digits: int = 0
     doubtful: int = 0
     overflowed: int = 0
+    unconfirmed: int = 0
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -137,6 +141,7 @@ def outside_noise(
     An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the root mean square of
     those of the elements that are not much larger, whichever is greater), or one rounding of the result; or if eager is
     as far from float64 there. Where eager has NaN or infinity and float64 has none, so may the candidate, or be right.
+    Where float64 has NaN or infinity and eager has none, float64 is not asked.
     One that has lost its digits must be within its own envelope: the typical error is that of larger elements.
     Integers have no typical error: one that no control run changed is right or wrong.
 
@@ -156,12 +161,14 @@ def outside_noise(
     for runs in (envelope, strong):
         if runs is not None and runs.unstable is not None:  # there NaN and infinity are as good as a number
             inside |= runs.unstable & distance.isinf()
-    digits, lost = None, None
+    digits, lost, blind = None, None, None
     if high_precision is not None:
         eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
-        lost = eager.isinf()
-        inside |= ~lost & (compiled <= EAGER_FACTOR * eager)
-        inside |= lost & (compiled.isinf() | _has_digits(compiled, high_precision, reference.dtype))
+        blind = unconfirmed(reference, high_precision)
+        lost = eager.isinf() if blind is None else eager.isinf() & ~blind
+        inside |= eager.isfinite() & (compiled <= EAGER_FACTOR * eager)
+        without = compiled.isinf() & ~_finite(candidate)
+        inside |= lost & (without | _has_digits(compiled, high_precision, reference.dtype))
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
     if not distance.numel():
         return Outside(0, 0, 0.0)
@@ -191,6 +198,7 @@ def outside_noise(
         0 if digits is None else int((digits & outside).sum().item()),
         doubtful,
         0 if lost is None or not bool(lost.any()) else _numbers_for_none(outside, reference, candidate),
+        0 if blind is None else int((outside & blind).sum().item()),
     )
 
 
@@ -334,7 +342,12 @@ class TwinDifference:
 
 
 def twin_difference(
-    *, high_precision: torch.Tensor, twin: torch.Tensor, envelope: Envelope | None, further: Envelope | None = None
+    *,
+    high_precision: torch.Tensor,
+    twin: torch.Tensor,
+    envelope: Envelope | None,
+    further: Envelope | None = None,
+    blind: torch.Tensor | None = None,
 ) -> TwinDifference:
     """Does the candidate compiled in float64 compute something else than the reference in float64?
 
@@ -344,8 +357,11 @@ def twin_difference(
         envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
         further: The same from more runs, in which choices may flip. It counts where an element jumps; others have no
             more noise for it.
+        blind: Elements of which float64 says nothing: those that `unconfirmed` finds.
     """
     distance = difference(high_precision, twin).to(torch.float64)
+    if blind is not None:
+        distance = torch.where(blind, 0.0, distance)
     if not distance.numel():
         return TwinDifference(False, 0.0, 0.0, equal=True)
     equal = not bool(distance.any())

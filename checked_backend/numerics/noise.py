@@ -20,6 +20,7 @@ __all__ = [
     "difference",
     "local_root_mean_square",
     "root_mean_square",
+    "unconfirmed",
     "unit_roundoff",
     "widened",
 ]
@@ -70,6 +71,26 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         # int64 beyond 2**53 can differ where its float64 values do not
         finite = torch.where(first != second, finite.clamp_min(1.0), 0.0)
     return finite
+
+
+def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.Tensor | None:
+    """Where eager has a number and float64 has none, so that float64 confirms nothing.
+
+    A matrix that is singular in float64 is not quite so in float32; a program may overflow, or take the logarithm of
+    zero, in float64 alone. Two that are infinite there agree whatever else they compute.
+
+    Args:
+        reference: Eager's tensor.
+        high_precision: The reference in float64; beyond the range of the tensor's dtype it counts as infinite.
+
+    Returns:
+        A mask, of the shape of `difference`; None where there is no such element.
+    """
+    none = widened(high_precision.to(reference.dtype)).isfinite().logical_not_()
+    if not bool(none.any()):
+        return None
+    none &= widened(reference).isfinite()
+    return none if bool(none.any()) else None
 
 
 def root_mean_square(values: torch.Tensor) -> float:

@@ -14,7 +14,14 @@ from checked_backend.numerics.judge import (
     TWIN_TOLERANCE,
     Outside,
 )
-from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square
+from checked_backend.numerics.noise import (
+    Envelope,
+    RememberedScale,
+    difference,
+    local_root_mean_square,
+    root_mean_square,
+    widened,
+)
 from checked_backend.record import Metrics, NoiseScale
 from checked_backend.regions.controls import Values
 from checked_backend.regions.rulings import Pair
@@ -54,10 +61,12 @@ class Case:
         strong: The same from runs with larger roundings.
         outside: Elements that noise does not explain. Nothing is explained before there is an envelope.
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
+        blind: Where eager has a number and float64 has none, which confirms nothing; None if there is no such element.
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         float64_further: The same of further runs, made where the twin is outside of the first ones.
-        logic_differs: Whether the float64 twin computes something else; None if that could not be found out.
+        logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
+            not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
         evidence: What a finding will say.
         closed: Whether it is decided.
@@ -69,6 +78,7 @@ class Case:
     strong: Envelope | None = None
     outside: Outside = field(default_factory=lambda: Outside(1, 0, float("inf")))
     high_precision: torch.Tensor | None = None
+    blind: torch.Tensor | None = None
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
     float64_further: Envelope | None = None
@@ -110,14 +120,19 @@ class Case:
     @property
     def float64_repeats(self) -> bool:
         """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
-        if self.float64_envelope is None or self.high_precision is None:
+        if self.float64_envelope is None or self.high_precision is None or self.all_blind:
             return False
         return self.float64_envelope.rms <= REPEATS * root_mean_square(self.high_precision)
 
     @property
+    def all_blind(self) -> bool:
+        """Whether there is no element that float64 says anything about."""
+        return self.blind is not None and bool(self.blind.all())
+
+    @property
     def vanishes(self) -> bool:
         """Whether nothing but rounding is left of this tensor: in float64 it is zero beside that and its noise."""
-        if self.envelope is None or self.high_precision is None:
+        if self.envelope is None or self.high_precision is None or self.blind is not None:
             return False
         size = root_mean_square(self.high_precision)
         found = max(self.metrics.reference_rms, self.metrics.rmse)
@@ -137,7 +152,8 @@ class Case:
             spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
-            return max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
+            logic = max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
+            return logic if self.blind is None else max(logic, self.own_precision_power())
         return self.own_precision_power()
 
     def own_precision_power(self) -> float:
@@ -163,8 +179,26 @@ class Case:
         for runs, factor in noises:
             if runs is not None:
                 hidden |= factor * runs.values >= size
+        if self.blind is not None:
+            own = difference(self.pair.reference, torch.zeros_like(self.pair.reference)).to(torch.float64)
+            size = torch.where(self.blind, own, size)
+            hidden = torch.where(self.blind, self._lost_in_its_noise(own), hidden)
         weight = (size / (size.max() or 1.0)).square()
         return bool((weight * hidden).sum() >= MOSTLY * weight.sum())
+
+    def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
+        """Which elements are no larger than what they were allowed at their own precision, or turn into NaN by it."""
+        if self.envelope is None:
+            return torch.ones_like(size, dtype=torch.bool)
+        noise = torch.maximum(
+            self.envelope.values.to(torch.float64), local_root_mean_square(self.envelope.values, size)
+        )
+        lost = ENVELOPE_FACTOR * noise >= size
+        return lost if self.envelope.unstable is None else lost | self.envelope.unstable
+
+    def has_numbers(self) -> bool:
+        """Whether eager has any number here: of NaN and infinity no error has a size."""
+        return bool(widened(self.pair.reference).isfinite().any())
 
     def relative_noise(self) -> float:
         """The noise over the tensor's own size, root mean squares; what was found to be noise counts as such."""

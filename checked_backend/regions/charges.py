@@ -10,7 +10,14 @@ from checked_backend.numerics.judge import ENVELOPE_FACTOR
 from checked_backend.record import Kind
 from checked_backend.regions.case import Case, is_floating
 
-__all__ = ["Charge", "charge"]
+__all__ = [
+    "CHANGES_IN_FLOAT64",
+    "NONDETERMINISTIC",
+    "READS_JUNK",
+    "UNSUPPORTED",
+    "Charge",
+    "charge",
+]
 
 COARSEST = torch.finfo(torch.bfloat16).eps
 """Programs round to nothing coarser than bfloat16: a difference beyond what that does is not one of precision."""
@@ -28,6 +35,29 @@ class Charge(NamedTuple):
     kind: Kind
     detail: str
     message: str
+
+
+NONDETERMINISTIC = Charge(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager does not repeat itself from the same inputs and random state, so there is nothing to compare with "
+    "(uninitialised memory, or an operator without a fixed order of summation)",
+)
+READS_JUNK = Charge(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager, left as it is, repeats itself bit for bit, but with other junk in uninitialised memory it does not: so it "
+    "reads memory that nothing wrote, and there is nothing to compare with",
+)
+CHANGES_IN_FLOAT64 = Charge(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "
+    "noise would hide any error, so there is nothing to compare with",
+)
+UNSUPPORTED = Charge(
+    Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
+)
 
 
 def charge(case: Case) -> Charge:

@@ -38,8 +38,11 @@ class MadeElsewhereError(CheckedBackendError):
 class Controls(Protocol):
     """What an adjudication may ask for. Each method may raise; the adjudication then does without it."""
 
-    def repeat(self) -> Values:
+    def repeat(self, junk: int = 1) -> Values:
         """The reference again, with other junk in uninitialised memory."""
+
+    def bare(self) -> Values:
+        """The reference again, just as it is: under no mode, which some of torch's own code would see."""
 
     def repeat_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers."""
@@ -132,13 +135,17 @@ class RegionControls:
     _choices64: ChoiceTape | None = field(default=None, init=False)
     _flips: set[bool] = field(default_factory=set, init=False)
 
-    def repeat(self) -> Values:
+    def repeat(self, junk: int = 1) -> Values:
         """The reference again from the same random state, with junk in uninitialised memory; records the tapes."""
         tape, choices = RandomTape(), ChoiceTape()
-        modes = (lambda: RecordRandom(tape), lambda: RecordChoices(choices), lambda: PoisonMode(1))
+        modes = (lambda: RecordRandom(tape), lambda: RecordChoices(choices), lambda: PoisonMode(junk))
         values = self._run(self.variants.reference, modes=modes)
         self._tape, self._choices = tape, choices
         return values
+
+    def bare(self) -> Values:
+        """The reference again from the same random state, under no mode."""
+        return self._run(self.variants.reference, modes=())
 
     def repeat_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers where it draws them through torch."""

@@ -25,9 +25,16 @@ from checked_backend.numerics.judge import (
     outside_noise,
 )
 from checked_backend.numerics.noise import REACH, difference, root_mean_square
-from checked_backend.record import Finding, Kind, Skip
+from checked_backend.record import Finding, Skip
 from checked_backend.regions.case import REPEATS, Case, is_floating
-from checked_backend.regions.charges import Charge, charge
+from checked_backend.regions.charges import (
+    CHANGES_IN_FLOAT64,
+    NONDETERMINISTIC,
+    READS_JUNK,
+    UNSUPPORTED,
+    Charge,
+    charge,
+)
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
 from checked_backend.regions.double import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
@@ -35,7 +42,7 @@ from checked_backend.regions.fused_rounding import FusedRounding, is_there
 from checked_backend.regions.noise_runs import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
 from checked_backend.regions.other_draws import OtherDraws
 from checked_backend.regions.rulings import Rulings
-from checked_backend.regions.run_to_run import dwarfs, is_rounding, spreads
+from checked_backend.regions.run_to_run import Repetition, dwarfs, is_rounding, repeat, spreads
 
 __all__ = ["Hearing"]
 
@@ -43,16 +50,6 @@ HIDING_ROUNDOFFS = 256.0
 """Noise of more than this many roundoffs of the tensor's size calls for the float64 twin."""
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
-
-_NONDETERMINISTIC = Charge(
-    Kind.NONDETERMINISTIC,
-    "nondeterministic",
-    "eager does not repeat itself from the same inputs and random state, so there is nothing to compare with "
-    "(uninitialised memory, or an operator without a fixed order of summation)",
-)
-_UNSUPPORTED = Charge(
-    Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
-)
 
 
 class Hearing:
@@ -86,11 +83,11 @@ class Hearing:
         self._known = known
         self._thorough = thorough
         self._low_precision = low_precision
-        self._repeated: Values | None = None
+        self._repetition = Repetition(None)
 
     def run(self) -> None:
         """Take every case to a ruling."""
-        self._repeated = self._runs.run("repeated reference", self._controls.repeat)
+        self._repetition = repeat(self._cases, self._runs)
         if any(not case.same_bits for case in self._cases):
             perturb(self._open(), self._runs, range(FIRST_RUNS), 1.0, held=True)
             compare_with_noise(self._open())
@@ -101,7 +98,7 @@ class Hearing:
         self._float64()
         for case in self._open():
             if not case.same_bits and not is_rounding(case, self._repeated):
-                self._close(case, _NONDETERMINISTIC)
+                self._close_as_changing(case)
         for case in self._open():
             if not case.outside and not case.logic_differs:
                 self._close_as_noise(case)
@@ -113,6 +110,10 @@ class Hearing:
             self._try_the_candidate_again()
         for case in self._open():
             self._close_as_wrong(case)
+
+    @property
+    def _repeated(self) -> Values | None:
+        return self._repetition.values
 
     def _open(self) -> list[Case]:
         return [case for case in self._cases if not case.closed]
@@ -172,7 +173,11 @@ class Hearing:
             # In float64 eager repeats itself, with other junk in memory: so only rounding is not reproducible.
             if case.float64_repeats and (case.logic_differs or dwarfs(case, self._repeated, self._runs)):
                 continue
-            self._close(case, _NONDETERMINISTIC)
+            self._close_as_changing(case)
+
+    def _close_as_changing(self, case: Case) -> None:
+        by_junk = case.pair.name in self._repetition.only_as_it_is
+        self._close(case, READS_JUNK if by_junk else NONDETERMINISTIC)
 
     # layer 4
 
@@ -181,6 +186,8 @@ class Hearing:
             # What has lost its digits is too small for these distances. Of integers each is right or wrong, and that
             # eager has some wrong excuses no others.
             if case.logic_differs or case.outside.digits or not is_floating(case.pair.reference):
+                continue
+            if case.outside.unconfirmed:  # float64 does not tell who is wrong there
                 continue
             if self._nearness(case):
                 self._close_as_noise(case)
@@ -257,7 +264,13 @@ class Hearing:
             return
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
-        self._rulings.powers[case.pair.name] = case.detection_power()
+        if case.has_numbers():
+            self._rulings.powers[case.pair.name] = case.detection_power()
+        if case.blind is not None:
+            self._rulings.notes.append(
+                f"{case.pair.subject}: float64 has NaN or infinity in {int(case.blind.sum())} of its elements where "
+                "eager has numbers, and confirms nothing there: they were judged by the noise of their own precision"
+            )
         if case.logic_differs is False and not case.same_bits:
             self._rulings.own_precision_powers[case.pair.name] = case.own_precision_power()
         case.closed = True
@@ -269,16 +282,20 @@ class Hearing:
             return True
         if case.detection_power() < 1 or case.vanishes or not case.mostly_hidden():
             return False
+        if case.same_bits and case.blind is not None:
+            return False  # there is no difference to judge, and no limit is claimed
         if not self._wants_twin(case) or "float64 twin" in self._runs.elsewhere:
             return False  # it was asked in an earlier call, or is by another check
         if case.logic_differs is False:
             if self._changes_by_itself(case):
                 return True
             double = case.pair.reference.dtype in (torch.float64, torch.complex128)  # eager is its own reference there
-            if (double or self._nearness(case)) and is_there(case, case.pair.candidate):
+            if case.blind is None and (double or self._nearness(case)) and is_there(case, case.pair.candidate):
                 return False  # nobody could do better
         lost = self._runs.missing.keys() & {"high-precision reference", "float64 twin"}
         why = f" (could not run: {', '.join(sorted(lost))})" if lost else ""
+        if case.blind is not None:
+            why = " (and float64 has NaN or infinity there where eager has numbers)"
         self._not_judged(case, f"its noise would hide an error of 100 %, so it was not judged{why}")
         return True
 
@@ -292,14 +309,14 @@ class Hearing:
         if spread <= REPEATS * root_mean_square(case.high_precision):
             return False
         case.evidence["eager's own spread between two runs in float64, rms"] = spread
-        self._close(case, _NONDETERMINISTIC)
+        self._close(case, CHANGES_IN_FLOAT64)
         return True
 
     def _close_as_wrong(self, case: Case) -> None:
         if case.envelope is None and case.high_precision is None:
             reason = "no control could run, so it was not judged"
             self._rulings.skips.append(Skip(case.pair.subject, reason, matters=True))
-            self._close(case, _UNSUPPORTED)
+            self._close(case, UNSUPPORTED)
             return
         if case.envelope is None and not case.logic_differs and self._has_half_of_its_digits(case):
             reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
@@ -311,6 +328,14 @@ class Hearing:
             reason = (
                 f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
                 f"there is nothing to hold the compiled program's against{right}"
+            )
+            self._not_judged(case, reason)
+            return
+        if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
+            reason = (
+                f"{case.outside.count} of its elements differ from eager by more than noise, but there float64 has NaN "
+                "or infinity where eager has numbers, so nothing tells who is wrong; the program is singular there, "
+                "or leaves the range of float64"
             )
             self._not_judged(case, reason)
             return

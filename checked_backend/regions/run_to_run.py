@@ -7,6 +7,10 @@ candidate could be within.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 
 from checked_backend.numerics.noise import difference, root_mean_square
@@ -14,7 +18,7 @@ from checked_backend.regions.case import Case, is_floating
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Values
 
-__all__ = ["dwarfs", "is_rounding", "spreads"]
+__all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
 
 ROUNDING_SHRINKS = 1e-3
 """From float32 to float64 rounding shrinks to ``2 ** -29`` of itself; the rest is room for a few elements that jump."""
@@ -28,6 +32,48 @@ DWARFS = 100.0
 
 MORE_REPEATS = 3
 """Further runs of eager, to see how far from itself it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """Eager, run again.
+
+    Attributes:
+        values: What it gave; None if it could not be run.
+        only_as_it_is: Names of tensors that eager repeats bit for bit if it is left as it is, and not in control runs,
+            which fill uninitialised memory with junk.
+    """
+
+    values: Values | None
+    only_as_it_is: frozenset[str] = frozenset()
+
+
+def repeat(cases: Sequence[Case], runs: ControlRuns) -> Repetition:
+    """Run eager again, and where it gives something else find out who it is that changes.
+
+    Torch itself computes some things otherwise while a dispatch mode is active, such as control runs need (the gradient
+    of ``prod``, singular values): that is not eager's. There eager counts as what it is without a mode.
+    """
+    recorded = runs.run("repeated reference", runs.controls.repeat)
+    unlike = [case for case in cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
+    bare = runs.run("repeated reference, as it is", runs.controls.bare) if unlike else None
+    steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
+    if recorded is None or bare is None or not steady:
+        return Repetition(recorded)
+    other = runs.run("repeated reference", partial(runs.controls.repeat, 2))
+    by_junk = set[str]()
+    for case in steady:
+        name, found = case.pair.name, case.sample(recorded)
+        if found is None or other is None or _differs(case, found, other):
+            by_junk.add(name)
+        else:
+            recorded[name] = bare[name]
+    return Repetition(recorded, frozenset(by_junk))
+
+
+def _differs(case: Case, one: torch.Tensor, values: Values) -> bool:
+    other = case.sample(values)
+    return other is None or bool((difference(one, other) != 0).any())
 
 
 def spreads(case: Case, repeated: Values | None) -> bool:

@@ -71,8 +71,11 @@ class Scripted:
     def _own(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(self.dtype)
 
-    def repeat(self) -> Values:
+    def repeat(self, junk: int = 1) -> Values:
         return self._give("repeat", self.again or (lambda: self._own(self.right)))
+
+    def bare(self) -> Values:
+        return self._give("bare", self.again or (lambda: self._own(self.right)))
 
     def repeat_candidate(self) -> Values:
         return self._give("repeat_candidate", self.replayed or missing)
