@@ -33,6 +33,7 @@ MetadataCheck = Literal[
     "assert",
 ]
 OnDivergence = Literal["raise", "warn", "record", "fallback"]
+OnLayout = Literal["warn", "raise", "ignore"]
 
 
 class BackendOptions(BaseSettings):
@@ -102,6 +103,10 @@ class CheckOptions(BackendOptions):
     )
     compiler_options: dict[str, Any] = Field(default_factory=dict, description="handed to the candidate")
     on_divergence: OnDivergence = Field("raise", description="what a finding that fails does")
+    layout: OnLayout = Field(
+        "warn",
+        description="what a finding about layout alone does: other strides, requires_grad or sign of zero, same values",
+    )
     gradients: bool = Field(True, description="check the backward pass too")
     every: int = Field(1, ge=1, description="check every n-th call of each region")
     budget: float | None = Field(None, gt=0, le=1, description="share of run time that checking may cost")

@@ -8,12 +8,14 @@ from enum import Enum
 from typing import Any
 
 __all__ = [
+    "LOSES_GRADIENTS",
     "Coverage",
     "Finding",
     "Kind",
     "Metrics",
     "NoiseScale",
     "RegionInfo",
+    "Severity",
     "Skip",
     "Verdict",
 ]
@@ -32,6 +34,13 @@ class Verdict(_Word):
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
+
+
+class Severity(_Word):
+    """Whether a finding fails a check, or is only told."""
+
+    ERROR = "error"
+    WARNING = "warning"
 
 
 class Kind(_Word):
@@ -123,9 +132,18 @@ class NoiseScale:
     detection_power: float | None = None
 
 
+LOSES_GRADIENTS = "gradients are lost"
+"""What the evidence of a finding says where gradients flow back through eager's result alone."""
+
+_LAYOUT = frozenset({"structure.stride", "structure.requires_grad", "logic.sign_of_zero"})
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem. The names of its fields are the package's public interface."""
+    """One problem. The names of its fields are the package's public interface.
+
+    A finding about layout alone (option ``layout``) may have the severity of a warning: it is told and fails nothing.
+    """
 
     kind: Kind
     subject: str
@@ -144,6 +162,20 @@ class Finding:
     source: str | None = None
     workaround: str | None = None
     repro: str | None = None
+    severity: Severity = Severity.ERROR
+
+    @property
+    def fails(self) -> bool:
+        """Whether it makes the verdict *fail*."""
+        return self.kind.fails and self.severity is Severity.ERROR
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether it is about layout alone: the same values with other strides, ``requires_grad`` or signs of zeros.
+
+        A result through which gradients flow in eager and not in the compiled program is more than that.
+        """
+        return self.detail in _LAYOUT and not self.evidence.get(LOSES_GRADIENTS)
 
 
 @dataclass(frozen=True, slots=True)

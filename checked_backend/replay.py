@@ -70,7 +70,12 @@ def replay(
         OptionError: The compiler is unknown.
         DumpError: The graph or its inputs cannot be built here.
     """
-    given = {"compiler": compiler, "on_divergence": "record", "localize": investigator is not None}
+    given = {
+        "compiler": compiler,
+        "on_divergence": "record",
+        "layout": "raise",
+        "localize": investigator is not None,
+    }
     options = parse_options(
         CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
     )

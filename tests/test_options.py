@@ -18,6 +18,7 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "compiler": "inductor",
         "compiler_options": {},
         "on_divergence": "raise",
+        "layout": "warn",
         "gradients": True,
         "every": 1,
         "budget": None,

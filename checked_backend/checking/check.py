@@ -103,7 +103,9 @@ def check(
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")
     given: dict[str, Any] = {"compiler": compiler, "compiler_options": dict(compiler_options or {})}
-    options = parse_options(CheckOptions, "check", {**given, "on_divergence": "record", "localize": localize})
+    options = parse_options(
+        CheckOptions, "check", {**given, "on_divergence": "record", "layout": "raise", "localize": localize}
+    )
     candidate = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),

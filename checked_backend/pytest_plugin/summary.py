@@ -27,7 +27,7 @@ class Summary:
 
     Attributes:
         verdicts: How many tests got which.
-        lines: Those that did not pass: verdict, test, first line of the report.
+        lines: Those that did not pass, or with a warning: verdict, test, first line of the report.
         totals: Sums of the counts.
     """
 
@@ -44,7 +44,7 @@ class Summary:
         self.verdicts[verdict] += 1
         for name in _COUNTED:
             self.totals[name] += int(properties.get(f"{COUNTS}{name}", 0))
-        if verdict != "pass":
+        if verdict != "pass" or properties.get(f"{COUNTS}findings", "0") != "0":
             self.lines.append((verdict, report.nodeid, properties.get(SENTENCE, "")))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

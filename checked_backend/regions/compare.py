@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from checked_backend.numerics.structure import compare_structure
-from checked_backend.record import Finding, Kind
+from checked_backend.record import LOSES_GRADIENTS, Finding, Kind
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, gradient_edge
 from checked_backend.regions.inputs import storage_key
 
@@ -47,13 +47,19 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
             yield from _stored_elements(part)
             yield from _history(part)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
+                lost = difference.aspect == "requires_grad" and _has_history(part.reference)
                 yield Finding(
                     kind=Kind.STRUCTURE,
                     detail=f"structure.{difference.aspect}",
                     subject=part.subject,
-                    message=f"{difference.aspect} differs from eager's",
+                    message=(
+                        "no gradient flows back through it, and through eager's one does"
+                        if lost
+                        else f"{difference.aspect} differs from eager's"
+                    ),
                     expected=difference.expected,
                     actual=difference.actual,
+                    evidence={LOSES_GRADIENTS: True} if lost else {},
                     source=part.source or None,
                 )
         elif not _same_value(part.reference, part.candidate):
@@ -66,6 +72,11 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                 actual=repr(part.candidate),
                 source=part.source or None,
             )
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    """Whether gradients flow back through a tensor, and not only its base, seen with grad mode off, requires grad."""
+    return tensor.requires_grad and gradient_edge(tensor) is not None
 
 
 def _history(part: Part) -> Iterator[Finding]:

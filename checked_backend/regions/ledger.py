@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.record import Coverage, Finding, RegionInfo, Skip
@@ -146,11 +146,20 @@ def _key(finding: Finding) -> tuple[str, str, str]:
     return finding.region, f"{place}{finding.subject}", finding.detail or finding.kind
 
 
-def split_ignored(findings: Sequence[Finding], ignore: Sequence[str]) -> tuple[list[Finding], list[Finding]]:
-    """Part findings into those to report and those the user asked to ignore, by kind, finer kind or subject."""
+def split_ignored(
+    findings: Iterable[Finding], ignore: Sequence[str], layout: str = "warn"
+) -> tuple[list[Finding], list[Finding]]:
+    """Part findings into those to report and those the user asked to ignore.
+
+    Args:
+        findings: The findings.
+        ignore: By kind, finer kind or subject.
+        layout: With "ignore", those about layout alone too.
+    """
     reported: list[Finding] = []
     ignored: list[Finding] = []
     for finding in findings:
         hidden = any(word in (str(finding.kind), finding.detail, finding.subject) for word in ignore)
+        hidden |= layout == "ignore" and finding.is_layout
         (ignored if hidden else reported).append(finding)
     return reported, ignored

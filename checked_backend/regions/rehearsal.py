@@ -28,7 +28,13 @@ def rehearse(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
         Exception: Whatever the region raises in eager.
     """
     options = failure.options.model_copy(
-        update={"compiler": compiler, "compiler_options": {}, "on_divergence": "record", "localize": False}
+        update={
+            "compiler": compiler,
+            "compiler_options": {},
+            "on_divergence": "record",
+            "layout": "raise",
+            "localize": False,
+        }
     )
     fake_mode = detect_fake_mode(failure.example_inputs)
     before = RngState.capture(tuple(failure.rng.cuda))

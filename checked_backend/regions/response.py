@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, RegionInfo, Skip
+from checked_backend.record import Finding, RegionInfo, Severity, Skip
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger, split_ignored
 from checked_backend.regions.session import active_sessions, investigations
 from checked_backend.report import Report
 from checked_backend.report.kept import KeptReport
+from checked_backend.report.layout import layout_warning
 
 __all__ = ["Response"]
 
@@ -117,14 +118,15 @@ class Response:
             )
             for finding in findings
         ]
-        reported, ignored = split_ignored(named, self._options.ignore)
+        reported, ignored = split_ignored(map(self._graded, named), self._options.ignore, self._options.layout)
         new: tuple[Finding, ...] = ()
         for ledger in reversed(self._ledgers()):
             new = ledger.add_findings(reported, ignored)
-        failing = [finding for finding in reported if finding.kind.fails]
+        failing = [finding for finding in reported if finding.fails]
         if not failing:
+            self._warn_of_layout([finding for finding in new if finding.severity is Severity.WARNING])
             return False
-        news = any(finding.kind.fails for finding in new)
+        news = any(finding.fails for finding in new)
         report = self._own.report(self._info.name, only=reported)
         if investigate is not None and news:
             report = self._localized(report, reported, investigate)
@@ -136,16 +138,31 @@ class Response:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
 
+    def _graded(self, finding: Finding) -> Finding:
+        """What is about layout alone fails nothing, unless the user asked for that."""
+        warns = finding.is_layout and self._options.layout != "raise"
+        return replace(finding, severity=Severity.WARNING) if warns else finding
+
+    def _warn_of_layout(self, new: Sequence[Finding]) -> None:
+        """Warn once of each: what is compiled anew for other sizes is told no second time in one session."""
+        told = investigations().told
+        fresh = [finding for finding in new if (self._info.sources, finding.subject, finding.detail) not in told]
+        told.update((self._info.sources, finding.subject, finding.detail) for finding in fresh)
+        if fresh and self._options.on_divergence != "record":
+            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=4)
+
     def _localized(self, report: Report, reported: Sequence[Finding], investigate: Investigate) -> Report:
         """Look for where findings come from. What is known at any moment is on disk."""
         kept = KeptReport(self._options.report_dir)
+        errors = [finding for finding in reported if finding.severity is Severity.ERROR]
+        warned = [finding for finding in reported if finding.severity is Severity.WARNING]
         kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
 
         # It takes no locks: it is called in forked processes, in which other threads' locks stay locked.
         def keep(known: Sequence[Finding]) -> None:
-            kept.progress(replace(report, findings=tuple(_told(known, _NOT_YET))))
+            kept.progress(replace(report, findings=tuple(_told([*known, *warned], _NOT_YET))))
 
-        found = self._investigated(reported, investigate, keep)
+        found = [*self._investigated(errors, investigate, keep), *warned]
         for ledger in self._ledgers():
             ledger.complete(found)
         return kept.save(self._own.report(self._info.name, only=found))
@@ -153,7 +170,7 @@ class Response:
     def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
         """Look into each place once, and into no more of them than a person would wait for."""
         spent = investigations()
-        place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.kind.fails}))
+        place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
         unattended = self._options.on_divergence != "raise"
         if unattended and place in spent.places:
             return _told(reported, "not anew: the same kinds of findings of the same lines were")

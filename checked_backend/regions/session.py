@@ -15,15 +15,17 @@ __all__ = ["Investigations", "Session", "active_sessions", "collect", "investiga
 
 @dataclass(slots=True)
 class Investigations:
-    """What was spent on looking for operators, so that a program with many failures does not wait for hours.
+    """What a session spent on looking for operators, and what it told, so that nothing is done again and again.
 
     Attributes:
         seconds: How long that took, all together.
         places: What was looked into: source lines and kinds of findings.
+        told: What the user was warned of: source lines, subjects and finer kinds.
     """
 
     seconds: float = 0.0
     places: set[tuple[object, ...]] = field(default_factory=set)
+    told: set[tuple[object, ...]] = field(default_factory=set)
 
 
 class Session:

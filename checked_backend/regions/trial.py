@@ -50,7 +50,9 @@ class Trial:
         Raises:
             Exception: Whatever the graph raises in eager.
         """
-        options = self.options.model_copy(update={"on_divergence": "record", "localize": False, "ignore": ()})
+        options = self.options.model_copy(
+            update={"on_divergence": "record", "layout": "raise", "localize": False, "ignore": ()}
+        )
         backend = partial(_region, options=options, thorough=thorough)
         graph = copy_graph(self.graph)
         with torch.no_grad(), collect(alone=True) as session:

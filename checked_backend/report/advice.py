@@ -16,9 +16,10 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "eager. This is a bug in the compiler, not in your model; report it with the repro."
         ),
         "structure.stride": (
-            "stride: the result lies in memory in another order than eager's. Code that calls .view() on it, or hands "
-            "its pointer on, breaks. Return x.contiguous() from the compiled function to pin the layout. If nothing "
-            'of yours depends on it: options={"ignore": ("structure.stride",)}.'
+            "stride: the values are eager's, and lie in memory in another order. Code that calls .view() on the "
+            "result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous() from 'your "
+            "line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck takes "
+            'options={"layout": "ignore"}.'
         ),
         "structure.requires_grad": (
             "requires_grad: a result takes part in autograd on one side only, so a gradient is lost or made up. "
@@ -33,6 +34,12 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
             "the same memory (or the reverse). It matters only to code that asks `out is x` or sets attributes on the "
             'result. If yours does not: options={"ignore": ("alias.identity",)}.'
+        ),
+        "logic.sign_of_zero": (
+            "sign of zero: the values are eager's, but for zeros of the other sign. Code that divides by them, or asks "
+            "for their sign (atan2, copysign, signbit), goes another way. Return x + 0.0 from 'your line' to have "
+            "positive zeros alone. If nothing of yours depends on it, numcheck takes "
+            'options={"layout": "ignore"}.'
         ),
         "mutation": (
             "mutation: an input or buffer was changed in place differently. Replace the in-place operation by its "
@@ -113,7 +120,7 @@ def advise(
         Paragraphs; empty if there is nothing to do.
     """
     lines = list(dict.fromkeys(_for_findings(findings)))
-    if not localized and any(finding.region and finding.kind.fails for finding in findings):
+    if not localized and any(finding.region and finding.fails for finding in findings):
         lines.insert(0, _LOCALIZE)
     if verdict is Verdict.INCONCLUSIVE and nothing_checked:
         lines.append(NOTHING_CHECKED)

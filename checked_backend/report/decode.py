@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn, TypeVar
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip, Verdict
+from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip, Verdict
 from checked_backend.report.schema import MAX_DEPTH, SCHEMA, VERSION
 
 __all__ = ["check_verdict", "decode", "loads"]
@@ -115,6 +115,11 @@ def _kind(value: object, where: str) -> Kind:
     return Kind(value) if isinstance(value, str) and value in known else _fail(where, f"one of {known}", value)
 
 
+def _severity(value: object, where: str) -> Severity:
+    known = [severity.value for severity in Severity]
+    return Severity(value) if isinstance(value, str) and value in known else _fail(where, f"one of {known}", value)
+
+
 def _any(value: object, where: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH + 1:  # writing turns deeper evidence into text; one more for {"$float": ...}
         raise CheckedBackendError(f"not a report: {where}: nested more than {MAX_DEPTH} deep")
@@ -203,6 +208,7 @@ _FINDING: Mapping[str, _Decoder] = {
     "metrics": _optional(_record(Metrics, _METRICS)),
     "noise": _optional(_record(NoiseScale, _NOISE)),
     "evidence": _evidence,
+    "severity": _severity,
     **dict.fromkeys(
         ("expected", "actual", "graph", "stage", "node", "op", "source", "workaround", "repro"), _optional(_text)
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checked_backend.errors import DivergenceError
-from checked_backend.record import Coverage, Finding, Verdict
+from checked_backend.record import Coverage, Finding, Severity, Verdict
 from checked_backend.report.decode import check_verdict, decode, loads
 from checked_backend.report.encode import dumps, encode
 from checked_backend.report.html import render_html
@@ -38,12 +38,13 @@ class Report:
     def verdict(self) -> Verdict:
         """The answer.
 
-        *Fail* if a finding's kind fails. Else *inconclusive* if there is any finding, if something that matters was
-        skipped, or if nothing was checked at all. Else *pass*. Ignored findings do not count.
+        *Fail* if a finding fails. Else *inconclusive* if there is any finding but warnings, if something that matters
+        was skipped, or if nothing was checked at all. Else *pass*. Ignored findings do not count.
         """
-        if any(finding.kind.fails for finding in self.findings):
+        if any(finding.fails for finding in self.findings):
             return Verdict.FAIL
-        undecided = bool(self.findings) or any(skip.matters for skip in self.coverage.skipped)
+        unknown = any(finding.severity is Severity.ERROR for finding in self.findings)
+        undecided = unknown or any(skip.matters for skip in self.coverage.skipped)
         anything_checked = any(count > 0 for count in self.coverage.checked.values())
         return Verdict.PASS if anything_checked and not undecided else Verdict.INCONCLUSIVE
 

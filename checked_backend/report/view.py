@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Verdict
+from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Verdict
 from checked_backend.report.advice import advise
+from checked_backend.report.layout import layout_sentence
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -132,19 +133,23 @@ _FAILURES: tuple[tuple[frozenset[Kind], str], ...] = (
 
 def _sentence(report: Report, nothing_checked: bool) -> str:
     verdict = report.verdict
+    warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
-        return f"the compiled program agrees with eager ({', '.join(_counts(report.coverage))})"
+        said = layout_sentence(warnings) if warnings else "the compiled program agrees with eager"
+        return f"{said} ({', '.join(_counts(report.coverage))})"
     if verdict is Verdict.FAIL:
-        failing = [finding for finding in report.findings if finding.kind.fails]
+        failing = [finding for finding in report.findings if finding.fails]
+        if all(finding.is_layout for finding in report.findings) and not _missed(report.coverage):
+            return layout_sentence(failing)
         kinds = {finding.kind for finding in failing}
         said = next(words for fitting, words in _FAILURES if kinds <= fitting)
         regions = {finding.region for finding in failing if finding.region}
         where = f" in {_plural(len(regions), 'region')}" if regions else ""
         return f"{said}: {_plural(len(failing), 'finding')}{where}"
     reasons = []
-    if report.findings:
-        reasons.append(f"{_plural(len(report.findings), 'finding')} could not be decided")
-    missed = sum(skip.matters for skip in report.coverage.skipped)
+    if len(report.findings) > len(warnings):
+        reasons.append(f"{_plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
+    missed = _missed(report.coverage)
     if missed:
         reasons.append(f"{_plural(missed, 'part')} that could hide an error {'was' if missed == 1 else 'were'} skipped")
     if nothing_checked:
@@ -152,7 +157,15 @@ def _sentence(report: Report, nothing_checked: bool) -> str:
     return " and ".join(reasons)
 
 
+def _missed(coverage: Coverage) -> int:
+    """How many parts were skipped in which an error could hide."""
+    return sum(skip.matters for skip in coverage.skipped)
+
+
 # -- findings --------------------------------------------------------------------------------------------------------
+
+
+_HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
 
 
 def _what(finding: Finding) -> str:
@@ -178,7 +191,7 @@ def _finding(finding: Finding, number: int, total: int) -> FindingView:
     rows.append(_row("workaround", finding.workaround, code=True))
     rows.append(_row("repro", finding.repro, code=True))
     return FindingView(
-        title=f"Finding {number} of {total}: {_what(finding)}",
+        title=f"{_HEADS[finding.severity]} {number} of {total}: {_what(finding)}",
         message=clean(finding.message),
         rows=tuple(row for row in rows if row is not None and row.text),
     )

@@ -96,7 +96,7 @@ def test_fault_in_forward(name: str, how: How, training: bool) -> None:
     assert found(report) == {(detail, subject)}
     [finding] = report.findings
     assert str(finding.kind) == detail.partition(".")[0]
-    assert report.verdict is cb.Verdict.FAIL
+    assert report.verdict is (cb.Verdict.PASS if finding.is_layout else cb.Verdict.FAIL)
     assert "Net" in str(report) or "forward" in finding.region
 
 

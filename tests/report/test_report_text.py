@@ -103,9 +103,10 @@ What to do next
   - logic: the compiled program computes something else; rounding does not explain it. Use the
     workaround if there is one. Else keep the code at 'your line' out of the compiler with
     torch.compiler.disable, and report the repro.
-  - stride: the result lies in memory in another order than eager's. Code that calls .view() on it,
-    or hands its pointer on, breaks. Return x.contiguous() from the compiled function to pin the
-    layout. If nothing of yours depends on it: options={"ignore": ("structure.stride",)}.
+  - stride: the values are eager's, and lie in memory in another order. Code that calls .view() on
+    the result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous()
+    from 'your line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck
+    takes options={"layout": "ignore"}.
 
 Checked
   - outputs: 12

@@ -1,0 +1,135 @@
+"""Findings about layout alone: the values agree, so the program goes on, with one warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import faults
+import pytest
+import torch
+from region_tools import checked, found, gathered
+
+import checked_backend as cb
+from checked_backend.errors import DivergenceWarning, OptionError
+from checked_backend.record import Severity
+
+
+def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.cos(), x.sin()
+
+
+def x() -> torch.Tensor:
+    return torch.randn(4, 6)
+
+
+def with_other_strides(then: faults.Compiler | None = None) -> faults.Compiler:
+    """A compiler whose first result has other strides, and is made by another wrong compiler."""
+
+    def compiler(gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        run = (then or faults.clean())(gm, example_inputs)
+
+        def call(*args: Any) -> Any:
+            first, *rest = run(*args)
+            return (faults.restrided(first), *rest)
+
+        return call
+
+    return compiler
+
+
+def warned(program: Callable[[], Any]) -> list[str]:
+    """The texts of the package's warnings while a program runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program()
+    return [str(one.message) for one in caught if issubclass(one.category, DivergenceWarning)]
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn", "fallback"])
+def test_other_strides_are_warned_of_once_and_the_program_goes_on(policy: str) -> None:
+    compiled = checked(two, with_other_strides(), on_divergence=policy)
+    results: list[torch.Tensor] = []
+    [text] = warned(lambda: results.extend(compiled(x())[0] for _ in range(3)))
+    assert text.startswith("values agree; 1 output has other strides than in eager.\n")
+    assert "output[0]: (6, 1) in eager, (1, 4) compiled, at test_layout.py:" in text
+    assert ".view()" in text
+    assert ".contiguous()" in text
+    assert [result.stride() for result in results] == [(1, 4)] * 3  # the compiled program's, with every policy
+
+
+def test_what_is_recorded_is_not_warned_of_and_the_session_passes() -> None:
+    compiled = checked(two, with_other_strides())
+    report = gathered(lambda: [compiled(x()) for _ in range(2)])
+    assert str(report).startswith("PASS: values agree; 1 output has other strides than in eager (outputs: 4")
+    assert report.findings[0].severity is Severity.WARNING
+
+
+def test_values_are_judged_on() -> None:
+    wrong = faults.only_in_call(3, faults.wrong_value(1))
+    compiled = checked(two, with_other_strides(wrong), on_divergence="raise")
+    with pytest.warns(DivergenceWarning, match="values agree"):
+        compiled(x())
+    compiled(x())
+    with pytest.raises(cb.DivergenceError) as caught:
+        compiled(x())
+    assert {finding.subject for finding in caught.value.report.findings if finding.fails} == {"output[1]"}
+
+
+def test_layout_that_is_to_raise_raises() -> None:
+    with pytest.raises(cb.DivergenceError, match="FAIL: values agree; 1 output has other strides than in eager"):
+        checked(two, with_other_strides(), on_divergence="raise", layout="raise")(x())
+
+
+def test_layout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_LAYOUT", "raise")
+    with pytest.raises(cb.DivergenceError, match="other strides"):
+        checked(two, with_other_strides(), on_divergence="raise")(x())
+    monkeypatch.setenv("CHECKED_BACKEND_LAYOUT", "ignore")
+    assert cb.check(two, (x(),), compiler=with_other_strides()).verdict is cb.Verdict.FAIL
+    monkeypatch.setenv("CHECKED_BACKEND_LAYOUT", "sometimes")
+    with pytest.raises(OptionError, match="CHECKED_BACKEND_LAYOUT got 'sometimes'"):
+        torch.compile(two, backend="numcheck")(x())
+
+
+def test_layout_that_is_ignored_is_in_the_coverage() -> None:
+    compiled = checked(two, with_other_strides(), on_divergence="raise", layout="ignore")
+    report = gathered(lambda: compiled(x()))
+    assert not report.findings
+    assert [finding.detail for finding in report.coverage.ignored] == ["structure.stride"]
+    assert report.verdict is cb.Verdict.PASS
+
+
+def test_check_fails_for_layout() -> None:
+    report = cb.check(two, (x(),), compiler=with_other_strides())
+    assert report.verdict is cb.Verdict.FAIL
+    assert str(report).startswith("FAIL: values agree; 1 output has other strides than in eager")
+
+
+def test_a_gradient_that_is_lost_is_more_than_layout() -> None:
+    detached = faults.spoiled_output(torch.Tensor.detach)
+    with pytest.raises(cb.DivergenceError, match="no gradient flows back through it, and through eager's one does"):
+        checked(two, detached, on_divergence="raise")(x().requires_grad_())
+    requiring = faults.spoiled_output(lambda result: result.requires_grad_())
+    with pytest.warns(DivergenceWarning, match="1 output differs from eager's in requires_grad"):
+        checked(two, requiring, on_divergence="raise")(x())
+
+
+def test_what_is_compiled_anew_is_warned_of_once_in_a_session() -> None:
+    compiled = checked(two, with_other_strides(), dynamic=False, on_divergence="raise")
+    with cb.collect() as session:
+        texts = warned(lambda: [compiled(torch.randn(4, size)) for size in (3, 5)])
+    assert len(texts) == 1
+    assert len(session.report.findings) == 2
+    assert str(session.report).startswith("PASS: values agree; 2 outputs have other strides than in eager (")
+
+
+def test_warnings_survive_json() -> None:
+    report = gathered(lambda: checked(two, with_other_strides())(x()))
+    assert found(report) == {("structure.stride", "output[0]")}
+    assert report.verdict is cb.Verdict.PASS
+    assert "Warning 1 of 1: structure.stride, output[0]" in str(report)
+    again = cb.Report.from_json(report.to_json())
+    assert [finding.severity for finding in again.findings] == [Severity.WARNING]
+    assert again.verdict is cb.Verdict.PASS
