@@ -49,6 +49,7 @@ class BackwardPass:
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
         differentiable: Whether it records its own graph (``create_graph=True``).
         overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
+        begun: What the watch's ``on_begin`` gave when the pass began.
     """
 
     cotangents: Cotangents
@@ -56,6 +57,7 @@ class BackwardPass:
     keeps_graph: bool
     differentiable: bool
     overwritten: tuple[tuple[str, int], ...] = ()
+    begun: object = None
 
 
 def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
@@ -125,6 +127,7 @@ class _Progress:
 
     needed: frozenset[int]
     keeps_graph: bool
+    begun: object = None
     failed: bool = False
     arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     overwritten: list[tuple[str, int]] = field(default_factory=list)
@@ -144,6 +147,7 @@ class _Progress:
             keeps_graph=self.keeps_graph,
             differentiable=torch.is_grad_enabled(),
             overwritten=tuple(self.overwritten),
+            begun=self.begun,
         )
 
 
@@ -159,6 +163,7 @@ class BackwardWatch:
             be used instead of the candidate's; they are used if `can_replace`.
         on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
             It may return gradients too.
+        on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
 
     Attributes:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or `gate`'s), so
@@ -174,10 +179,12 @@ class BackwardWatch:
         since: int,
         on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
+        on_begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._edges = edges
         self._on_backward = on_backward
         self._on_error = on_error
+        self._on_begin = on_begin
         self._passes: dict[int, _Progress] = {}
         self._freed = False
         sites, self.strangers = _find_sites(outputs, mutated, edges, since)
@@ -236,7 +243,7 @@ class BackwardWatch:
 
     def _begun(self) -> _Progress:
         needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
-        return _Progress(needed, graph_task_keeps_graph())
+        return _Progress(needed, graph_task_keeps_graph(), self._on_begin())
 
     @dynamo_disable
     def _raised(

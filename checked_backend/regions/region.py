@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from checked_backend.regions.execution import Cotangents, Execution, Subjects, e
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.handed_out import HandedOut, Look, results_of
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
 from checked_backend.regions.judgement import Call, Judge
 from checked_backend.regions.others import Left, OtherThreads
@@ -32,6 +34,7 @@ from checked_backend.regions.problems import (
 )
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
+from checked_backend.regions.session import active_sessions
 
 __all__ = ["CheckedRegion", "NotCompiled"]
 
@@ -84,14 +87,19 @@ class CheckedRegion:
         self._stopped = False
         self._investigate = investigate
         self._investigated = False
+        self._handed_out = HandedOut()
+        self._calls = 0
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
+        self._calls += 1
         if not self._stopped and self._schedule.due():
             return self._checked_call(args)
         if self._stopped or isinstance(self._candidate, NotCompiled):
             return self._reference(*args)
         self._response.passed_by()
+        for holder in self._holders():
+            holder.unchecked = True
         return self._candidate(*args)
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
@@ -112,6 +120,7 @@ class CheckedRegion:
         after_reference = RngState.capture(cuda)
         call.rng.restore()
         edges = input_edges(args, call.inputs.requires_grad)
+        earlier = self._look_at_earlier(args)
         since = autograd_sequence_number()
         candidate_began = time.perf_counter()
         try:
@@ -132,20 +141,40 @@ class CheckedRegion:
             self._respond([wrong_outputs(len(reference.outputs), returned)])
             self._response.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return self._eager_instead(args, call)
+        overwritten = earlier.overwritten(self._calls, self._info.name, returned, reference.outputs)
         findings = self._judge.forward(call, reference, returned, args)
         changed = [position for position, value in before.items() if fingerprint(args[position]) != value]
-        findings += unexpected_mutation([subjects.mutated(position) for position in changed])
+        findings += [*unexpected_mutation([subjects.mutated(position) for position in changed]), *overwritten]
         if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
             findings += self._judge.random_state(call)
         if self._respond(findings, call=call):
             return self._eager_instead(args, call)
         after_candidate.restore()
+        self._remember(args, call, returned)
         if call.inputs.requires_grad and self._options.gradients:
             if self._options.reference == "keep":
                 call.graph = reference.graph(call.inputs.mutated)
             self._watch_backward(args, call, returned, edges, since)
         self._schedule.spent(time.perf_counter() - began - candidate_took)
         return returned
+
+    # results of earlier calls
+
+    def _look_at_earlier(self, args: Sequence[Any]) -> Look:
+        look = Look(self._holders(), args)
+        for subject, reason in look.unexplained.items():
+            self._response.skip(Skip(subject, reason, matters=True))
+        return look
+
+    def _remember(self, args: Sequence[Any], call: Call, returned: Sequence[Any]) -> None:
+        subjects = [call.subjects.output(index) for index in range(len(returned))]
+        sources = self._info.output_sources
+        results = results_of(returned, subjects, sources, args, self._info.name, self._calls)
+        for holder in self._holders():
+            holder.add(results)
+
+    def _holders(self) -> list[HandedOut]:
+        return [self._handed_out, *(session.handed_out for session in active_sessions())]
 
     def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
         with self._lock:
@@ -211,7 +240,7 @@ class CheckedRegion:
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
             return eager
 
-        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error)
+        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, partial(self._look_at_earlier, ()))
         if watch.strangers:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
@@ -220,10 +249,12 @@ class CheckedRegion:
         if self._stopped or not passed.cotangents:
             return None
         began = time.perf_counter()
-        judged = self._judge.backward(call, passed)
-        if judged is None:
-            return None
-        findings, gradients = judged
+        earlier = passed.begun
+        overwritten = (
+            earlier.overwritten(self._calls, self._info.name, counted=False) if isinstance(earlier, Look) else []
+        )
+        findings, gradients = self._judge.backward(call, passed) or ([], None)
+        findings += overwritten
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         self._schedule.spent(time.perf_counter() - began)
         return gradients if fell_back else None

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from checked_backend.record import Skip
+from checked_backend.regions.handed_out import HandedOut, Look
 from checked_backend.regions.ledger import Ledger
 from checked_backend.report import Report
 
@@ -34,16 +36,23 @@ class Session:
     Attributes:
         ledger: Where checks write to.
         investigations: What was spent on looking for operators.
+        handed_out: Results of checked calls, as long as the program holds them.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.handed_out = HandedOut()
         self.investigations = Investigations()
 
     @property
     def report(self) -> Report:
         """Everything that numcheck found and covered since the session began."""
         return self.ledger.report("collected")
+
+    def close(self) -> None:
+        """Look a last time at the results that the program holds."""
+        for subject, reason in Look((self.handed_out,)).unexplained.items():
+            self.ledger.skip(Skip(subject, reason, matters=True))
 
     @contextmanager
     def entered(self, *, alone: bool = False) -> Iterator[None]:
@@ -97,4 +106,7 @@ def collect(*, alone: bool = False) -> Iterator[Session]:
     """
     session = Session()
     with session.entered(alone=alone):
-        yield session
+        try:
+            yield session
+        finally:
+            session.close()

@@ -30,6 +30,10 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "of them in place afterwards gives different results. Return x.clone() where you return a view. If you "
             'never write to them in place: options={"ignore": ("alias",)}.'
         ),
+        "alias.overwritten": (
+            "overwritten: the compiled program writes to a result that it returned in an earlier call, or returns its "
+            "memory again. Until that is mended, keep y.clone() of results that you hold across calls, and report it."
+        ),
         "alias.identity": (
             "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
             "the same memory (or the reverse). It matters only to code that asks `out is x` or sets attributes on the "

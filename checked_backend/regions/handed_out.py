@@ -1,0 +1,242 @@
+"""Results of earlier calls that the program still holds: does a later call write to them?
+
+A compiler that hands out a buffer and writes to it again changes what the user holds. The user may change it too, and
+in ways that torch counts nowhere (``.data``, NumPy), so a result that differs from what it was accuses nobody. It is
+looked at right before and right after the compiled program runs: what changes in between, and is no input of it, the
+compiled program changed. Results of two calls in the same memory are evidence by themselves, where eager makes new
+ones.
+
+Results are known by weak references only.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend._torch import inner_tensors, is_functorch_wrapped_tensor
+from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.record import Finding, Kind
+
+__all__ = ["HandedOut", "Look", "Result", "results_of"]
+
+MOST_RESULTS = 64
+"""So many results are remembered at most."""
+
+MOST_BYTES = 2**28
+"""And so many bytes of them."""
+
+
+@dataclass(eq=False, slots=True)
+class Result:
+    """One result of an earlier call.
+
+    Attributes:
+        tensor: The result, as long as the program holds it.
+        subject: What people call it.
+        region: Whose result it is.
+        call: Of which call of that region.
+        source: The user's line that made it.
+        size: Its bytes.
+        print: Its checksum when it was looked at last.
+        version: How often torch had counted writes to it then.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    subject: str
+    region: str
+    call: int
+    source: str
+    size: int
+    print: int | None
+    version: int
+
+    def held(self) -> torch.Tensor | None:
+        """The result, if the program still holds it."""
+        return self.tensor()
+
+
+class HandedOut:
+    """The latest results of checked calls.
+
+    Attributes:
+        unchecked: Whether compiled code has run unchecked since they were looked at.
+    """
+
+    def __init__(self) -> None:
+        self.unchecked = False
+        self._lock = threading.Lock()
+        self._results: list[Result] = []
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Remember results; the oldest, and those that nobody holds, are forgotten."""
+        with self._lock:
+            known = [result for result in (*self._results, *results) if result.held() is not None][-MOST_RESULTS:]
+            total = 0
+            for place in range(len(known) - 1, -1, -1):
+                total += known[place].size
+                if total > MOST_BYTES:
+                    known = known[place + 1 :]
+                    break
+            self._results = known
+
+    def forget(self, results: Iterable[Result]) -> None:
+        """Forget results of which something was found."""
+        gone = {id(result) for result in results}
+        with self._lock:
+            self._results = [result for result in self._results if id(result) not in gone]
+
+    def held(self) -> tuple[Result, ...]:
+        """Those that the program still holds."""
+        with self._lock:
+            return tuple(result for result in self._results if result.held() is not None)
+
+
+def results_of(
+    outputs: Sequence[Any], subjects: Sequence[str], sources: Sequence[str], args: Sequence[Any], region: str, call: int
+) -> list[Result]:
+    """What is to be remembered of a call: plain results in memory of their own, not in that of an input."""
+    taken = _ranges(args)
+    found = []
+    for index, output in enumerate(outputs):
+        memory = _memory(output)
+        if memory is None or any(_overlap(memory, other) for other in taken):
+            continue
+        source = sources[index] if index < len(sources) else ""
+        size = memory[1] - memory[0]
+        known = weakref.ref(output), subjects[index], region, call, source, size, fingerprint(output), _version(output)
+        found.append(Result(*known))
+    return found
+
+
+class Look:
+    """What the results of earlier calls were at one moment.
+
+    Args:
+        holders: Where they are remembered.
+        args: What the call is given: it may write to these.
+
+    Attributes:
+        unexplained: Why it is not known who changed a result, by subject.
+    """
+
+    def __init__(self, holders: Sequence[HandedOut], args: Sequence[Any] = ()) -> None:
+        self.unexplained: dict[str, str] = {}
+        self._holders = holders
+        self._taken = _ranges(args)
+        self._results: dict[int, Result] = {}
+        for result in dict.fromkeys(result for holder in holders for result in holder.held()):
+            held = result.held()
+            if held is None or self._is_taken(held):
+                continue
+            now = fingerprint(held)
+            unchecked = any(holder.unchecked for holder in holders)
+            if unchecked and now != result.print and _version(held) == result.version:
+                self.unexplained[result.subject] = (
+                    f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
+                )
+            result.print, result.version = now, _version(held)
+            self._results[id(result)] = result
+        for holder in holders:
+            holder.unchecked = False
+
+    def _is_taken(self, held: torch.Tensor) -> bool:
+        memory = _memory(held)
+        return memory is None or any(_overlap(memory, other) for other in self._taken)
+
+    def overwritten(
+        self,
+        call: int,
+        region: str,
+        outputs: Sequence[Any] = (),
+        reference: Sequence[Any] = (),
+        *,
+        counted: bool = True,
+    ) -> list[Finding]:
+        """Findings on results that are no longer what they were, or in whose memory another one lies.
+
+        Args:
+            call: The call that ran in between, and whose findings these are.
+            region: Of which region.
+            outputs: What it returned.
+            reference: What eager returned.
+            counted: Whether writes that torch counts are the call's; in a backward pass the user's program runs too.
+        """
+        found: list[tuple[Result, Finding]] = []
+        for result in self._results.values():
+            held = result.held()
+            if held is None:
+                continue
+            changed = fingerprint(held) != result.print and (counted or _version(held) == result.version)
+            shares = not changed and self._shares(held, outputs, reference)
+            if changed or shares:
+                found.append((result, _finding(result, call, region, changed=changed)))
+        for holder in self._holders:
+            holder.forget(result for result, _ in found)
+        return [finding for _, finding in found]
+
+    @staticmethod
+    def _shares(held: torch.Tensor, outputs: Sequence[Any], reference: Sequence[Any]) -> bool:
+        memory = _memory(held)
+        for index, output in enumerate(outputs):
+            other = _memory(output)
+            if memory is None or other is None or not _overlap(memory, other):
+                continue
+            eager = _memory(reference[index]) if index < len(reference) else None
+            if eager is not None and not _overlap(memory, eager):
+                return True
+        return False
+
+
+def _finding(result: Result, call: int, region: str, *, changed: bool) -> Finding:
+    whose = "this region" if result.region == region else f"region {result.region}"
+    how = (
+        f"the compiled program's call {call} wrote to it"
+        if changed
+        else f"call {call} returned a result in the same memory, so that writing to one changes the other"
+    )
+    return Finding(
+        kind=Kind.ALIAS,
+        detail="alias.overwritten",
+        subject=result.subject,
+        message=(
+            f"call {result.call} of {whose} returned it, the program still holds it, and {how}; eager makes a new one"
+        ),
+        expected=f"memory of its own, unchanged since call {result.call}",
+        actual="changed" if changed else f"memory that call {call} returned again",
+        source=result.source or None,
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_Range = tuple[int, int]
+
+
+def _ranges(values: Iterable[Any]) -> list[_Range]:
+    return [memory for value in values if (memory := _memory(value)) is not None]
+
+
+def _overlap(one: _Range, other: _Range) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _memory(value: Any) -> _Range | None:
+    """From where to where a tensor's elements lie; None of what is no plain tensor with memory."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or inner_tensors(value):
+        return None
+    if value.is_meta or value.is_quantized or value.numel() == 0 or is_functorch_wrapped_tensor(value):
+        return None
+    try:
+        begin = value.data_ptr()
+    except RuntimeError:  # no memory, or a graph's pool took it back
+        return None
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return (begin, begin + (reach + 1) * value.element_size()) if begin else None

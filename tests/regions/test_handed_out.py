@@ -1,0 +1,214 @@
+"""Results that the program holds are its own: a later call that writes to them is found, a user who does is not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from planting import compiled_by_aot
+from region_tools import agreed, checked, found, gathered
+from torch import fx
+
+import checked_backend as cb
+
+OVERWRITTEN = {("alias.overwritten", "output[0]")}
+
+
+def wave(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2
+
+
+def x(number: int = 0) -> torch.Tensor:
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(number))
+
+
+class Reused:
+    """Ways to hand a result out in memory that a later call writes to; torch counts none of these writes."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.buffers: list[torch.Tensor] = []
+        self.calls = 0
+
+    def __call__(self, result: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        rotating = 2 if self.how == "rotating" else 1
+        if len(self.buffers) < rotating:
+            self.buffers.append(torch.empty_like(result))
+        buffer = self.buffers[(self.calls - 1) % rotating]
+        if self.how == "wiped":
+            self.buffers[0].data.zero_()
+            self.buffers = [result.clone()]
+            return self.buffers[0].detach()
+        if self.how == "numpy":
+            buffer.numpy()[...] = result.detach().numpy()
+            return torch.from_numpy(buffer.numpy())
+        buffer.data.copy_(result.detach())
+        return buffer if self.how == "same object" else buffer.data
+
+
+WAYS = ("same object", "data", "numpy", "rotating", "wiped")
+
+
+@pytest.mark.parametrize("how", ["python", "aot"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_result_that_a_later_call_overwrites(way: str, how: faults.How) -> None:
+    compiled = checked(wave, faults.spoiled_output(Reused(way), how=how))
+    held: list[torch.Tensor] = []
+    report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
+    assert found(report) == OVERWRITTEN, str(report)
+    finding = report.findings[0]
+    assert "call 1 of this region returned it, the program still holds it, and" in finding.message
+    assert finding.source is not None
+    assert "test_handed_out.py" in finding.source
+
+
+@pytest.mark.parametrize("way", ["data", "numpy"])
+def test_a_result_that_another_region_overwrites(way: str) -> None:
+    reused = Reused(way)
+    one, other = (checked(function, faults.spoiled_output(reused)) for function in (wave, lambda x: torch.cos(x) * 3))
+    held: list[torch.Tensor] = []
+    report = gathered(lambda: held.extend(function(x()) for function in (one, other)))
+    assert found(report) == OVERWRITTEN
+    assert "of region wave [0/0] returned it" in report.findings[0].message
+
+
+def test_a_result_that_the_backward_pass_overwrites() -> None:
+    kept: list[torch.Tensor] = []
+
+    def forward(_gm: fx.GraphModule) -> Any:
+        def edit(results: list[Any], _args: Sequence[Any]) -> Any:
+            kept.append(results[0].detach())
+            return tuple(results)
+
+        return edit
+
+    def backward(_gm: fx.GraphModule) -> Any:
+        def edit(results: list[Any], _args: Sequence[Any]) -> Any:
+            kept[0].data.zero_()
+            return tuple(results)
+
+        return edit
+
+    compiled = checked(wave, compiled_by_aot(forward=forward, backward=backward))
+
+    def train() -> torch.Tensor:
+        y: torch.Tensor = compiled(x().requires_grad_())
+        y.sum().backward()
+        return y
+
+    held: list[torch.Tensor] = []
+    assert found(gathered(lambda: held.append(train()))) == OVERWRITTEN
+
+
+def test_check_finds_overwritten_results() -> None:
+    report = cb.check(wave, (x(),), compiler=faults.spoiled_output(Reused("data")), iterations=3)
+    assert ("alias.overwritten", "output[0]") in found(report), str(report)
+
+
+def test_overwritten_results_raise() -> None:
+    compiled = checked(wave, faults.spoiled_output(Reused("data")), on_divergence="raise")
+    held = [compiled(x())]
+    with pytest.raises(cb.DivergenceError, match=r"alias\.overwritten, output\[0\]"):
+        held.append(compiled(x(1)))
+
+
+def test_an_unchecked_call_that_overwrites_is_no_pass() -> None:
+    compiled = checked(wave, faults.spoiled_output(Reused("data")), every=2)
+    held: list[torch.Tensor] = []
+    report = gathered(lambda: held.extend(compiled(x(number)) for number in range(2)))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "while calls ran unchecked" in str(report)
+
+
+def by_numpy(y: torch.Tensor) -> None:
+    y.detach().numpy()[...] = 0
+
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "in place": lambda y: y.detach().add_(1),
+    "data": lambda y: y.data.mul_(2),
+    "view": lambda y: y.detach()[0].zero_(),
+    "numpy": by_numpy,
+    "set_": lambda y: y.detach().set_(torch.zeros(6, 5)),
+    "resize": lambda y: y.data.resize_(2, 2),
+}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("write", WRITES)
+def test_users_may_write_to_results(write: str, every: int) -> None:
+    compiled = checked(wave, faults.clean("aot"), every=every)
+    held: list[torch.Tensor] = []
+
+    def program() -> None:
+        for number in range(4):
+            held.append(compiled(x(number)))
+            if every == 1 or number % 2 == 1:
+                WRITES[write](held[0])
+
+    report = gathered(program)
+    assert not report.findings
+    if every == 1:
+        assert agreed(report)
+
+
+def test_a_region_may_write_to_results_that_it_is_given() -> None:
+    def step(cache: torch.Tensor) -> torch.Tensor:
+        cache.add_(1)
+        return cache * 2
+
+    def program() -> None:
+        cache = made(x())
+        held = [cache, cache[0], cache.data]
+        for _ in range(3):
+            held.append(stepped(cache))
+            held.append(stepped(cache.data))
+
+    made, stepped = checked(wave, faults.clean("aot")), checked(step, faults.clean("aot"))
+    assert agreed(gathered(program))
+
+
+def test_results_that_eager_shares_too() -> None:
+    constant = torch.ones(6, 5)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.view(-1), constant
+
+    compiled = checked(program, faults.clean())
+    given = x()
+    held: list[Any] = []
+
+    def run() -> None:
+        for _ in range(3):
+            held.append(compiled(given))
+            given.data.add_(1)
+
+    assert agreed(gathered(run))
+
+
+def test_gradients_that_accumulate_in_a_result() -> None:
+    """A program may use what a compiled function returns as a parameter's gradient."""
+    weight = torch.nn.Parameter(x())
+    compiled = checked(wave, faults.clean("aot"))
+
+    def program() -> None:
+        weight.grad = compiled(x())
+        (compiled(x(1).requires_grad_()) * weight).sum().backward()
+
+    assert agreed(gathered(program))
+
+
+def test_results_are_not_kept_alive() -> None:
+    compiled = checked(wave, faults.clean("aot"))
+    with cb.collect():
+        y = compiled(x())
+        gone = weakref.ref(y)
+        del y
+        gc.collect()
+        assert gone() is None
