@@ -57,6 +57,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     disable_fake_tensor_cache,
 )
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 from torch.fx.graph_module import _forward_from_src
@@ -115,8 +117,10 @@ __all__ = [
     "dynamo_many_recompilations",
     "dynamo_reset",
     "dynamo_restarts",
+    "enter_autocast",
     "evaluate_expression",
     "evaluate_number",
+    "exit_autocast",
     "fake_errors_unlogged",
     "fake_kernel",
     "fake_refusals",

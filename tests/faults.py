@@ -30,7 +30,9 @@ from planting import (
     input_position,
     interpreted,
     run_in_python,
+    run_nodes,
     through_aot,
+    through_aot_pair,
 )
 from torch import fx
 
@@ -70,6 +72,9 @@ __all__ = [
     "unwanted_mutation",
     "with_nan",
     "wrong_dtype",
+    "wrong_for_readers",
+    "wrong_if_compiled_together",
+    "wrong_if_fused",
     "wrong_if_symbolic",
     "wrong_if_unseen",
     "wrong_mutation",
@@ -248,6 +253,17 @@ def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
     return interpreted(result, "aot")
 
 
+def wrong_if_fused(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result where its input was computed in the graph, and is not stored."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        computed = [source for source in node.all_input_nodes if source.op == "call_function"]
+        fused = any(all(user.op != "output" for user in source.users) for source in computed)
+        return spoil(value) if str(node.target) == name and fused else value
+
+    return interpreted(result, "aot")
+
+
 def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
     """An operator gives a spoiled result in a graph that was compiled for any size."""
 
@@ -256,6 +272,43 @@ def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
         return spoil(value) if str(node.target) == name and symbolic else value
 
     return interpreted(result, "aot")
+
+
+def wrong_for_readers(name: str, spoil: Spoil = changed, how: How = "aot") -> Compiler:
+    """What an operator stores is right, and whatever else is compiled with it gets a spoiled value, as in a kernel."""
+
+    class Runner(fx.Interpreter):
+        def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+            if n.op == "output" or "clone" in str(n.target):  # it is stored
+                return super().fetch_args_kwargs_from_env(n)
+            return tuple(fx.map_arg(given, lambda node: self._read(node)) for given in (n.args, n.kwargs))
+
+        def _read(self, node: fx.Node) -> Any:
+            value = self.env[node]
+            return spoil(value) if str(node.target) == name else value
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Runner(gm).run
+
+    return through_aot(compiler) if how == "aot" else compiler
+
+
+def wrong_if_compiled_together(forward: str, backward: str, spoil: Spoil = changed) -> Compiler:
+    """An operator of a backward graph is wrong if the forward graph compiled with it has another operator."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        together: list[fx.Node] = []
+
+        def result(node: fx.Node, value: Any) -> Any:
+            return spoil(value) if together and str(node.target) == backward else value
+
+        def compile_forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            together.extend(node for node in graph.graph.nodes if str(node.target) == forward)
+            return graph.forward
+
+        return through_aot_pair(compile_forward, lambda graph, _inputs: run_nodes(graph, result))(gm, example_inputs)
+
+    return compiler
 
 
 def left_out(name: str, how: How = "aot") -> Compiler:

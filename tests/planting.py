@@ -20,7 +20,9 @@ __all__ = [
     "input_position",
     "interpreted",
     "run_in_python",
+    "run_nodes",
     "through_aot",
+    "through_aot_pair",
 ]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -101,24 +103,36 @@ def interpreted(result: Callable[[fx.Node, Any], Any], how: Literal["python", "a
         how: Whether it runs the region's own graph, or AOT autograd's graphs.
     """
 
-    class Runner(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            return result(n, super().run_node(n))
-
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return Runner(gm).run
+        return run_nodes(gm, result)
 
     return compiler if how == "python" else through_aot(compiler)
 
 
+def run_nodes(gm: fx.GraphModule, result: Callable[[fx.Node, Any], Any]) -> Callable[..., Any]:
+    """A graph as a function that runs node by node; the arguments are those of `interpreted`."""
+
+    class Runner(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            return result(n, super().run_node(n))
+
+    return Runner(gm).run
+
+
 def through_aot(compiler: Compiler) -> Compiler:
     """A compiler of AOT autograd's graphs as a compiler of regions."""
+    return through_aot_pair(compiler, compiler)
 
-    def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _boxed(compiler(gm, inputs), None)
 
+def through_aot_pair(forward: Compiler, backward: Compiler) -> Compiler:
+    """Compilers of AOT autograd's forward (or inference) graphs and backward graphs as a compiler of regions."""
+
+    def boxed(compiler: Compiler) -> Compiler:
+        return lambda gm, inputs: _boxed(compiler(gm, inputs), None)
+
+    compile_forward, compile_backward = boxed(forward), boxed(backward)
     return lambda gm, inputs: aot_autograd(
-        fw_compiler=compile_graph, bw_compiler=compile_graph, inference_compiler=compile_graph
+        fw_compiler=compile_forward, bw_compiler=compile_backward, inference_compiler=compile_forward
     )(gm, inputs)
 
 

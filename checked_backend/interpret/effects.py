@@ -7,7 +7,7 @@ from torch import fx
 from checked_backend._torch import OpOverload
 from checked_backend.interpret.operators import describe_operator
 
-__all__ = ["has_effects", "sets_mode", "writes"]
+__all__ = ["has_effects", "mode_name", "sets_mode", "writes"]
 
 _IN_PLACE = frozenset(
     [
@@ -50,7 +50,13 @@ def writes(node: fx.Node) -> bool:
 
 def sets_mode(node: fx.Node) -> bool:
     """Whether a call in a Dynamo graph sets a mode for the calls behind it."""
-    return node.op in _CALLS and _name(node).startswith(_MODES)
+    return bool(mode_name(node))
+
+
+def mode_name(node: fx.Node) -> str:
+    """The name of the function by which a call sets a mode for the calls behind it; empty if it sets none."""
+    name = _name(node) if node.op in _CALLS else ""
+    return name if name.startswith(_MODES) else ""
 
 
 def _name(node: fx.Node) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import HigherOrderOperator
+from checked_backend.localize.graph_modes import modes_left
 from checked_backend.localize.subgraph import unshared
 from checked_backend.regions.candidate import copy_graph
 from checked_backend.regions.inputs import copy_values
@@ -43,7 +44,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     follower.extra_traceback = False
     given = iter(unshared(gm, inputs))
     calls: dict[str, list[Call]] = {}
-    with torch.no_grad():
+    with torch.no_grad(), modes_left():
         for one in own.graph.nodes:
             if one.name == node.name:
                 _note_calls(own, gm, node, calls)

@@ -12,6 +12,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload
 from checked_backend.interpret.effects import has_effects, writes
+from checked_backend.localize.graph_modes import modes_left
 from checked_backend.localize.subgraph import (
     calls_of,
     is_item,
@@ -28,7 +29,7 @@ from checked_backend.record import Finding
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 
-__all__ = ["Cut", "Judge", "cut_before", "cut_out", "shortest_wrong_prefix", "wrong_prefix"]
+__all__ = ["Cut", "Judge", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
 
 Judge = Callable[[Trial], Sequence[Finding]]
 """Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
@@ -83,7 +84,7 @@ def cut_out(
         if cut is not None and sure(cut.finding):
             return cut
         spare = spare or cut
-    for nodes in _widening(gm, node):
+    for nodes in widening(gm, node):
         cut = _tried(gm, nodes, node, values, options, judge)
         if cut is not None and sure(cut.finding):
             return cut
@@ -107,7 +108,7 @@ def cut_before(
     interpreter = fx.Interpreter(gm)
     interpreter.env = values
     given = iter(inputs)
-    with torch.no_grad():
+    with torch.no_grad(), modes_left():
         for each in gm.graph.nodes:
             if each is node:
                 break
@@ -210,8 +211,8 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copy
 
 
-def _widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
-    """Runs of calls that end at a node: it alone, with its views, then the nearest of its ancestors."""
+def widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
+    """Give runs of calls that end at a node: it alone, with its views, then the nearest of its ancestors."""
     order = {call: place for place, call in enumerate(calls_of(gm))}
     yield [node]
     views = [source for source in _views_behind(node) if source in order]
@@ -254,7 +255,7 @@ def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> d
     given = iter(unshared(gm, inputs))
     values: dict[fx.Node, Any] = {}
     interpreter.env = values
-    with torch.no_grad():
+    with torch.no_grad(), modes_left():
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from checked_backend.localize.cut import Judge, cut_before
+from checked_backend.localize.gradients import GradientSearch
+from checked_backend.localize.graph_modes import self_contained
 from checked_backend.localize.location import Location
 from checked_backend.localize.naming import aten_name
 from checked_backend.localize.raising import raising_node
 from checked_backend.localize.search import LAYOUT, Search, is_of_values
 from checked_backend.localize.stages import Capture, Recorded, Stage, stages_of
-from checked_backend.localize.subgraph import sets_modes
+from checked_backend.localize.subgraph import is_symbolic
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.ambient import RngState
@@ -71,20 +73,28 @@ def _located(
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
     inputs, _ = failure.inputs.fresh()
-    dynamo = Recorded("dynamo", failure.graph, tuple(copy_values(inputs)))
-    if not sets_modes(failure.graph):
-        # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
-        graphs = [*graphs, dynamo]
-    if not graphs:
-        return Location(
-            stage.name, notes=(f"{stage.what} is wrong already: there is no graph of operators to look into",)
-        )
+    dynamo = Recorded("dynamo", self_contained(failure.graph, failure.ambient), tuple(copy_values(inputs)))
+    # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
+    graphs = [*graphs, dynamo]
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     judge, gross = (partial(_tried, failing, one) for one in judges)
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     deadly = judge if crashes else partial(_tried_to_death, failing, judges[0])
-    return Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known, hint).run(stage, failing)
+    gradients = _gradient_search(failure, failing, candidate)
+    search = Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known, hint, gradients)
+    return search.run(stage, failing)
+
+
+def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
+    """What can be looked into with gradients, if one of them failed."""
+    cotangents, wanted = failure.cotangents, failure.inputs.requires_grad - failure.inputs.entangled
+    if cotangents is None or not wanted or not any(finding.subject.startswith("grad[") for finding in failing):
+        return None
+    inputs, _ = failure.inputs.fresh()
+    graph = self_contained(failure.graph, failure.ambient, gradients=True)
+    given = tuple(copy_values(inputs))
+    return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
 
 
 def _tried(failing: Sequence[Finding], judge: Judge, trial: Trial) -> Sequence[Finding]:
@@ -99,17 +109,18 @@ def _tried_to_death(failing: Sequence[Finding], judge: Judge, trial: Trial) -> S
 def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     """Eager raises and the compiled program does not: the operator that raises is the one that was compiled wrongly."""
     inputs, _ = failure.inputs.fresh()
-    raised = raising_node(failure.graph, inputs)
+    graph = self_contained(failure.graph, failure.ambient)
+    raised = raising_node(graph, inputs)
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
     stage = _first_silent_stage(failure, tell)
     inputs, _ = failure.inputs.fresh()  # it may have written to those
-    op = aten_name(failure.graph, inputs, node)
+    op = aten_name(graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
     inputs, _ = failure.inputs.fresh()
-    cut = None if sets_modes(failure.graph) else cut_before(failure.graph, inputs, node, _candidate(failure), finding)
+    cut = cut_before(graph, inputs, node, _candidate(failure), finding)
     return Location(stage, "dynamo", node, op, None, message, cut)
 
 

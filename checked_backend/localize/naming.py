@@ -10,6 +10,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload, TorchDispatchMode
 from checked_backend.interpret.operators import OperatorKind, describe_operator
+from checked_backend.localize.graph_modes import modes_left
 from checked_backend.localize.subgraph import is_view_operator, operator_name
 from checked_backend.regions.candidate import eager_graph
 from checked_backend.regions.inputs import copy_values
@@ -86,7 +87,7 @@ def _called(
     follower.extra_traceback = False
     raised = False
     try:
-        with mode():
+        with mode(), modes_left():
             follower.run(*copy_values(inputs))
     except _Reached:
         pass

@@ -25,10 +25,11 @@ from checked_backend._torch import (
     tree_flatten,
     tree_unflatten,
 )
-from checked_backend.interpret.effects import writes
+from checked_backend.interpret.effects import sets_mode, writes
 from checked_backend.interpret.operators import OperatorKind, describe_operator
 from checked_backend.interpret.random import RandomTape, RecordRandom
 from checked_backend.localize.bodies import is_higher_order
+from checked_backend.localize.graph_modes import modes_before, modes_left
 from checked_backend.localize.local import Call, judge_call
 from checked_backend.localize.subgraph import (
     calls_of,
@@ -130,11 +131,13 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
             results = compile_graph(compiler, instrumented, arguments)(*given)
         candidate = {node: results[place] for node, place in zip(exposed, places, strict=True)}
         del results
-        for culprit in _walk(part, gm, values, candidate, dict(zip(sources, given, strict=True)), exact, uses):
-            if best is None or culprit.size > MUCH * best.size:
-                best = culprit
-            if best.size >= GROSS:
-                return best
+        left = dict(zip(sources, given, strict=True))
+        with modes_left():
+            for culprit in _walk(part, gm, values, candidate, left, exact, uses):
+                if best is None or culprit.size > MUCH * best.size:
+                    best = culprit
+                if best.size >= GROSS:
+                    return best
     return best
 
 
@@ -178,7 +181,11 @@ def _walk(
     """Judge each call of a part. ``left`` is what the compiled part left in its inputs."""
     interpreter = fx.Interpreter(gm)
     written: dict[fx.Node, tuple[Call, Any]] = {}
-    for node in part:
+    for node in _with_modes(gm, part):
+        if sets_mode(node):
+            interpreter.env = values
+            values[node] = interpreter.run_node(node)
+            continue
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in values:
                 values[source] = interpreter.run_node(source)
@@ -212,6 +219,18 @@ def _walk(
         finding = judge_call(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
         if finding is not None:
             yield Culprit(call.node, finding)
+
+
+def _with_modes(gm: fx.GraphModule, part: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The calls of a part, with those between them that set modes; first those that were in force before it."""
+    yield from modes_before(gm, part[0])
+    inside, begun = set(part), False
+    for node in gm.graph.nodes:
+        begun = begun or node is part[0]
+        if node in inside or (begun and sets_mode(node)):
+            yield node
+        if node is part[-1]:
+            return
 
 
 def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from checked_backend.localize.graph_modes import modes_left
 from checked_backend.regions.candidate import eager_graph
 
 __all__ = ["raising_node"]
@@ -32,7 +33,8 @@ def raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, Ex
     follower = _Follower(eager_graph(gm))
     follower.extra_traceback = False
     try:
-        follower.run(*inputs)
+        with modes_left():
+            follower.run(*inputs)
     except Exception as error:  # what is looked for
         name = reached[0].name
         return next(node for node in gm.graph.nodes if node.name == name), error

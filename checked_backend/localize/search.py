@@ -13,10 +13,12 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.localize.bodies import called_bodies, is_higher_order
 from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
 from checked_backend.localize.fused import fused_graph, is_fused
+from checked_backend.localize.gradients import GradientSearch
 from checked_backend.localize.isolated import probe_isolated
 from checked_backend.localize.location import Location
 from checked_backend.localize.naming import aten_name, origin_of
 from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, share_of
+from checked_backend.localize.producers import wrong_producer
 from checked_backend.localize.stages import Recorded, Stage
 from checked_backend.localize.subgraph import calls_of, can_be_walked, is_symbolic, operator_name, outputs_of
 from checked_backend.options import CheckOptions
@@ -60,6 +62,7 @@ class Search:
         tell: Told what is being done.
         known: Told what is known already.
         hint: The kind of a graph and the name of a node that an earlier run found.
+        gradients: Differentiates parts of Dynamo's graph; None where no backward pass failed.
     """
 
     graphs: Sequence[Recorded]
@@ -72,6 +75,7 @@ class Search:
     tell: Callable[[str], None]
     known: Callable[[Location], None]
     hint: tuple[str, str] | None = None
+    gradients: GradientSearch | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
@@ -86,6 +90,7 @@ class Search:
         if slight is not None and _explains(slight[1], in_values):
             return self._culprit(stage, *slight, notes)
         found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
+        found = found or self._differentiated(stage, notes)
         if found is None and slight is not None:
             return self._culprit(stage, *slight, notes)
         if found is None:
@@ -158,6 +163,34 @@ class Search:
         notes.append(f"{culprit.node.name} ({culprit.node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(notes))
 
+    def _differentiated(self, stage: Stage, notes: list[str]) -> Location | None:
+        """Take Dynamo's graph apart with its gradients: what is compiled together may be wrong together."""
+        if self.gradients is None:
+            return None
+        try:
+            cut = self.gradients.run(self.judge, self.tell)
+        except Exception as error:  # the graph cannot be differentiated once more
+            notes.append(f"Dynamo's graph could not be differentiated: {type(error).__name__}: {error}".splitlines()[0])
+            return None
+        if cut is None:
+            notes.append("the gradients of Dynamo's graph are right when it is compiled by itself")
+            return None
+        notes.append("its gradient is wrong where forward and backward are compiled together")
+        node, message = self._blamed(self.dynamo.graph, cut, cut.finding.message, notes)
+        return self._at(stage, self.dynamo, node, message, cut, notes)
+
+    def _blamed(self, whole: fx.GraphModule, cut: Cut, message: str, notes: list[str]) -> tuple[fx.Node, str]:
+        """The operator of a cut that is to blame: its last one, or one that shows only in what reads its value."""
+        found = wrong_producer(cut, self.judge, _may_explain)
+        named = None if found is None else next((node for node in calls_of(whole) if node.name == found[0]), None)
+        if found is None or named is None:
+            return cut.node, message
+        notes.append(
+            f"{cut.node.name} ({cut.node.target}) shows it and is right by itself: what {named.name} hands to the "
+            "operators that are compiled with it is wrong, whichever they are"
+        )
+        return named, found[1].message
+
     def _culprit(self, stage: Stage, recorded: Recorded, culprit: Culprit, notes: list[str]) -> Location:
         inputs = recorded.inputs or ()
         inside = self._inside(stage, recorded, culprit.node, notes)
@@ -167,7 +200,8 @@ class Search:
         self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
         cut = self._cut(recorded, inputs, culprit.node)
         if cut is not None:
-            return self._at(stage, recorded, cut.node, culprit.finding.message, cut, notes)
+            node, message = self._blamed(recorded.graph, cut, culprit.finding.message, notes)
+            return self._at(stage, recorded, node, message, cut, notes)
         notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is that ends there")
         whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.judge)
         return self._at(stage, recorded, culprit.node, culprit.finding.message, whole, notes)
@@ -232,8 +266,9 @@ class Search:
                 return inside
             self.known(self._at(stage, recorded, prefix.node, prefix.finding.message, None, notes))
             cut = self._cut(recorded, recorded.inputs, prefix.node) or prefix
+            node, message = self._blamed(recorded.graph, cut, prefix.finding.message, notes)
             notes.append("found by bisection over prefixes of the graph")
-            return self._at(stage, recorded, prefix.node, prefix.finding.message, cut, notes)
+            return self._at(stage, recorded, node, message, cut, notes)
         return None
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
@@ -255,6 +290,11 @@ class Search:
 def _explains(culprit: Culprit, failing: Sequence[Finding]) -> bool:
     """Whether an operator's error may be all that is wrong with a region."""
     return culprit.size >= GROSS or max(map(share_of, failing)) <= MUCH * culprit.size
+
+
+def _may_explain(found: Finding, wanted: Finding) -> bool:
+    """Whether what one operator hands on may be all that is wrong with another: it is not far smaller."""
+    return share_of(wanted) <= MUCH * share_of(found)
 
 
 def _grosser(judge: Judge, least: float, trial: Trial) -> Sequence[Finding]:

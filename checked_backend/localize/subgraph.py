@@ -11,6 +11,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload
 from checked_backend.interpret.effects import has_effects, sets_mode, writes
+from checked_backend.localize.graph_modes import PartModes
 from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "outputs_of",
     "part_of",
     "recorded_value",
-    "sets_modes",
     "tensors_made",
     "unshared",
     "with_outputs",
@@ -34,14 +34,14 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 
 def calls_of(gm: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that compute something, in order."""
-    return [node for node in gm.graph.nodes if node.op in _CALLS]
+    """The nodes that compute something, in order; those that set a mode are not among them."""
+    return [node for node in gm.graph.nodes if node.op in _CALLS and not sets_mode(node)]
 
 
 def can_be_walked(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph can be taken apart.
 
-    It may set no mode on its way, and write only to what nothing else reads: an input, or an intermediate value
+    It may write only to what nothing else reads: an input, or an intermediate value
     (``relu(x, inplace=True)``) that shares its memory with no other node.
     """
     owners: Counter[int | None] = Counter()
@@ -53,7 +53,7 @@ def can_be_walked(gm: fx.GraphModule) -> bool:
 
 
 def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
-    if node.op == "call_module" or sets_mode(node):
+    if node.op == "call_module":
         return True
     if not has_effects(node):
         return False
@@ -65,11 +65,6 @@ def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
     value = recorded_value(written)
     later = any(user is not node for user in written.users)
     return later or not isinstance(value, torch.Tensor) or owners[storage_key(value)] != 1
-
-
-def sets_modes(gm: fx.GraphModule) -> bool:
-    """Whether a Dynamo graph sets a mode on its way: a part of it would run under another one."""
-    return any(map(sets_mode, gm.graph.nodes))
 
 
 def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -201,19 +196,25 @@ def part_of(
         finish: Makes the returned node of the part's own.
 
     Returns:
-        The part, and the nodes of the graph whose values are its inputs.
+        The part, whose calls run under the modes that they have in the whole, and the nodes of the graph whose values
+        are its inputs.
     """
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     chosen = set(nodes)
+    modes = PartModes(graph)
     inputs = _inputs_of(gm, chosen)
     for node in inputs:
         name = node.target if node.op == "placeholder" else node.name
         copied[node] = graph.placeholder(str(name))
         copied[node].meta = dict(node.meta)
     for node in gm.graph.nodes:
+        modes.meet(node)
+        if node in chosen:
+            modes.set_here()
         if node in chosen or (node.op == "get_attr" and any(user in chosen for user in node.users)):
             copied[node] = graph.node_copy(node, lambda source: copied[source])
+    modes.finish()
     graph.output(tuple(finish(graph, copied[node]) for node in returned))
     return fx.GraphModule(gm, graph), inputs
 

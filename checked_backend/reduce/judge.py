@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from checked_backend._torch import warm_inductor, without_compile_caches
 from checked_backend.errors import CheckedBackendError
+from checked_backend.interpret.mode_blocks import with_mode_blocks
 from checked_backend.numerics.measure import measure
 from checked_backend.record import Coverage, Finding, Kind
-from checked_backend.regions.candidate import copy_graph, resolve_compiler
+from checked_backend.regions.candidate import Compiler, copy_graph, resolve_compiler
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 from checked_backend.report import Report
@@ -92,7 +94,9 @@ def judge_grossly(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
         with torch.no_grad(), without_compile_caches():
             expected = trial.graph(*copy_values(trial.inputs))
             compiler = resolve_compiler(trial.options)
-            compiled = torch.compile(copy_graph(trial.graph), backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+            compiled = torch.compile(
+                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
+            )
             actual = compiled(*copy_values(trial.inputs))
         found = [
             _gross(place, one, other)
@@ -125,7 +129,9 @@ def judge_raising(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
             if raised is None:
                 return Report((), Coverage(), title="trial").to_json()
             compiler = resolve_compiler(trial.options)
-            compiled = torch.compile(copy_graph(trial.graph), backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+            compiled = torch.compile(
+                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
+            )
             found = () if _raised(compiled, trial) is not None else (_missing(raised),)
         return Report(found, Coverage(), title="trial").to_json()
 
@@ -134,6 +140,12 @@ def judge_raising(trial: Trial, timeout: float) -> tuple[Finding, ...] | None:
     except CheckedBackendError:
         return None
     return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def _compiled(trial: Trial, compiler: Compiler) -> Callable[..., Any]:
+    graph = with_mode_blocks(copy_graph(trial.graph))
+    function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+    return function
 
 
 def _raised(function: Callable[..., object], trial: Trial) -> Exception | None:
@@ -178,10 +190,9 @@ def screen_trials(trials: Sequence[Trial], timeout: float) -> list[bool]:
 
     def produce() -> str:
         compiler = resolve_compiler(trials[0].options)
-        graph = copy_graph(trials[0].graph)
         answers = []
         with torch.no_grad(), without_compile_caches():
-            compiled = torch.compile(graph, backend=compiler, dynamic=trials[0].dynamic, fullgraph=True)
+            compiled = _compiled(trials[0], compiler)
             for trial in trials:
                 try:
                     expected = trial.graph(*copy_values(trial.inputs))

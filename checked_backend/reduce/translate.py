@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload, custom_op_module
+from checked_backend.interpret.mode_blocks import block_of, leaves_block
 from checked_backend.reduce.naming import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
 from checked_backend.reduce.program import Program, compact, is_getitem, outputs, record_values
 from checked_backend.reduce.spelling import Spelling, spellings
@@ -90,18 +91,29 @@ class _Writer:
     def body(self) -> list[str]:
         """The lines, without the one that returns."""
         lines: list[str] = []
+        depth = 0  # of blocks that set modes
         for node in self._module.graph.nodes:
             if node.op in ("placeholder", "output") or node in self._names:
                 continue
-            if node.op == "get_attr":
-                lines += self._function(node)
-            elif (statement := self._statement(node)) is not None:
-                lines.append(statement)
+            if (block := block_of(node)) is not None:
+                lines += [f"{'    ' * depth}with {block}:", f"{'    ' * (depth + 1)}pass"]
+                depth += 1
+            elif leaves_block(node):
+                depth -= 1
             else:
-                text = self._call(node)
-                self._names.setdefault(node, self._new_name(node))
-                lines.append(f"{self._names[node]} = {text}")
+                lines += [f"{'    ' * depth}{line}" for line in self._lines(node)]
         return lines
+
+    def _lines(self, node: fx.Node) -> list[str]:
+        """One node."""
+        if node.op == "get_attr":
+            return self._function(node)
+        statement = self._statement(node)
+        if statement is not None:
+            return [statement]
+        text = self._call(node)
+        self._names.setdefault(node, self._new_name(node))
+        return [f"{self._names[node]} = {text}"]
 
     def _function(self, node: fx.Node) -> list[str]:
         """A graph that is handed to a higher-order operator, as a function inside of the program."""

@@ -1,0 +1,51 @@
+"""Run a program under a compiler that is wrong, and locate its first failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.localize import Location, locate, operator_name
+from checked_backend.options import CheckOptions
+from checked_backend.record import Finding
+from checked_backend.regions.backend import build_region
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.trial import Trial
+
+__all__ = ["calls", "judge", "located", "operator_of"]
+
+
+def judge(trial: Trial) -> Sequence[Finding]:
+    """Tries a trial in this process: these compilers are Python."""
+    return [finding for finding in trial.findings() if finding.kind.fails]
+
+
+def located(program: Callable[[Callable[..., Any]], Any], function: Callable[..., Any], compiler: Any) -> Location:
+    """Run a program with a compiler that is wrong, and locate the first failure."""
+    found: list[Location] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        before = torch.get_rng_state(), torch.is_grad_enabled()
+        found.append(locate(failure, findings, judge))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.is_grad_enabled() == before[1]
+        return findings
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler=compiler, on_divergence="record")
+        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
+
+    program(torch.compile(function, backend=backend))
+    [location] = found
+    return location
+
+
+def operator_of(location: Location) -> str | None:
+    return None if location.node is None else operator_name(location.node)
+
+
+def calls(trial: Trial) -> list[str]:
+    return [str(node.target) for node in trial.graph.graph.nodes if node.op.startswith("call_")]
