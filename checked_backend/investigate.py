@@ -312,6 +312,9 @@ class _Search:
 
     def _reduced(self, cut: Cut) -> _Reduced:
         whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
+        if cut.trial.cotangents is not None:
+            self.evidence["reduced"] = "no: only programs without gradients are reduced"
+            return whole
         reduction = reduce(
             cut.trial,
             subject=cut.finding.subject,
@@ -335,6 +338,9 @@ class _Search:
 
     def _repro(self, reduced: _Reduced) -> Repro | None:
         cut = self.location.cut
+        if reduced.trial.cotangents is not None:
+            self.evidence["repro"] = "none: a script of a part with its gradients is not written"
+            return None
         self.desk.tell("writing a script and running it in a fresh process")
         name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
         try:
