@@ -137,6 +137,10 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         raise MadeElsewhereError("made for each region instead")
 
+    def recompiled(self) -> Values | None:
+        """Not made of a whole program: each region makes its own."""
+        return None
+
     def unfused(self) -> Values | None:
         """Not made of a whole program: each region makes its own."""
         return None

@@ -125,6 +125,9 @@ class _CallControls:
     def given_choices(self) -> None:
         return None
 
+    def recompiled(self) -> None:
+        return None
+
     def unfused(self) -> None:
         return None
 

@@ -188,12 +188,13 @@ def _finite_part(distance: torch.Tensor, runs: int) -> tuple[torch.Tensor, int, 
 
 @dataclass(frozen=True, slots=True)
 class RememberedScale:
-    """A tensor's noise relative to its own root mean square, kept from the call in which it was adjudicated.
+    """A tensor's noise relative to its own root mean square, kept from the calls in which it was adjudicated.
 
     Attributes:
         rms: Relative root mean square of the noise.
         max: Relative greatest noise of one element.
-        sizes: The least and the greatest root mean square of a tensor that is zero but for rounding; None of others.
+        sizes: Of a tensor that is zero but for rounding, the least and the greatest root mean square that it had; None
+            of others. It is noise itself, so its noise is relative to the greatest of these and not to what it is now.
         settles: Whether later calls may be settled by it. Noise as large as the tensor hides any bug.
     """
 
@@ -205,21 +206,37 @@ class RememberedScale:
     def covers(self, glance: Glance, *, slack: float) -> bool:
         """The cheap test of every later call: is this difference of the size that was judged before?
 
+        A tensor that was nothing but rounding may be something else now: then it is larger, and a difference as large
+        as itself is more than there was of rounding. If it is much smaller than it was, so may the rounding be.
+
         Args:
             glance: The difference now.
-            slack: How much larger it may be: two draws from one noise differ by this much. The size of a tensor that
-                was nothing but rounding may differ as much: if it differs more, it is something else now.
+            slack: How much larger it may be: two draws from one noise differ by this much.
         """
         size = glance.reference_rms
-        if not self.settles or (self.sizes is not None and not self.sizes[0] / slack <= size <= self.sizes[1] * slack):
+        if not self.settles:
             return False
+        if self.sizes is not None:
+            if size < self.sizes[0] / slack:
+                return False
+            size = self.sizes[1]
         return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
+
+    def power(self, glance: Glance, *, slack: float) -> float:
+        """The smallest relative error that `covers` would have found in a tensor that it covers."""
+        size = glance.reference_rms if self.sizes is None else self.sizes[1]
+        return slack * self.rms * size / (glance.reference_rms or size or 1.0)
 
     def widened(self, other: RememberedScale | None) -> RememberedScale:
         """The scale that covers what either covers, so that data which take turns are not judged anew each time."""
         if other is None or not (self.settles and other.settles) or (self.sizes is None) != (other.sizes is None):
             return self
-        sizes = None
-        if self.sizes is not None and other.sizes is not None:
-            sizes = min(self.sizes[0], other.sizes[0]), max(self.sizes[1], other.sizes[1])
-        return RememberedScale(max(self.rms, other.rms), max(self.max, other.max), sizes)
+        if self.sizes is None or other.sizes is None:
+            return RememberedScale(max(self.rms, other.rms), max(self.max, other.max))
+        least, greatest = min(self.sizes[0], other.sizes[0]), max(self.sizes[1], other.sizes[1])
+        share, others_share = (sizes[1] / greatest if greatest else 1.0 for sizes in (self.sizes, other.sizes))
+        return RememberedScale(
+            max(self.rms * share, other.rms * others_share),
+            max(self.max * share, other.max * others_share),
+            (least, greatest),
+        )

@@ -60,8 +60,9 @@ def adjudicate(
         if case is not None:
             cases.append(case)
     if cases:
-        asked = frozenset() if anew else frozenset(name for name, scale in known.items() if scale.settles)
-        Hearing(cases, controls(), rulings, asked, thorough=thorough, low_precision=low_precision).run()
+        # whether a tensor is still nothing but rounding is for float64 to say
+        asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not anew}
+        Hearing(cases, controls(), rulings, frozenset(asked), thorough=thorough, low_precision=low_precision).run()
     return rulings
 
 
@@ -84,5 +85,5 @@ def _examined(pair: Pair, scale: RememberedScale | None, powers: dict[str, float
 def _settled(pair: Pair, glance: Glance, scale: RememberedScale | None, powers: dict[str, float]) -> bool:
     if scale is None or not scale.covers(glance, slack=CHEAP_SLACK):
         return False
-    powers[pair.name] = CHEAP_SLACK * scale.rms
+    powers[pair.name] = scale.power(glance, slack=CHEAP_SLACK)
     return True

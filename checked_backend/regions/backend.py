@@ -93,6 +93,9 @@ def build_region(
     def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_again(unfused or compiler, copy_graph(pristine), traced, inputs)
 
+    def compile_anew(inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_again(compiler, copy_graph(pristine), traced, inputs)
+
     def compile_own_random(inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_again(own_random or compiler, copy_graph(pristine), traced, inputs)
 
@@ -103,6 +106,7 @@ def build_region(
         make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
         given=GivenRegion(compiler, pristine, traced),
         make_unfused=None if unfused is None else CompiledOnce(compile_unfused),
+        make_again=CompiledOnce(compile_anew),
         make_own_random=None if own_random is None else CompiledOnce(compile_own_random),
         default_dtype=needs_default_dtype(pristine),
         low_precision=computes_in_low_precision(pristine),

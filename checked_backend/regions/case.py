@@ -68,6 +68,8 @@ class Case:
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
+        only_then: Whether the compiled program gave this in the call that was checked, and never again.
+        right_anew: Whether the region compiled once more, at its own dtypes, is right; None if that was not tried.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -84,6 +86,8 @@ class Case:
     float64_further: Envelope | None = None
     logic_differs: bool | None = None
     twin_is_equal: bool = False
+    only_then: bool = False
+    right_anew: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
@@ -213,7 +217,7 @@ class Case:
         size = self._size()
         noise = self.relative_noise()
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
-        sizes = (size, size) if self.vanishes else None
+        sizes = (self.metrics.reference_rms, size) if self.vanishes else None
         return RememberedScale(noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= COARSE)
 
     def _size(self) -> float:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from checked_backend.numerics.judge import ENVELOPE_FACTOR
+from checked_backend.numerics.noise import root_mean_square, widened
 from checked_backend.record import Kind
 from checked_backend.regions.case import Case, is_floating
 
@@ -21,6 +22,15 @@ __all__ = [
 
 COARSEST = torch.finfo(torch.bfloat16).eps
 """Programs round to nothing coarser than bfloat16: a difference beyond what that does is not one of precision."""
+
+MANY = 64.0
+"""This many envelopes are more than rounding in half precision, however it is done, adds up to."""
+
+FEW = 8
+"""Fewer elements than this are in proportion by chance."""
+
+OF_THAT = 0.1
+"""What is left of a difference beside one factor for all elements, as a part of that difference."""
 
 
 class Charge(NamedTuple):
@@ -76,11 +86,32 @@ def charge(case: Case) -> Charge:
     if case.logic_differs:
         hidden = "" if case.outside else f"; the noise of {_name(case)} hides how wrong"
         return _plain(Kind.LOGIC, f"wrong also when compiled in float64, so this is no rounding error{hidden}")
+    if case.only_then:
+        return Charge(
+            Kind.LOGIC,
+            "logic.this_call",
+            "wrong in this call only: run again from the same inputs, the compiled program does not give this again",
+        )
+    if case.logic_differs is False and case.right_anew:
+        return Charge(
+            Kind.LOGIC,
+            "logic.this_compilation",
+            "wrong as it was compiled in this program only: the same region compiled by itself, from the same inputs, "
+            "is right, at its own precision and in float64; what a program holds (parameters, buffers, caches) may be "
+            "compiled otherwise there, or be out of date",
+        )
     if case.outside.digits and case.outside.digits == case.outside.count:
         return _plain(
             Kind.PRECISION,
             f"{case.outside.digits} of its smaller elements have lost their digits, and neither eager's nor this "
             "program's rounding does that to any",
+        )
+    if case.logic_differs is False and (_is_many_times_its_noise(case) or _in_proportion(case)):
+        again = "" if case.right_anew is None else ", and wrong again where it is compiled once more"
+        return Charge(
+            Kind.LOGIC,
+            "logic.this_dtype",
+            f"wrong in {_name(case)} only, by far more than any rounding: compiled in float64 it is right{again}",
         )
     if case.logic_differs is False:
         return _plain(
@@ -100,11 +131,40 @@ def _without_twin(case: Case) -> Charge:
     else:
         beyond = "further from float64 than this program's rounding explains"
         tested = "no float64 twin could run"
-    coarser = COARSEST / torch.finfo(case.pair.reference.dtype).eps
-    # compared with the noise itself, not with what is allowed
-    if case.envelope is not None and case.outside.worst * ENVELOPE_FACTOR > coarser:
+    if _beyond_any_precision(case):
         return _plain(Kind.LOGIC, f"{beyond}, and by more than any lower precision would ({tested})")
     return _plain(Kind.PRECISION, f"{beyond}, or its logic is wrong: {tested} to tell which")
+
+
+def _beyond_any_precision(case: Case) -> bool:
+    """Whether a difference is greater, in units of the noise, than computing in the coarsest dtype would make it."""
+    if case.envelope is None:
+        return False
+    coarser = COARSEST / torch.finfo(case.pair.reference.dtype).eps
+    # compared with the noise itself, not with what is allowed
+    return case.outside.worst * ENVELOPE_FACTOR > coarser
+
+
+def _is_many_times_its_noise(case: Case) -> bool:
+    """The same of the tensor as a whole: small elements may lose all of their digits to rounding inside a kernel."""
+    if case.envelope is None or not is_floating(case.pair.reference):
+        return False
+    coarser = max(COARSEST / torch.finfo(case.pair.reference.dtype).eps, MANY)
+    return case.metrics.rmse > coarser * case.envelope.rms
+
+
+def _in_proportion(case: Case) -> bool:
+    """Whether a tensor is eager's times a number: doubled, or zero. Rounding goes both ways, and has no such order."""
+    if not is_floating(case.pair.reference) or case.pair.reference.numel() < FEW:
+        return False
+    reference, candidate = (widened(one).to(torch.float64) for one in (case.pair.reference, case.pair.candidate))
+    squares = float(reference.square().sum())
+    if not 0 < squares < float("inf") or not bool(candidate.isfinite().all()):
+        return False
+    factor = float((reference * candidate).sum()) / squares
+    left = root_mean_square(candidate - factor * reference)
+    apart = abs(factor - 1)
+    return apart > COARSEST and left <= OF_THAT * apart * root_mean_square(reference)
 
 
 def _plain(kind: Kind, message: str) -> Charge:

@@ -80,6 +80,9 @@ class Controls(Protocol):
     def given_choices(self) -> Controls | None:
         """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
 
+    def recompiled(self) -> Values | None:
+        """The candidate compiled once more, as the float64 twin is but at its own dtypes; None if it cannot be."""
+
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does; None if its compiler has no such mode."""
 
@@ -94,6 +97,7 @@ class Variants:
         make_twin: Compiles the float64 twin for float64 inputs.
         given: The region that is given its choices.
         make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
+        make_again: Compiles the region once more, as it is, outside of the user's program.
         make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
@@ -104,6 +108,7 @@ class Variants:
     make_twin: Callable[[Sequence[Any]], Region]
     given: GivenRegion | None = None
     make_unfused: Callable[[Sequence[Any]], Region] | None = None
+    make_again: Callable[[Sequence[Any]], Region] | None = None
     make_own_random: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
@@ -261,16 +266,24 @@ class RegionControls:
             make_twin=lambda inputs64: given.twin(choices, inputs64),
             given=None,
             make_unfused=None,
+            make_again=None,
         )
         return RegionControls(variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents)
 
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does, on the reference's recorded random numbers."""
-        if self.variants.make_unfused is None:
+        return self._of(self.variants.make_unfused)
+
+    def recompiled(self) -> Values | None:
+        """The candidate compiled once more, on the reference's recorded random numbers."""
+        return self._of(self.variants.make_again)
+
+    def _of(self, make: Callable[[Sequence[Any]], Region] | None) -> Values | None:
+        if make is None:
             return None
         bare, _ = self.inputs.fresh()
         with self._undisturbed(), self.ambient.entered():
-            region = self.variants.make_unfused(bare)
+            region = make(bare)
         return self._replayed(region)
 
     def _replayed(self, region: Region, *, wide: bool = False) -> Values:

@@ -84,6 +84,7 @@ class Hearing:
         self._thorough = thorough
         self._low_precision = low_precision
         self._repetition = Repetition(None)
+        self._anew: list[Values | None] = []
 
     def run(self) -> None:
         """Take every case to a ruling."""
@@ -233,6 +234,18 @@ class Hearing:
             if again:
                 times = sum(_still_differs(case, sample) for sample in again)
                 case.evidence["the difference repeats"] = f"in {times} of {len(again)} more runs of the candidate"
+                case.only_then = not times and self._draws.only_then(case)
+        # the twin was compiled apart from the user's program: is that why it is right?
+        for case in differing:
+            if case.logic_differs is False and not case.only_then and case.pair.kind is None:
+                anew = self._recompiled()
+                sample = None if anew is None else case.sample(anew)
+                case.right_anew = None if sample is None else not _still_differs(case, sample)
+
+    def _recompiled(self) -> Values | None:
+        if not self._anew:
+            self._anew.append(self._runs.run("candidate compiled once more", self._controls.recompiled))
+        return self._anew[0]
 
     def _other_random_numbers(self) -> None:
         if not self._controls.draws():

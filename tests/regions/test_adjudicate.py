@@ -38,6 +38,7 @@ class Scripted:
         again: What eager gives when it runs again.
         replayed: What the candidate gives on recorded random numbers.
         alone: What it gives when it runs again.
+        recompiled_value: What it gives when it is compiled once more; None if it cannot be.
         unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
         others: What shows that another thread drew random numbers.
         jumps: In which float64 control runs the result jumps.
@@ -53,6 +54,7 @@ class Scripted:
     again: Make | None = None
     replayed: Make | None = None
     alone: Make | None = None
+    recompiled_value: Make | None = None
     unfused_value: Make | None = None
     others: str | None = None
     jumps: tuple[int, ...] = ()
@@ -116,6 +118,9 @@ class Scripted:
 
     def twin(self) -> Values:
         return self._give("twin", self.twin_value)
+
+    def recompiled(self) -> Values | None:
+        return None if self.recompiled_value is None else self._give("recompiled", self.recompiled_value)
 
     def unfused(self) -> Values | None:
         return None if self.unfused_value is None else self._give("unfused", self.unfused_value)
@@ -322,7 +327,7 @@ def test_rounding_of_fused_kernels_is_a_note() -> None:
 def test_what_remains_without_fused_rounding_is_a_finding() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: fused().to(torch.bfloat16))
     rulings = judged(controls, fused())
-    assert [str(finding.kind) for finding in rulings.findings] == ["precision"]
+    assert [finding.detail for finding in rulings.findings] == ["logic.this_dtype"]
     assert rulings.notes == []
 
 
@@ -337,7 +342,38 @@ def test_full_precision_and_compilers_without_the_mode_are_not_compiled_once_mor
     assert [str(finding.kind) for finding in judged(controls, exact() * 1.001).findings] == ["precision"]
     assert "unfused" not in controls.asked
     half = Scripted(torch.bfloat16, exact(), exact)
-    assert [str(finding.kind) for finding in judged(half, fused()).findings] == ["precision"]
+    assert [finding.detail for finding in judged(half, fused()).findings] == ["logic.this_dtype"]
+
+
+# wrong by more than precision, with a float64 twin that is right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [2.0, 0.0, 1.5])
+@pytest.mark.parametrize(
+    ("anew", "detail"), [(None, "this_dtype"), ("wrong", "this_dtype"), ("right", "this_compilation")]
+)
+def test_what_is_a_multiple_of_eagers_is_no_precision(
+    dtype: torch.dtype, factor: float, anew: str | None, detail: str
+) -> None:
+    controls = Scripted(dtype, exact(), exact)
+    if anew is not None:
+        controls.recompiled_value = lambda: (exact() * (factor if anew == "wrong" else 1)).to(dtype)
+    [finding] = judged(controls, exact() * factor).findings
+    assert (finding.kind, finding.detail) == (Kind.LOGIC, f"logic.{detail}")
+    assert "rounding" in finding.message or "compiled by itself" in finding.message
+
+
+def test_what_the_candidate_gives_once_only_is_wrong_in_this_call() -> None:
+    controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
+    [finding] = judged(controls, exact() * 1.001).findings
+    assert (finding.kind, finding.detail) == (Kind.LOGIC, "logic.this_call")
+
+
+def test_rounding_to_less_is_precision() -> None:
+    controls = Scripted(torch.float32, exact(), exact)
+    [finding] = judged(controls, exact().half()).findings
+    assert finding.detail == "precision"
 
 
 # evidence
@@ -501,6 +537,26 @@ def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
 
     assert again(rounding * 2, rounding.flip(0) * 2) == 0  # rounding of the size that was seen
     assert again(rounding * 1e6, rounding.flip(0) * 1e6) > 0  # now it is something
+
+
+def test_rounding_that_changes_its_size_is_judged_anew_ever_more_seldom() -> None:
+    """The gradient of a bias before a normalisation: nothing but rounding, small in one call and large in the next."""
+    known: dict[str, RememberedScale] = {}
+    heard = []
+    for call in range(60):
+        size = 10.0 ** ((call * 0.618) % 1 * 3)
+        rounding = torch.randn(64, generator=torch.Generator().manual_seed(call)) * 1e-8 * size
+        controls = Scripted(torch.float32, exact() * 1e-18 * size, lambda: exact() * 1e-18, noise=noisy(1e10))
+        rulings = judged(controls, rounding.flip(0), thorough=False, reference=rounding, known=known)
+        assert rulings.findings == []
+        for name, scale in rulings.scales.items():
+            known[name] = scale.widened(known.get(name))
+        heard += [call] if controls.asked else []
+    assert len(heard) <= 6
+    assert max(heard) < 30
+    wrong = Scripted(torch.float32, exact() * 1e-18, exact, noise=noisy(1e10))
+    judged(wrong, exact() * 1e-3, thorough=False, reference=rounding, known=known)
+    assert wrong.asked  # now it is more than rounding ever was
 
 
 def test_noise_as_large_as_the_tensor_settles_no_later_call() -> None:

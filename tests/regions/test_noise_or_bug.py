@@ -175,7 +175,7 @@ def inductor_that_rounds_other(error: float) -> Callable[..., Any]:
     return inductor
 
 
-@pytest.mark.parametrize(("dtype", "kinds"), [(torch.bfloat16, set()), (torch.float32, {"precision"})])
+@pytest.mark.parametrize(("dtype", "kinds"), [(torch.bfloat16, set()), (torch.float32, {"logic"})])
 def test_fusion_rounding_is_a_note(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kinds: set[str]) -> None:
     real = candidate.lookup_backend
     fake = inductor_that_rounds_other(1 / 8)

@@ -121,4 +121,4 @@ def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, u
 
     compiler = faults.spoiled_output(wrong)
     report = face(unsteady("reordered"), torch.randn(300, 40), compiler)
-    assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "precision"}
+    assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "logic.this_dtype"}
