@@ -130,7 +130,9 @@ __all__ = [
     "get_decompositions",
     "graph_task_keeps_graph",
     "grouped_mm_functions",
+    "has_dispatched",
     "higher_order_kernel",
+    "homes_of_operators",
     "inductor_compile_graph",
     "inductor_decompositions",
     "inductor_front",
@@ -156,8 +158,11 @@ __all__ = [
     "neg_view",
     "negative_view",
     "no_donated_buffers",
+    "operator_names",
     "python_expression",
     "registered_here",
+    "registered_operators",
+    "registration_file",
     "renew_compile_threads",
     "rewrapped",
     "run_composite",
@@ -881,11 +886,8 @@ _PREDISPATCH = (
 def internal_functions() -> dict[str, Callable[..., Any]]:
     """Internal functions that Dynamo writes into graphs, by ``module:name``.
 
-    They compute, set modes, open and close levels of `torch.func`'s transforms, and count calls, nothing else.
+    They set modes, open and close levels of `torch.func`'s transforms, and count calls, nothing else.
     """
-    computing = {f"torch._C.{home}": getattr(torch._C, home) for home in ("_nn", "_fft", "_linalg", "_special")}
-    found = {f"{home}:{name}": (module, name) for home, module in computing.items() for name in dir(module)}
-    found |= {f"torch:{name}": (torch, name) for name in dir(torch._C._VariableFunctions)}
     homes: dict[str, tuple[Any, str]] = {
         "torch._C": (
             torch._C,
@@ -896,6 +898,7 @@ def internal_functions() -> dict[str, Callable[..., Any]]:
             "_get_data_attr _saved_tensors_hooks_disable _saved_tensors_hooks_enable",
         ),
         "torch._C._functorch": (torch._C._functorch, _FUNCTORCH),
+        "torch._C._nn": (torch._C._nn, "_parse_to"),
         "torch._functorch.eager_transforms": (
             torch._functorch.eager_transforms,
             "_autograd_grad _set_tensor_requires_grad",
@@ -905,12 +908,53 @@ def internal_functions() -> dict[str, Callable[..., Any]]:
         "torch.autograd.forward_ad": (torch.autograd.forward_ad, "_maybe_load_decompositions"),
         "torch.autograd.grad_mode": (torch.autograd.grad_mode, "_enter_inference_mode _exit_inference_mode"),
     }
-    found |= {f"{home}:{name}": (module, name) for home, (module, names) in homes.items() for name in names.split()}
     return {
-        text: function
-        for text, (module, name) in found.items()
-        if not name.startswith("__") and callable(function := getattr(module, name, None))
+        f"{home}:{name}": function
+        for home, (module, names) in homes.items()
+        for name in names.split()
+        if callable(function := getattr(module, name, None))
     }
+
+
+def homes_of_operators() -> dict[str, tuple[Any, str]]:
+    """Where functions lie that are operators of ATen by another name: module or class, and what precedes that name."""
+    bindings: Any = torch._C
+    return {
+        "torch": (torch, ""),
+        "torch.Tensor": (torch.Tensor, ""),
+        "torch.functional": (torch.functional, ""),
+        "torch.nn.functional": (torch.nn.functional, ""),
+        "torch.fft": (torch.fft, "fft_"),
+        "torch.linalg": (torch.linalg, "linalg_"),
+        "torch.special": (torch.special, "special_"),
+        "torch._C._nn": (bindings._nn, ""),
+        "torch._C._fft": (bindings._fft, ""),
+        "torch._C._linalg": (bindings._linalg, ""),
+        "torch._C._special": (bindings._special, ""),
+    }
+
+
+def operator_names(namespace: str) -> frozenset[str]:
+    """The names of all operators in a namespace of ``torch.ops``, without the namespace."""
+    names = (str(schema.name).partition("::") for schema in torch._C._jit_get_all_schemas())
+    return frozenset(name for home, _, name in names if home == namespace)
+
+
+def registered_operators() -> frozenset[str]:
+    """The operators that are registered now, as ``namespace::name``."""
+    return frozenset(str(name).partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+
+
+def has_dispatched(overload: OpOverload) -> bool:
+    """Whether an operator is one of the dispatcher's; TorchScript has others, for text, dictionaries and classes."""
+    return bool(torch._C._dispatch_has_kernel(overload.name()))
+
+
+def registration_file(name: str) -> str:
+    """The source file that registered ``namespace::name``; empty if not known."""
+    lines = str(torch._C._dispatch_dump(name)).splitlines()
+    found = next((line for line in lines if line.startswith("debug: registered at ")), "")
+    return found.removeprefix("debug: registered at ").rpartition(":")[0]
 
 
 def custom_op_module(name: str) -> str | None:

@@ -161,9 +161,7 @@ def replay(
 ) -> Verdict:
     """Run a dumped graph again, compiled, and check it against eager."""
     died = _in_child()
-    for module in modules or ():
-        _import(module)
-    loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
+    loaded = _loaded(dump, modules or ())
     with _users_code(as_json):
         found = _replayed(died, loaded, compiler=compiler, seed=seed)
     _print(found.to_json() if as_json else str(found))
@@ -186,9 +184,7 @@ def localize(
     Ctrl-C ends it with the best so far; another run with the same folder continues.
     """
     died = _in_child()
-    for module in modules or ():
-        _import(module)
-    loaded = _later("checked_backend.dump").load_dump(dump, imported=modules or ())
+    loaded = _loaded(dump, modules or ())
     folder.mkdir(parents=True, exist_ok=True)
     investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
     with _users_code(as_json):
@@ -347,13 +343,33 @@ def _complain(text: str) -> None:
     print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201
 
 
-def _import(module: str) -> None:
-    if os.getcwd() not in sys.path:
+def _loaded(folder: Path, modules: Sequence[str]) -> Any:
+    """Load a dump, whose graph may call the operators and functions of these modules, which are imported first."""
+    torch = _later("checked_backend._torch")
+    before = torch.registered_operators()
+    _keep_out(folder)
+    for module in modules:
+        _import(module, folder)
+    new = torch.registered_operators() - before
+    return _later("checked_backend.dump").load_dump(folder, imported=modules, registered=new)
+
+
+def _is_inside(path: str, folder: Path) -> bool:
+    return Path(path or os.curdir).resolve().is_relative_to(folder.resolve())
+
+
+def _keep_out(folder: Path) -> None:
+    """Import nothing from the folder of a dump, where ``python -m`` puts the folder that it is run in on the path."""
+    sys.path[:] = [path for path in sys.path if not _is_inside(path, folder)]
+
+
+def _import(module: str, folder: Path) -> None:
+    if os.getcwd() not in sys.path and not _is_inside("", folder):
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         importlib.import_module(module)
-    except ImportError as error:
-        raise CheckedBackendError(f"--import {module}: {error}") from error
+    except Exception as error:
+        raise CheckedBackendError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 def _later(module: str) -> Any:

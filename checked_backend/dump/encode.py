@@ -10,8 +10,16 @@ import torch
 from torch import fx
 
 from checked_backend._torch import HigherOrderOperator, OpOverload, shape_facts, size_hint, triton_kernel
+from checked_backend.dump.arguments import BadArgument, argument_nodes, takes_message
 from checked_backend.dump.portable import attribute
-from checked_backend.dump.targets import encode_target, is_importable, known_function, needed_import
+from checked_backend.dump.targets import (
+    Unresolved,
+    checked_target,
+    encode_target,
+    is_importable,
+    known_function,
+    needed_import,
+)
 from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
 from checked_backend.interpret.source import source_line
 
@@ -83,14 +91,9 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
 
 def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
     target = encode_target(node.op, node.target)
-    if node.op == "call_function":
-        if (
-            target.startswith("function:")
-            and known_function(node.target) is None
-            and not is_importable(target, node.target)
-        ):
-            what = target.removeprefix("function:")
-            found.unsupported[f"node {node.name} calls {what}, an object that cannot be imported"] = None
+    if node.op in ("call_function", "call_method"):
+        if (why := _refusal(node, target)) is not None:
+            found.unsupported[f"node {node.name} calls {why}"] = None
         elif (needed := needed_import(target)) is not None:
             found.requires[needed] = None
         if "triton_kernel_wrap" in target:
@@ -104,6 +107,12 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
     except TypeError as error:
         found.unsupported[f"an argument of node {node.name} is {error}"] = None
         args, kwargs = {"tuple": []}, {"dict": []}
+    try:
+        for value in (args, kwargs):
+            for _ in argument_nodes(value, message=takes_message(target)):
+                pass
+    except BadArgument as error:
+        found.unsupported[f"node {node.name}: {error}"] = None
     return {
         "name": node.name,
         "op": node.op,
@@ -114,6 +123,20 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
         "source": source_line(node),
         "stack": stack,
     }
+
+
+def _refusal(node: fx.Node, target: str) -> str | None:
+    """Why a graph that calls this cannot be run from its dump; None if it can."""
+    if "triton_kernel_wrap" in target:
+        return None  # which is told with the kernel's name
+    known = node.op == "call_method" or known_function(node.target) is not None
+    if target.startswith("function:") and not known and not is_importable(target, node.target):
+        return f"{target.removeprefix('function:')}, an object that cannot be imported"
+    try:
+        checked_target(target)
+    except Unresolved as error:
+        return str(error)
+    return None
 
 
 def encode_value(value: Any) -> Any:

@@ -14,6 +14,7 @@ from checked_backend.dump.files import check_memory, read_json, read_regions, re
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
+from checked_backend.dump.targets import Trusted
 from checked_backend.errors import DumpError
 from checked_backend.report.view import clean
 
@@ -35,13 +36,13 @@ class Dump:
         graph: GraphFile,
         inputs: InputsFile,
         constants: dict[str, torch.Tensor],
-        imported: Collection[str],
+        trusted: Trusted,
     ) -> None:
         self.path = path
         self._graph = graph
         self._inputs = inputs
         self._constants = constants
-        self._imported = imported
+        self._trusted = trusted
         self._module: fx.GraphModule | None = None
 
     @property
@@ -77,7 +78,7 @@ class Dump:
                 raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
             try:
                 self._module = rebuild_graph(
-                    self._graph.graph, self._built_constants(), self._graph.stacks, self._imported
+                    self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted
                 )
             except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
                 needs = clean(", ".join(self._graph.requires))
@@ -125,17 +126,20 @@ class Dump:
         return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
 
 
-def load_dump(path: str | Path, *, imported: Collection[str] = ()) -> Dump:
+def load_dump(path: str | Path, *, imported: Collection[str] = (), registered: Collection[str] | None = None) -> Dump:
     """Read a dump's folder. No code of the dump runs.
 
     Args:
         path: The folder of one graph.
-        imported: Modules that you have imported and trust, whose functions the graph may call besides torch's.
+        imported: Modules that you have imported and trust: the graph may call the functions that they define.
+        registered: Operators, as ``namespace::name``, that were registered while these modules were imported. Of
+            those that are not torch's the graph may call only theirs. Default: all that this program registered.
 
     Raises:
         DumpError: A file is missing, truncated, edited, of a newer format, or holds what a dump may not; the message
             says which file and why.
     """
+    trusted = Trusted(frozenset(imported), None if registered is None else frozenset(registered))
     folder = Path(path)
     if not folder.is_dir():
         raise DumpError(f"{folder}: not a folder. Name the folder of one graph: DIR/NAME/NAME_forward_0.")
@@ -148,7 +152,7 @@ def load_dump(path: str | Path, *, imported: Collection[str] = ()) -> Dump:
     for name, checksum in graph.files.items():
         read_text(folder / name, checksum)
     try:
-        check_graph(graph.graph)
+        check_graph(graph.graph, runs=not graph.unsupported)
     except (BadGraph, RecursionError) as error:
         raise DumpError(f"{folder / _GRAPH}: {error}") from None
     inputs = read_json(folder / _INPUTS, InputsFile)
@@ -162,7 +166,7 @@ def load_dump(path: str | Path, *, imported: Collection[str] = ()) -> Dump:
     constants = read_regions(folder / _CONSTANTS, graph.storages) if graph.storages else {}
     if inputs.values is not None:
         read_regions(folder / inputs.values, inputs.storages)
-    return Dump(folder, graph, inputs, constants, frozenset(imported))
+    return Dump(folder, graph, inputs, constants, trusted)
 
 
 def _all_constants(graph: Graph, path: str) -> Iterator[tuple[str, Tensor]]:

@@ -10,66 +10,87 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument, takes_message
+from checked_backend.dump.functions import is_attribute
 from checked_backend.dump.schema import Graph, Node
-from checked_backend.dump.targets import Unresolved, attribute_allowed, checked_target, resolve_target
+from checked_backend.dump.targets import Trusted, Unresolved, checked_target, resolve_target
 
 __all__ = ["BadGraph", "check_graph", "rebuild_graph"]
 
-_CONTROL = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]")  # no breaks, no turns
+# no breaks and no turns; nor what ends a text in C++ or in Python
+_CONTROL = re.compile(
+    r"[^\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]"
+    r"|\\$|\)(?=\")|'(?='')|\"(?=\"\")",
+    re.MULTILINE,
+)
+
+
+_DEPTH = 50
 
 
 class BadGraph(Exception):
     """The JSON values are not a graph that a dump may hold."""
 
 
-def check_graph(graph: Graph) -> None:
+def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
     """Check names, targets, arguments and order, without resolving operators that may not be here.
+
+    Args:
+        graph: The graph.
+        runs: Whether it is to be run; one that only is shown may call anything.
+        depth: How many graphs it lies in.
 
     Raises:
         BadGraph: Something in it is wrong or not allowed.
     """
+    if depth > _DEPTH:
+        raise BadGraph("subgraphs are nested too deeply")
     seen: set[str] = set()
     for node in graph.nodes:
         where = f"node {node.name}"
         if node.name in seen or keyword.iskeyword(node.name):
             raise BadGraph(f"{where}: the name is taken or reserved")
-        _check_arguments(node, where, seen)
-        _check_target(graph, node, where)
+        _check_arguments(node, where, seen, runs=runs)
+        _check_target(graph, node, where, runs=runs)
         seen.add(node.name)
     if [node.op for node in graph.nodes].count("output") != 1 or graph.nodes[-1].op != "output":
         raise BadGraph("a graph ends with its only output")
     for child in graph.subgraphs.values():
-        check_graph(child)
+        check_graph(child, runs=runs, depth=depth + 1)
 
 
-def _check_arguments(node: Node, where: str, seen: Collection[str]) -> None:
+def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: bool) -> None:
     if not (isinstance(node.args, dict) and "tuple" in node.args):
         raise BadGraph(f"{where}: its arguments are no tuple")
     if not (isinstance(node.kwargs, dict) and "dict" in node.kwargs):
         raise BadGraph(f"{where}: its keyword arguments are no dictionary")
     try:
         for value in (node.args, node.kwargs):
-            for name in argument_nodes(value):
+            for name in argument_nodes(value, message=not runs or takes_message(node.target)):
                 if name not in seen:
                     raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
     except BadArgument as error:
         raise BadGraph(f"{where}: {error}") from None
-    if not all(isinstance(key, str) and key.isidentifier() for key, _ in node.kwargs["dict"]):
+    keys = [key for key, _ in node.kwargs["dict"]]
+    if not all(isinstance(key, str) and key.isidentifier() and key.isascii() for key in keys) or len(set(keys)) < len(
+        keys
+    ):
         raise BadGraph(f"{where}: its keyword arguments are no names")
 
 
-def _check_target(graph: Graph, node: Node, where: str) -> None:
+def _check_target(graph: Graph, node: Node, where: str, *, runs: bool) -> None:
     if node.op == "placeholder":
         if not (node.target.isascii() and node.target.isidentifier()) or keyword.iskeyword(node.target):
             raise BadGraph(f"{where}: {node.target!r} is no name of an input")
+        if node.args["tuple"] or node.kwargs["dict"]:
+            raise BadGraph(f"{where}: an input with arguments")
     elif node.op == "output":
         if len(node.args["tuple"]) != 1 or node.kwargs["dict"]:
             raise BadGraph(f"{where}: an output has one argument")
     elif node.op == "get_attr":
         if node.target not in graph.subgraphs and node.target not in graph.constants:
             raise BadGraph(f"{where}: {node.target!r} is neither a subgraph nor a constant")
-    elif node.op in ("call_function", "call_method"):
+    elif node.op in ("call_function", "call_method") and runs:
         if node.target.startswith("method:") != (node.op == "call_method"):
             raise BadGraph(f"{where}: {node.target!r} does not go with {node.op}")
         try:
@@ -80,12 +101,12 @@ def _check_target(graph: Graph, node: Node, where: str) -> None:
         if node.op == "call_method" and not (args and isinstance(args[0], dict) and "node" in args[0]):
             raise BadGraph(f"{where}: a method needs a node to be called on")
         reads = node.target == "function:builtins:getattr"
-        if reads and (len(args) != 2 or not attribute_allowed(args[1]) or node.kwargs["dict"]):
+        if reads and (len(args) != 2 or not is_attribute(args[1]) or node.kwargs["dict"]):
             raise BadGraph(f"{where}: a dump may not read this attribute")
 
 
 def rebuild_graph(
-    graph: Graph, constants: Mapping[str, torch.Tensor], stacks: list[str], imported: Collection[str], path: str = ""
+    graph: Graph, constants: Mapping[str, torch.Tensor], stacks: list[str], trusted: Trusted, path: str = ""
 ) -> fx.GraphModule:
     """Build the graph.
 
@@ -93,7 +114,7 @@ def rebuild_graph(
         graph: Passed `check_graph`.
         constants: By dotted path from the outermost graph.
         stacks: What nodes' stack numbers refer to.
-        imported: Modules that the user named, whose functions may be called too.
+        trusted: What may be called besides what is torch's.
         path: Where this graph is in the outermost one.
 
     Raises:
@@ -101,16 +122,16 @@ def rebuild_graph(
     """
     root = nn.Module()
     for name, child in graph.subgraphs.items():
-        _attach(root, name, rebuild_graph(child, constants, stacks, imported, f"{path}{name}."))
+        _attach(root, name, rebuild_graph(child, constants, stacks, trusted, f"{path}{name}."))
     for name in graph.constants:
         _attach(root, name, constants[f"{path}{name}"])
     built = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     for node in graph.nodes:
         try:
-            target = _target(node, imported)
-            args = decode_argument(node.args, nodes, imported)
-            kwargs = decode_argument(node.kwargs, nodes, imported)
+            target = _target(node, trusted)
+            args = decode_argument(node.args, nodes, trusted)
+            kwargs = decode_argument(node.kwargs, nodes, trusted)
             made = built.create_node(node.op, target, args, kwargs, name=node.name)
         # fx too looks into arguments while it takes them, and trips over some that no graph has
         except (Unresolved, BadGraph, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -124,9 +145,9 @@ def rebuild_graph(
     return fx.GraphModule(root, built)
 
 
-def _target(node: Node, imported: Collection[str]) -> Any:
+def _target(node: Node, trusted: Trusted) -> Any:
     if node.op in ("call_function", "call_method"):
-        return resolve_target(node.target, imported)
+        return resolve_target(node.target, trusted)
     if node.op == "call_module":
         raise BadGraph("calls a module, which a dump does not hold")
     return "output" if node.op == "output" else node.target

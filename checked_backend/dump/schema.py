@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-__all__ = ["FORMAT", "VERSION", "Graph", "GraphFile", "InputsFile", "Node", "Tensor"]
+__all__ = ["DEVICE", "FORMAT", "VERSION", "Graph", "GraphFile", "InputsFile", "Node", "Tensor", "named_constant"]
 
 FORMAT = "checked_backend dump"
 VERSION = 1
@@ -15,8 +17,25 @@ VERSION = 1
 GraphKind = Literal["dynamo", "joint", "forward", "backward", "inference"]
 
 
+DEVICE = r"^[a-z]{1,20}(:[0-9]{1,4})?$"
+
+_BREAK = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a line of text must not hold: breaks, terminal escapes, turns of the reading direction, halves of characters."""
+
+
+def named_constant(name: str, kind: type) -> Any:
+    """The dtype, layout or memory format of torch of this name; None if there is none."""
+    found = vars(torch).get(name)
+    return found if isinstance(found, kind) else None
+
+
+def _line(text: str) -> str:
+    """The text as one line, however it was written: it may become a comment in a script."""
+    return _BREAK.sub("?", text)
+
+
 def _dtype(name: str) -> str:
-    if not isinstance(getattr(torch, name, None), torch.dtype):
+    if named_constant(name, torch.dtype) is None:
         raise ValueError(f"this torch has no dtype {name!r}")
     return name
 
@@ -45,7 +64,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Identifier = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_identifier)]
 Path = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_path)]
-Device = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}(:[0-9]{1,4})?$")]
+Device = Annotated[str, StringConstraints(pattern=DEVICE)]
+Line = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(_line)]
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -56,14 +76,14 @@ class _Model(BaseModel):
 class Symbolic(_Model):
     """Sizes and strides with their expressions as text."""
 
-    shape: list[int | str]
-    stride: list[int | str] | None
+    shape: list[int | Line]
+    stride: list[int | Line] | None
 
 
 class SymbolicPlace(Symbolic):
     """The same with the storage offset."""
 
-    storage_offset: int | str
+    storage_offset: int | Line
 
 
 class Tensor(_Model):
@@ -86,6 +106,10 @@ class Tensor(_Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Tensor:
+        if len(self.shape) > 64:
+            raise ValueError("a tensor has at most 64 dimensions")
+        if math.prod(self.shape) >= 2**62:
+            raise ValueError("the elements of the tensor cannot be counted in 64 bits")
         if len(self.shape) != len(self.stride):
             raise ValueError("shape and stride have different lengths")
         if self.symbolic is not None and len(self.symbolic.shape) != len(self.shape):
@@ -126,11 +150,11 @@ class Storage(_Model):
 class TensorFacts(_Model):
     """What tracing recorded of a tensor."""
 
-    dtype: str
+    dtype: Line
     shape: list[int]
     stride: list[int] | None
-    device: str
-    layout: str
+    device: Line
+    layout: Line
     requires_grad: bool
     bytes: int | None
     symbolic: Symbolic | None = None
@@ -145,14 +169,14 @@ class ExpectedTensor(_Model):
 class ExpectedSymbol(_Model):
     """A node whose value is a size, a float or a truth that is an expression."""
 
-    symbol: str
-    hint: int | float | bool | dict[str, str] | None
+    symbol: Line
+    hint: int | float | bool | dict[Line, Line] | None
 
 
 class ExpectedOther(_Model):
     """A node whose value is something else."""
 
-    type: str
+    type: Line
 
 
 class ExpectedItems(_Model):
@@ -173,7 +197,7 @@ class Node(_Model):
     args: Any
     kwargs: Any
     expected: Expected | None
-    source: str | None
+    source: Line | None
     stack: Size | None
 
 
@@ -188,8 +212,8 @@ class Graph(_Model):
 class Saved(_Model):
     """An activation that the forward keeps for the backward."""
 
-    name: str
-    source: str | None
+    name: Line
+    source: Line | None
     bytes: int | None
 
 
@@ -208,20 +232,20 @@ class GraphFile(_Model):
     name: Name
     kind: GraphKind
     index: Size
-    torch: str
-    python: str
+    torch: Line
+    python: Line
     process: int
     rank: int
     world_size: int
     graph: Graph
     storages: list[Storage]
     stacks: list[str]
-    symbols: dict[str, Symbol]
-    relations: list[str]
+    symbols: dict[Line, Symbol]
+    relations: list[Line]
     pairs: dict[GraphKind, Name]
     saved: list[Saved]
-    requires: list[str]
-    unsupported: list[str]
+    requires: list[Line]
+    unsupported: list[Line]
     files: dict[Literal["module.py", "repro.py", "graph.dot"], Hash]
     checksum: Hash
 
@@ -230,11 +254,11 @@ class Input(_Model):
     """One input."""
 
     name: Identifier
-    source: str | None
+    source: Line | None
     type: Literal["tensor", "int", "float", "bool", "none", "other"]
     tensor: Tensor | None = None
-    value: int | bool | str | None = None
-    symbol: str | None = None
+    value: int | bool | Line | None = None
+    symbol: Line | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Input:
@@ -261,8 +285,8 @@ class InputsFile(_Model):
     version: int
     inputs: list[Input]
     storages: list[Storage]
-    symbols: dict[str, Symbol]
-    relations: list[str]
+    symbols: dict[Line, Symbol]
+    relations: list[Line]
     called: bool
     ambient: Ambient
     rng: dict[Device, Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]] | None

@@ -139,6 +139,32 @@ GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
     "pool": (lambda d: relu(d).update(target="packet:inductor._alloc_from_pool"), "may not call"),
     "unchecked indices": (lambda d: relu(d).update(target="op:aten._index_put_impl_.default"), "may not call"),
     "unchecked sparse": (lambda d: relu(d).update(target="function:torch:_sparse_coo_tensor_unsafe"), "may not call"),
+    "storage": (lambda d: relu(d).update(op="call_method", target="method:untyped_storage"), "may not call"),
+    "storage function": (lambda d: relu(d).update(target="function:torch.Tensor:untyped_storage"), "may not call"),
+    "resize storage": (lambda d: relu(d).update(target="op:inductor.resize_storage_bytes_.default"), "may not call"),
+    "resize": (lambda d: relu(d).update(op="call_method", target="method:resize_"), "may not call"),
+    "set": (lambda d: relu(d).update(target="packet:aten.set_"), "may not call"),
+    "pointer": (lambda d: relu(d).update(target="function:torch:_from_blob"), "may not call"),
+    "numpy": (lambda d: relu(d).update(op="call_method", target="method:numpy"), "may not call"),
+    "alias": (lambda d: relu(d).update(target="op:aten._reshape_alias.default"), "may not call"),
+    "printing": (lambda d: relu(d).update(target="higher_order:print"), "may not call"),
+    "a function of the process": (lambda d: relu(d).update(target="higher_order:invoke_leaf_function"), "may not call"),
+    "TorchScript": (lambda d: relu(d).update(target="packet:aten.percentFormat"), "may not call"),
+    "a function as an argument": (
+        lambda d: relu(d).update(args={"tuple": [{"target": "function:torch:load"}]}),
+        "bad value",
+    ),
+    "code for C++": (
+        lambda d: relu(d).update(
+            args={
+                "tuple": [{"node": "addmm"}, '"); system("touch pwned'],
+            }
+        ),
+        "no word",
+    ),
+    "code for Python": (lambda d: relu(d).update(kwargs={"dict": [["mode", "a\nimport os"]]}), "no word"),
+    "code in a key": (lambda d: relu(d).update(args={"tuple": [{"dict": [["a'\n", 1]]}]}), "no word"),
+    "great number": (lambda d: relu(d).update(args={"tuple": [2**70]}), "64 bits"),
     "packet": (lambda d: relu(d).update(target="packet:aten.from_file"), "may not call"),
     "dunder": (lambda d: relu(d).update(op="call_method", target="method:__reduce_ex__"), "may not call"),
     "callback": (lambda d: relu(d).update(op="call_method", target="method:apply_"), "may not call"),

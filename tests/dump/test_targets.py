@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dis
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
+from checked_backend._torch import find_op_packet, has_dispatched, operator_names
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.encode import encode_graph
 from checked_backend.dump.module import module_source
-from checked_backend.dump.targets import Unresolved, encode_target, needed_import, resolve_target
+from checked_backend.dump.operators import operator_problem, refusal_by_name
+from checked_backend.dump.targets import Trusted, Unresolved, encode_target, needed_import, resolve_target
 
 FUNCTIONS: list[Any] = [
     *(torch.rand_like, torch.randn_like, torch.randint_like, torch.zeros_like, torch.dropout, torch.arange),
@@ -55,3 +59,39 @@ def test_an_object_of_the_process_is_said_to_be_one() -> None:
     (why,) = found.unsupported
     assert "<lambda>, an object that cannot be imported" in why
     assert not found.requires
+
+
+@pytest.mark.parametrize("namespace", ["aten", "prims"])
+def test_no_operator_that_a_dump_may_call_takes_or_gives_more_than_tensors_and_numbers(namespace: str) -> None:
+    plain = {"Tensor", "int", "float", "bool", "number", "complex", "ScalarType", "Layout", "Device", "MemoryFormat"}
+    words = set()
+    for name in operator_names(namespace):
+        if refusal_by_name(f"{namespace}.{name}") is not None:
+            continue
+        packet = find_op_packet(namespace, name)
+        if packet is None or operator_problem(packet) is not None:
+            continue
+        for overload in (getattr(packet, one) for one in packet.overloads()):
+            if has_dispatched(overload):
+                for value in (*overload._schema.arguments, *overload._schema.returns):
+                    kind = re.sub(r"Optional|List|[\[\]]", "", str(value.real_type))
+                    assert kind in plain | {"str", "Generator"}, overload
+                    if kind == "str":
+                        words.add(value.name)
+    assert not {word for word in words if re.search(r"file|path|name$|url", word)} - {"api_name"}
+
+
+def test_an_index_that_is_not_checked_becomes_one_that_is() -> None:
+    assert resolve_target("op:aten._unsafe_index.Tensor") is torch.ops.aten.index.Tensor
+    assert resolve_target("op:aten._unsafe_index_put.default") is torch.ops.aten.index_put.default
+    assert resolve_target("packet:aten._unsafe_index") is torch.ops.aten.index
+
+
+def test_a_message_of_a_stranger_holds_no_code() -> None:
+    text = "wrong\"); system(\"touch pwned\"); //\n''' {x} \\"
+    (name,) = list(argument_nodes({"tuple": [{"node": "x"}, text]}, message=True))
+    assert name == "x"
+    decoded = decode_argument({"tuple": [text]}, {}, Trusted())
+    assert decoded == ("wrong_); system(_touch pwned_); //____ _x_ _",)
+    with pytest.raises(BadArgument, match="no word"):
+        list(argument_nodes({"tuple": [text]}))
