@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-__all__ = ["die_with", "in_child"]
+__all__ = ["Ended", "Limits", "Noticeboard", "can_confine", "confined", "default_memory", "die_with"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,35 +37,182 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def in_child() -> int | None:
-    """Go on in a child process: what is compiled there may kill it.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a child may take.
 
-    It must be called before torch is loaded, whose threads do not survive a fork; otherwise nothing happens.
-    SIGINT and SIGTERM are passed on to the child.
-
-    Returns:
-        None in the child, which is to do the work, and where there is none; in the parent the child's exit status,
-        negative if a signal killed it.
+    Attributes:
+        seconds: After which it is killed.
+        memory: Bytes that it may hold; None for no limit. Only Linux knows such a limit.
     """
-    if "torch" in sys.modules or not hasattr(os, "fork"):
+
+    seconds: float
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        status: Its exit status, negative if a signal killed it.
+        stage: What it was doing, as it noted itself.
+        overdue: The seconds that it had for that, if it was killed because they were over.
+    """
+
+    status: int
+    stage: str
+    overdue: float | None
+
+    @property
+    def words(self) -> str:
+        """How it died, after "the process"."""
+        if self.overdue is not None:
+            return f"had not ended after {self.overdue:g} s"
+        if self.status >= 0:
+            return f"exited with status {self.status}"
+        if -self.status == signal.SIGKILL:
+            return "was killed by SIGKILL (out of memory?)"
+        return f"was killed by {signal.Signals(-self.status).name}"
+
+
+class Noticeboard:
+    """What a child is doing, in memory that its parent sees too and that outlives it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._shared = mmap.mmap(-1, 1024)
+        self._end = time.monotonic() + limits.seconds
+        self._limits = limits
+        self.note("starting")
+
+    def note(self, stage: str, seconds: float | None = None) -> None:
+        """Say what is done from now on.
+
+        Args:
+            stage: In words.
+            seconds: How long it may take, if less than what is left.
+        """
+        allowed = self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)
+        end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
+        text = f"{end!r} {allowed!r} {stage}".encode()[:1000]
+        self._shared[: len(text) + 1] = text + b"\0"
+
+    def read(self) -> tuple[float, float, str]:
+        """When the stage must have ended, how long it may take, and what it is."""
+        end, allowed, stage = self._shared[:].partition(b"\0")[0].decode("utf-8", "replace").split(" ", 2)
+        return float(end), float(allowed), stage
+
+
+def can_confine() -> bool:
+    """Whether this operating system can run something in a child."""
+    return hasattr(os, "fork")
+
+
+def default_memory() -> int | None:
+    """Four fifths of the memory that is there for this process; None where that is not known."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
         return None
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            there = min(there, int(Path(file).read_text(encoding="ascii")))
+    return there * 4 // 5
+
+
+def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
+    """Do something in a child process, with limits. What it prints is printed here.
+
+    SIGINT and SIGTERM are passed on to the child. It leads a process group of its own, of which nothing is left.
+
+    Args:
+        work: Returns the child's exit status; it must catch every exception.
+        limits: Passing them ends the child, not this process.
+    """
+    board = Noticeboard(limits)
     parent = os.getpid()
+    output = None if _inherits_output() else (_scratch(), _scratch())
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking a process with threads; the child uses none of these
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # else Ctrl-C would reach it twice
-        die_with(parent)
-        return None
+        status = 70
+        try:
+            os.setpgid(0, 0)  # else Ctrl-C would reach it twice
+            die_with(parent)
+            _limit(limits)
+            if output is not None:
+                sys.stdout, sys.stderr = output
+            status = work(board)
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)  # never back into what the parent was doing
+    try:
+        ended = _awaited(child, board)
+    finally:
+        if output is not None:
+            for own, stream in zip((sys.stdout, sys.stderr), output, strict=True):
+                stream.seek(0)
+                own.write(stream.read())
+                stream.close()
+    return ended
 
+
+def _inherits_output() -> bool:
+    """Whether what a child prints goes where this process prints: else something in memory collects it."""
+    try:
+        return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _scratch() -> TextIO:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")
+
+
+def _limit(limits: Limits) -> None:
+    import resource  # noqa: PLC0415  which Windows lacks, where there is no fork either
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limits.memory is not None and sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, limits.memory))
+    # if there is not enough for all, it is this one that goes
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _awaited(child: int, board: Noticeboard) -> Ended:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    listening = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if listening else ()
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    pause, overdue = 0.005, None
     try:
-        _, status = os.waitpid(child, 0)
+        while True:
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                break
+            end, allowed, _ = board.read()
+            if overdue is None and time.monotonic() > end:
+                overdue = allowed
+                _kill_group(child)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
     finally:
+        _kill_group(child)  # what it started must not outlive it
         for number, handler in before.items():
-            signal.signal(number, handler)
-    return os.waitstatus_to_exitcode(status)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    return Ended(os.waitstatus_to_exitcode(status), board.read()[2], overdue)
+
+
+def _kill_group(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from checked_backend.child import in_child
+from checked_backend.apart import replay_apart
+from checked_backend.child import Limits, default_memory
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interrupt import terminable
 from checked_backend.record import Verdict
@@ -46,6 +47,11 @@ _Seed = Annotated[int, typer.Option(metavar="N", help="For input values that wer
 _Modules = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."),
+]
+
+_Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="After which its process is ended.")]
+_Memory = Annotated[
+    float | None, typer.Option(metavar="GIB", help="What its process may hold; default four fifths of what there is.")
 ]
 
 app = typer.Typer(
@@ -157,15 +163,13 @@ def replay(
     compiler: _Compiler = "inductor",
     seed: _Seed = 0,
     modules: _Modules = None,
+    timeout: _Timeout = 1800.0,
+    memory: _Memory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
-    """Run a dumped graph again, compiled, and check it against eager."""
-    died = _in_child()
-    loaded = _loaded(dump, modules or ())
-    with _users_code(as_json):
-        found = _replayed(died, loaded, compiler=compiler, seed=seed)
-    _print(found.to_json() if as_json else str(found))
-    return found.verdict
+    """Run a dumped graph again, compiled, and check it against eager. It runs in a process of its own."""
+    how = {"compiler": compiler, "seed": seed}
+    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), lambda: how)
 
 
 @app.command()
@@ -177,21 +181,21 @@ def localize(
         "checked_backend_reports"
     ),
     modules: _Modules = None,
+    timeout: _Timeout = 3600.0,
+    memory: _Memory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
 
-    Ctrl-C ends it with the best so far; another run with the same folder continues.
+    It runs in a process of its own. Ctrl-C ends it with the best so far; another run with the same folder continues.
     """
-    died = _in_child()
-    loaded = _loaded(dump, modules or ())
-    folder.mkdir(parents=True, exist_ok=True)
-    investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
-    with _users_code(as_json):
-        how = {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
-        found = _replayed(died, loaded, **how)
-    _print(found.to_json() if as_json else str(found))
-    return found.verdict
+
+    def how() -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        investigation = _later("checked_backend.investigate").Investigation(_complain, folder / "reduction.jsonl")
+        return {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
+
+    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), how)
 
 
 @app.command()
@@ -228,8 +232,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
+    return _exit_code(
+        lambda: app(args=_with_json_values(arguments), prog_name="checked-backend", standalone_mode=False)
+    )
+
+
+def _exit_code(produce: Callable[[], Any]) -> int:
     try:
-        result = app(args=_with_json_values(arguments), prog_name="checked-backend", standalone_mode=False)
+        result = produce()
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone, for example `head`. Python must not complain again when it exits.
@@ -243,8 +253,11 @@ def _run(arguments: list[str]) -> int:
         return _MISUSE
     except _ChildEnded as ended:
         return ended.status
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         _complain("stopped")
+        return _MISUSE
+    except MemoryError:
+        _complain("there is not enough memory")
         return _MISUSE
     except Exception as error:
         show = getattr(error, "show", None)  # click's usage errors; typer has no public name for their base class
@@ -267,19 +280,24 @@ class _ChildEnded(Exception):
         self.status = status
 
 
-def _in_child() -> int | None:
-    """Go on in a child process. Returns how it died, in the parent, if it died; compiled code may kill it."""
-    status = in_child()
-    if status is not None and status in (*_EXIT.values(), _MISUSE):
-        raise _ChildEnded(status)
-    return status
+def _limits(timeout: float, memory: float | None) -> Limits:
+    return Limits(timeout, default_memory() if memory is None else int(memory * 2**30))
 
 
-def _replayed(died: int | None, dump: Any, **how: Any) -> Report:
-    module = _later("checked_backend.replay")
-    with terminable():
-        found: Report = module.replay(dump, **how) if died is None else module.replay_of_death(dump, died, **how)
-    return found
+def _replayed(
+    dump: Path, modules: Sequence[str], as_json: bool, limits: Limits, how: Callable[[], Mapping[str, Any]]
+) -> Verdict:
+    @contextmanager
+    def around() -> Iterator[None]:
+        with _users_code(as_json), terminable():
+            yield
+
+    def show(found: Report) -> Verdict:
+        _print(found.to_json() if as_json else str(found))
+        return found.verdict
+
+    status = replay_apart(dump, modules, limits, how, around=around, show=show, exit_code=_exit_code)
+    raise _ChildEnded(status)
 
 
 def _with_json_values(arguments: list[str]) -> list[str]:
@@ -341,35 +359,6 @@ def _print(text: str) -> None:
 
 def _complain(text: str) -> None:
     print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201
-
-
-def _loaded(folder: Path, modules: Sequence[str]) -> Any:
-    """Load a dump, whose graph may call the operators and functions of these modules, which are imported first."""
-    torch = _later("checked_backend._torch")
-    before = torch.registered_operators()
-    _keep_out(folder)
-    for module in modules:
-        _import(module, folder)
-    new = torch.registered_operators() - before
-    return _later("checked_backend.dump").load_dump(folder, imported=modules, registered=new)
-
-
-def _is_inside(path: str, folder: Path) -> bool:
-    return Path(path or os.curdir).resolve().is_relative_to(folder.resolve())
-
-
-def _keep_out(folder: Path) -> None:
-    """Import nothing from the folder of a dump, where ``python -m`` puts the folder that it is run in on the path."""
-    sys.path[:] = [path for path in sys.path if not _is_inside(path, folder)]
-
-
-def _import(module: str, folder: Path) -> None:
-    if os.getcwd() not in sys.path and not _is_inside("", folder):
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        raise CheckedBackendError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 def _later(module: str) -> Any:

@@ -21,7 +21,7 @@ from checked_backend._torch import (
     tree_leaves,
 )
 from checked_backend.aot.boxed import boxed, boxed_module
-from checked_backend.dump import Dump
+from checked_backend.dump import Dump, rehearse
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.record import Finding, Kind, Skip
@@ -49,6 +49,7 @@ def replay(
     investigator: Investigator | None = None,
     report_dir: Path | None = None,
     backward: bool = True,
+    rehearsed: bool = False,
 ) -> Report:
     """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
 
@@ -62,13 +63,14 @@ def replay(
         investigator: Asked where a failure comes from.
         report_dir: Where reports and repros go, if not where the environment says.
         backward: Run the backward pass of a training graph too.
+        rehearsed: `rehearse` has run it already.
 
     Returns:
         The report.
 
     Raises:
         OptionError: The compiler is unknown.
-        DumpError: The graph or its inputs cannot be built here.
+        DumpError: The graph or its inputs cannot be built here, eager refuses it, or it would leave its memory.
     """
     given = {
         "compiler": compiler,
@@ -80,6 +82,8 @@ def replay(
         CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
     )
     resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
+    if not rehearsed:
+        rehearse(dump, seed)
     training = dump.kind == "dynamo"  # the others were traced with autograd already applied
     with collect() as session, dump.ambient(), torch.set_grad_enabled(training and torch.is_grad_enabled()):
         if not dump.has_values:
@@ -141,13 +145,13 @@ def replay_of_death(
 
     late = dump.kind == "dynamo" and _survives_forward(dump, compiler, seed)
     chosen = None if investigator is None else investigated
-    report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir)
+    report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir, rehearsed=True)
     return replace(report, findings=tuple(map(told, report.findings)))
 
 
 def _survives_forward(dump: Dump, compiler: str | Callable[..., Any], seed: int) -> bool:
     def produce() -> str:
-        return str(replay(dump, compiler=compiler, seed=seed, backward=False).verdict)
+        return str(replay(dump, compiler=compiler, seed=seed, backward=False, rehearsed=True).verdict)
 
     try:
         return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), Death)

@@ -10,41 +10,48 @@ from pathlib import Path
 
 import pytest
 
-from checked_backend.child import in_child
+from checked_backend.child import Limits, Noticeboard, confined
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process cannot ask to die with another one")
 
 
-def program(what: str) -> list[str]:
+LIMITS = Limits(60, None)
+
+
+def program(what: str, limits: str = "60, None") -> list[str]:
     """A program whose child does something; the parent prints how the child ended."""
     text = f"""
 import os, signal, sys, time
-from checked_backend.child import in_child
-status = in_child()
-if status is None:
+from checked_backend.child import Limits, confined
+
+def work(board):
+    board.note("working")
     print(os.getpid(), flush=True)
     {what}
-print("child ended with", status, flush=True)
+    return 5
+
+ended = confined(work, Limits({limits}))
+print("child ended with", ended.status, ended.overdue, ended.stage, flush=True)
 """
     return [sys.executable, "-c", text]
 
 
 @pytest.mark.parametrize(
-    ("what", "status"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(0)", 0)]
+    ("what", "status"), [("pass", 5), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(0)", 0)]
 )
 def test_the_parent_learns_how_the_child_ended(what: str, status: int) -> None:
     done = subprocess.run(program(what), capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1:] == [f"child ended with {status}"]
+    assert done.stdout.splitlines()[1:] == [f"child ended with {status} None working"]
 
 
 def test_signals_reach_the_child() -> None:
-    waits = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); time.sleep(600)"
+    waits = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); time.sleep(600)"
     with subprocess.Popen(program(waits), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         running.stdout.readline()
         time.sleep(0.3)
         running.send_signal(signal.SIGTERM)
-        assert running.stdout.read() == "child ended with 7\n"
+        assert running.stdout.read() == "child ended with 7 None working\n"
 
 
 def test_the_child_goes_with_the_parent() -> None:
@@ -62,5 +69,44 @@ def test_the_child_goes_with_the_parent() -> None:
             assert not child.exists()
 
 
-def test_where_torch_is_loaded_nothing_is_forked() -> None:
-    assert in_child() is None  # pytest goes on here
+def test_a_child_that_takes_too_long_is_ended_with_what_it_started() -> None:
+    waits = "import subprocess; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    began = time.monotonic()
+    done = subprocess.run(program(waits, "1, None"), capture_output=True, text=True, check=True)  # sleep holds the pipe
+    assert time.monotonic() - began < 60
+    assert done.stdout.splitlines()[1:] == ["child ended with -9 1.0 working"]
+
+
+def test_a_stage_may_have_less_time() -> None:
+    def work(board: Noticeboard) -> int:
+        board.note("a stage", 0.2)
+        time.sleep(600)
+        return 0
+
+    ended = confined(work, LIMITS)
+    assert (ended.status, ended.stage, ended.overdue) == (-9, "a stage", 0.2)
+    assert ended.words == "had not ended after 0.2 s"
+
+
+def test_memory_has_a_limit() -> None:
+    takes = "\n    try:\n        x = bytearray(2**31)\n    except MemoryError:\n        os._exit(9)"
+    done = subprocess.run(program(takes, "60, 2**30"), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["child ended with 9 None working"]
+
+
+def test_a_child_of_a_process_that_collects_output_is_collected_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_board: Noticeboard) -> int:
+        print("out")
+        print("err", file=sys.stderr)
+        return 3
+
+    ended = confined(work, LIMITS)
+    assert ended.status == 3
+    assert capsys.readouterr() == ("out\n", "err\n")
+
+
+def test_an_exception_does_not_come_back_into_the_parents_code() -> None:
+    def work(_board: Noticeboard) -> int:
+        raise RuntimeError("oops")
+
+    assert confined(work, LIMITS).status == 70

@@ -73,18 +73,24 @@ class Dump:
             DumpError: It holds something that a dump cannot, or an operator that is not here.
         """
         if self._module is None:
-            if self._graph.unsupported:
-                why = clean("; ".join(self._graph.unsupported))
-                raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
-            try:
-                self._module = rebuild_graph(
-                    self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted
-                )
-            except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
-                needs = clean(", ".join(self._graph.requires))
-                needs = f". The dump says that it needs: {needs}" if needs else ""
-                raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
+            self._module = self.build()
         return self._module
+
+    def build(self) -> fx.GraphModule:
+        """The graph anew, with constants of its own.
+
+        Raises:
+            DumpError: See `module`.
+        """
+        if self._graph.unsupported:
+            why = clean("; ".join(self._graph.unsupported))
+            raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
+        try:
+            return rebuild_graph(self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted)
+        except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
+            needs = clean(", ".join(self._graph.requires))
+            needs = f". The dump says that it needs: {needs}" if needs else ""
+            raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
 
     def inputs(self, seed: int = 0) -> list[Any]:
         """Fresh inputs: the recorded values where they were saved, else values within the recorded ranges.

@@ -124,7 +124,7 @@ def test_python_and_torch_lend_nothing_by_being_named(target: str) -> None:
 
 
 def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path) -> None:
-    from checked_backend.cli import _import, _keep_out
+    from checked_backend.apart import _import, _keep_out
 
     (tmp_path / "dump_lends_bomb.py").write_text("raise SystemExit('run')")
     path = list(sys.path)

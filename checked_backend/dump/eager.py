@@ -1,0 +1,109 @@
+"""Run a dumped graph in eager, with every size and index held against the memory that is there before it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, tree_leaves
+from checked_backend.dump.load import Dump
+from checked_backend.dump.ranges import argument_problem, memory_problem
+from checked_backend.errors import DumpError
+from checked_backend.interpret.dispatch import OperatorMode
+from checked_backend.interpret.operators import Operator
+from checked_backend.report.view import clean
+
+__all__ = ["rehearse"]
+
+_SHOWN = 400
+
+
+class OutOfRange(Exception):
+    """An operator would leave its memory."""
+
+
+class _Guard(OperatorMode):
+    """Looks at each operator's arguments before it runs, and at what it returns before anything is done with it."""
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check_memory(func, (args, kwargs))
+        name = func.name().partition(".")[0]
+        why = argument_problem(name, _named(func, args, kwargs))
+        if why is not None:
+            raise OutOfRange(f"{name.replace('::', '.')}: {why}")
+        result = func(*args, **kwargs)
+        _check_memory(func, result)
+        return result
+
+
+def _check_memory(func: OpOverload, value: Any) -> None:
+    for leaf in tree_leaves(value):
+        why = memory_problem(leaf) if isinstance(leaf, torch.Tensor) else None
+        if why is not None:
+            raise OutOfRange(f"{func}: {why}")
+
+
+def _named(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    declared = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    given |= {argument.name: value for argument, value in zip(declared, args, strict=False)}
+    return given | kwargs
+
+
+class _Refused(Exception):
+    """A node that eager does not run."""
+
+    def __init__(self, node: fx.Node, error: Exception) -> None:
+        super().__init__(f"node {node.name}: {_told(error)}")
+
+
+class _Nodewise(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except _Refused:
+            raise
+        except Exception as error:
+            raise _Refused(n, error) from error
+
+
+def rehearse(dump: Dump, seed: int = 0) -> None:
+    """Run a graph in eager, forward and backward, and throw away what it computes.
+
+    It is to run in a process of its own, with limits: memory and time that a graph asks for are not foreseen.
+
+    Args:
+        dump: From `load_dump`. Neither its module nor its constants are touched.
+        seed: For input values that were not saved.
+
+    Raises:
+        DumpError: The graph or its inputs cannot be built here, eager refuses a node, or a node would leave its memory;
+            the message says which and why.
+    """
+    module = dump.build()
+    training = dump.kind == "dynamo"
+    with dump.ambient(), torch.set_grad_enabled(training and torch.is_grad_enabled()):
+        inputs = dump.inputs(seed)
+        if not training:
+            inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+        interpreter = _Nodewise(module)
+        interpreter.extra_traceback = False  # FX writes to stderr what it knows of a node that fails
+        try:
+            with _Guard():
+                outputs = interpreter.run(*inputs)
+                roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+                if roots:
+                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        except _Refused as error:
+            raise DumpError(f"{dump.path / 'graph.json'}: {error}") from None
+        except Exception as error:
+            raise DumpError(f"{dump.path / 'graph.json'}: the backward pass in eager: {_told(error)}") from None
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OutOfRange):
+        return f"it would leave its memory: {clean(str(error))}"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"eager refuses it: {type(error).__name__}: {clean(first)[:_SHOWN]}"
