@@ -219,7 +219,7 @@ def _recurrent(given: _Named) -> Iterator[str]:
     yield from _shaped((gates * hidden, source.shape[-1]), **{first: weights[0]})
     yield from _shaped((gates * hidden, hidden), weights=weights[1])
     yield from _counts(gates * hidden, bias=weights[2], hidden_bias=weights[3])
-    batch = source.shape[0] if given.get("batch_first") else source.shape[1]
+    batch = source.shape[1]  # also with batch_first: the operator around it has transposed them
     state = given.get("hx_"), given.get("cx_", given.get("cx_tmp"))
     yield from _counts(batch * hidden, hx=state[0], cx=state[1])
     for what in ("output", "grad_output"):

@@ -1,0 +1,163 @@
+"""Dumps from strangers that are replayed: what they would do is refused with a sentence, and the process lives on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_tools import Run
+from dump_tools import dumps
+from hostile_tools import call, forged, node, replayed
+
+INT = {"dtype": "int64"}
+X = node("l_x_")
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    torch._dynamo.reset()
+    options = {"dump": str(folder), "dump_values": True}
+    torch.compile(relu, backend="graph_dumper", options=options)(torch.randn(4, 3))
+    return dumps(folder)["relu_dynamo_0"]
+
+
+def far(name: str, *shape: int) -> dict[str, Any]:
+    return call(name, "function:torch:full", list(shape), 10**9, dtype=INT)
+
+
+POOL = [far("i", 1, 1, 1), call("p", "function:torch:ones", [1, 4, 4]), call("g", "function:torch:ones", [1, 1, 1])]
+SHORT = call("m", "function:torch:ones", [1])
+REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "storage": ([call("s", "method:untyped_storage", X), call("r", "method:type", node("s"), "this.c")], "node s: "),
+    "type": ([call("r", "method:type", X, "this.c")], "node r: eager refuses it: ValueError: invalid type"),
+    "grown": ([call("r", "op:inductor.resize_storage_bytes_.default", X, 64)], "node r: .*may not call"),
+    "unchecked": ([far("i", 3), call("r", "op:aten._unsafe_index.Tensor", X, [node("i")])], "node r: .*out of bounds"),
+    "unchecked write": (
+        [SHORT, far("i", 3), call("r", "op:aten._unsafe_index_put.default", X, [node("i")], node("m"))],
+        "node r: eager refuses it",
+    ),
+    "strides": ([call("r", "op:aten.as_strided.default", X, [100], [1])], "node r: .*out of bounds for storage"),
+    "offset": ([call("r", "method:as_strided", X, [2], [1], 2**62)], "node r: .*overflow"),
+    "negative strides": ([call("r", "method:as_strided", X, [2], [-1], 3)], "node r: .*Negative strides"),
+    "scattered strides": (
+        [
+            call("y", "function:torch:ones", [100]),
+            call("r", "op:aten.as_strided_scatter.default", X, node("y"), [100], [1]),
+        ],
+        "node r: .*out of bounds",
+    ),
+    "places of maxima": (
+        [
+            *POOL,
+            call(
+                "r",
+                "op:aten.max_pool2d_with_indices_backward.default",
+                *(node("g"), node("p"), [4, 4], [4, 4], [0, 0], [1, 1], False, node("i")),
+            ),
+        ],
+        "node r: it would leave its memory: .*indices from 1000000000 to 1000000000, where 0 to 15 are there",
+    ),
+    "statistics": (
+        [
+            SHORT,
+            call(
+                "r",
+                "op:aten.native_layer_norm_backward.default",
+                *(X, X, [3], node("m"), node("m"), None, None, [True, False, False]),
+            ),
+        ],
+        "node r: it would leave its memory: .*mean has 1 elements, not 4",
+    ),
+    "running statistics": (
+        [SHORT, call("r", "op:aten.native_batch_norm.default", X, None, None, node("m"), node("m"), True, 0.1, 1e-5)],
+        "node r: it would leave its memory: .*running_mean has 1 elements, not 3",
+    ),
+    "pivots": (
+        [
+            call("i", "function:torch:full", [3], 10**9, dtype={"dtype": "int32"}),
+            call("a", "function:torch:eye", 3),
+            call("r", "op:aten.linalg_lu_solve.default", node("a"), node("i"), node("a")),
+        ],
+        "node r: it would leave its memory: .*pivots from 1000000000",
+    ),
+    "steps": (
+        [
+            SHORT,
+            call("y", "function:torch:ones", [10**6]),
+            call("s", "function:torch:tensor", 1.0),
+            call(
+                "r",
+                "op:aten._fused_sgd_.default",
+                *([node("y")], [node("m")], []),
+                **dict.fromkeys(("weight_decay", "momentum", "lr", "dampening"), 0.0),
+                **dict.fromkeys(("nesterov", "maximize", "is_first_step"), False),
+            ),
+        ],
+        "node r: it would leave its memory: .*grads is of shape",
+    ),
+    "memory": ([call("r", "function:torch:ones", [10**12])], "node r: eager refuses it: .*memory"),
+    "memory by repeating": ([call("r", "method:repeat", X, 10**6, 10**6)], "node r: eager refuses it: .*memory"),
+    "memory in Python": (
+        [call("q", "function:builtins:range", 10**12), call("r", "function:builtins:list", node("q"))],
+        "node r: eager refuses it: MemoryError",
+    ),
+    "shapes": ([SHORT, call("r", "op:aten.mm.default", X, node("m"))], "node r: eager refuses it: RuntimeError"),
+    "kinds": ([call("r", "op:aten.relu.default", 5)], "node r: eager refuses it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_that_would_leave_its_memory_is_refused(run: Run, original: Path, tmp_path: Path, name: str) -> None:
+    calls, why = REFUSED[name]
+    dump = forged(original, tmp_path / "dump", calls)
+    code, out, err = run("replay", dump, "--compiler", "eager")
+    assert (code, out) == (3, "")
+    assert err.startswith(f"checked-backend: {dump / 'graph.json'}: ")
+    assert "Traceback" not in err
+    assert re.search(why, err), err
+
+
+def test_an_honest_dump_is_not_refused(run: Run, original: Path, tmp_path: Path) -> None:
+    dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
+    code, out, err = run("replay", dump, "--compiler", "eager")
+    assert (code, err) == (0, "")
+    assert out.startswith("PASS")
+
+
+def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) -> None:
+    dump = forged(original, tmp_path / "dump", [call("r", "function:math:factorial", 10**9)])
+    for verb in ("replay", "localize"):
+        code, _, err = run(verb, dump, "--compiler", "eager", "--timeout", "2")
+        assert code == 3
+        why = "the process had not ended after 2 s while running the graph in eager. Give it more with --timeout"
+        assert err == f"checked-backend: {dump}: {why}\n"
+
+
+def test_a_death_in_eager_is_told_in_a_sentence(
+    run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from checked_backend import replay
+
+    dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
+    monkeypatch.setattr(replay, "rehearse", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    code, _, err = run("replay", dump)
+    why = "the process was killed by SIGKILL (out of memory?) while running the graph in eager"
+    assert (code, err) == (3, f"checked-backend: {dump}: {why}\n")
+
+
+def test_a_fresh_process_refuses_too(original: Path, tmp_path: Path) -> None:
+    dump = forged(original, tmp_path / "dump", REFUSED["unchecked"][0])
+    code, out, err = replayed(dump, "--compiler", "eager")
+    assert (code, out) == (3, "")
+    assert "node r: eager refuses it: IndexError" in err
+    assert "Traceback" not in err
