@@ -42,6 +42,7 @@ from torch._dynamo.exc import (
     TensorifyScalarRestartAnalysis,
     exceptions_allowed_to_be_fallback,
 )
+from torch._dynamo.source import GetItemSource
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_function, aot_module
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
@@ -117,6 +118,7 @@ __all__ = [
     "dynamo_many_recompilations",
     "dynamo_reset",
     "dynamo_restarts",
+    "element_source",
     "enter_autocast",
     "evaluate_expression",
     "evaluate_number",
@@ -144,6 +146,7 @@ __all__ = [
     "inner_exception",
     "inner_tensors",
     "internal_functions",
+    "is_accumulate_grad",
     "is_alias_of",
     "is_composite",
     "is_functorch_wrapped_tensor",
@@ -364,6 +367,20 @@ def inner_exception(error: BaseException) -> BaseException | None:
     """What a compiler raised, where Dynamo wrapped it."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else None
+
+
+def element_source(source: Any, index: int) -> Any:
+    """Where Dynamo gets an element of a list from, given where it gets the list from."""
+    return GetItemSource(source, index)
+
+
+def is_accumulate_grad(target: object) -> bool:
+    """Whether a node's target is compiled autograd's operator that adds to a parameter's ``grad``.
+
+    Its arguments are the gradients, the parameter, the parameter's ``grad`` or None, and whether there are hooks.
+    """
+    module = "torch._dynamo.compiled_autograd.ops"
+    return getattr(target, "__name__", "") == "AccumulateGrad" and getattr(target, "__module__", "") == module
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:

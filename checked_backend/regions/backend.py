@@ -14,6 +14,7 @@ from checked_backend.regions.candidate import (
     compile_candidate,
     copy_graph,
     eager_graph,
+    keep_accumulating,
     own_random_compiler,
     resolve_compiler,
     unfused_compiler,
@@ -27,6 +28,7 @@ from checked_backend.regions.judgement import Call
 from checked_backend.regions.lift import lift_written_attributes
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
+from checked_backend.regions.spread import spread_lists
 from checked_backend.regions.twin import compile_twin, computes_in_low_precision, needs_default_dtype
 
 __all__ = ["build_region"]
@@ -62,9 +64,11 @@ def build_region(
         OptionError: The compiler is unknown.
     """
     compiler = resolve_compiler(options, mode)
+    gm, example_inputs, spread = spread_lists(gm, example_inputs)
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
     info = info or GraphInfo.of(gm)
     pristine = copy_graph(gm)
+    keep_accumulating(pristine)
     traced = [
         node.meta.get("example_value", value)
         for node, value in zip(
@@ -119,4 +123,6 @@ def build_region(
         silent=silent,
         investigate=investigate if options.localize and investigator is not None else None,
     )
+    if spread is not None:
+        return lambda *args: region(*spread(args), *held)
     return (lambda *args: region(*args, *held)) if held else region

@@ -19,6 +19,7 @@ from checked_backend._torch import (
     find_op_packet,
     inductor_mode_options,
     inductor_setting_names,
+    is_accumulate_grad,
     list_backends,
     lookup_backend,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "copy_graph",
     "eager_graph",
     "inductor_patches",
+    "keep_accumulating",
     "own_random_compiler",
     "resolve_compiler",
     "unfused_compiler",
@@ -175,6 +177,24 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
                 node.target = _call_body
             body.graph = powers_called(body.graph)  # which compiles it anew
     return copied
+
+
+def keep_accumulating(gm: fx.GraphModule) -> None:
+    """Let a graph of compiled autograd accumulate gradients also where its inputs are copies that require none.
+
+    The operator for that does nothing for a parameter that does not require grad.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and is_accumulate_grad(node.target) and isinstance(node.args[1], fx.Node):
+            with gm.graph.inserting_before(node):
+                requiring = gm.graph.call_function(_requiring_grad, (node.args[1],))
+            requiring.meta = dict(node.args[1].meta)
+            node.update_arg(1, requiring)
+    gm.recompile()
+
+
+def _requiring_grad(variable: torch.Tensor) -> torch.Tensor:
+    return variable if variable.requires_grad else variable.detach().requires_grad_()
 
 
 def _checkpoint(body: Callable[..., Any], *operands: Any, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import fx
 
 from checked_backend._torch import OpOverload
 
-__all__ = ["lift_written_attributes"]
+__all__ = ["copy_as_dynamo_made_it", "lift_written_attributes"]
 
 _WRITERS = frozenset(
     {
@@ -47,7 +47,7 @@ def lift_written_attributes(
     if not attributes or not any(_may_write(node) for node in gm.graph.nodes):
         return gm, example_inputs, ()
     held: dict[str, torch.Tensor] = {str(node.target): _held(gm, node) for node in attributes}
-    lifted = _copy(gm)
+    lifted = copy_as_dynamo_made_it(gm)
     sources: dict[str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
     lifted._param_name_to_source = {name: source for name, source in sources.items() if name not in held}  # type: ignore[assignment]
     added: dict[str, fx.Node] = {}
@@ -66,7 +66,8 @@ def lift_written_attributes(
     return lifted, [*example_inputs, *examples], tuple(held[name] for name in added)
 
 
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+def copy_as_dynamo_made_it(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph with what Dynamo left on it for compilers: where its inputs come from."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     copied.meta = gm.meta
     for name, value in vars(gm).items():
