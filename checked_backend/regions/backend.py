@@ -26,6 +26,8 @@ from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
 from checked_backend.regions.lift import lift_written_attributes
+from checked_backend.regions.operators.check import OperatorCheck
+from checked_backend.regions.operators.judge import OperatorJudge
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
 from checked_backend.regions.spread import spread_lists
@@ -103,6 +105,10 @@ def build_region(
     def compile_own_random(inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_again(own_random or compiler, copy_graph(pristine), traced, inputs)
 
+    low_precision = computes_in_low_precision(pristine)
+    operators = None
+    if low_precision and not isinstance(candidate, NotCompiled):
+        operators = OperatorJudge(OperatorCheck(compiler, pristine, traced, gradients=options.gradients))
     # reference: calling the module would print a traceback when the user's program raises
     variants = Variants(
         reference=eager_graph(pristine).forward,
@@ -113,7 +119,8 @@ def build_region(
         make_again=CompiledOnce(compile_anew),
         make_own_random=None if own_random is None else CompiledOnce(compile_own_random),
         default_dtype=needs_default_dtype(pristine),
-        low_precision=computes_in_low_precision(pristine),
+        low_precision=low_precision,
+        operators=operators,
     )
     region = CheckedRegion(
         info,

@@ -22,6 +22,7 @@ from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operators.judge import OperatorJudge
 from checked_backend.regions.others import Left, evidence_of_others
 from checked_backend.regions.twin import default_dtype
 
@@ -101,6 +102,7 @@ class Variants:
         make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
+        operators: Judges the operators of such a region, each by itself.
     """
 
     reference: Region
@@ -112,6 +114,7 @@ class Variants:
     make_own_random: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
+    operators: OperatorJudge | None = None
 
 
 @dataclass(slots=True)

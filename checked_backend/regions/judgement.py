@@ -133,7 +133,11 @@ class Judge:
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         rulings = self._values(call, parts, incomparable, pristine, None)
         self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
-        return [*structure, *aliasing, *self._absorb(rulings)]
+        found = [*structure, *aliasing]
+        if self._variants.operators is not None and not any(finding.kind.fails for finding in found):
+            checked = self._variants.operators.forward(call, outputs, rulings, self._scales)
+            self._response.count({"operators": checked})
+        return [*found, *self._absorb(rulings)]
 
     def backward(
         self, call: Call, passed: BackwardPass
@@ -166,6 +170,8 @@ class Judge:
         incomparable = frozenset(finding.subject for finding in structure)
         structure += _overwritten(call.subjects, passed, before)
         rulings = self._values(call, parts, incomparable, {}, passed.cotangents)
+        if self._variants.operators is not None:
+            self._variants.operators.backward(rulings)
         self._response.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
 

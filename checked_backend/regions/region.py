@@ -294,6 +294,8 @@ class CheckedRegion:
         def investigate(reported: Sequence[Finding], keep: Keep) -> Sequence[Finding]:
             if asked is None or call is None:
                 return reported
+            if all(finding.node is not None for finding in reported if finding.kind.fails):
+                return reported  # the operator is known
             if self._investigated:  # it takes long, and what is found later mostly follows from what was found first
                 known = {"localized": "not anew: an earlier finding in this region was"}
                 return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
