@@ -97,7 +97,8 @@ def __getattr__(name: str) -> Any:
         return _version()
     for home, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(f"checked_backend.{home}"), name)
+            with importlib.import_module("checked_backend.random_state").random_untouched():
+                value = getattr(importlib.import_module(f"checked_backend.{home}"), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'checked_backend' has no attribute {name!r}")

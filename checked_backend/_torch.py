@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sympy
@@ -99,6 +101,7 @@ __all__ = [
     "changed_settings",
     "clone_preserve_strides",
     "compile_id",
+    "compile_trifle",
     "compiling",
     "core_aten_decompositions",
     "current_graph_task_id",
@@ -129,6 +132,7 @@ __all__ = [
     "fall_back",
     "find_op_packet",
     "forward_from_source",
+    "fresh_compile_caches",
     "get_decompositions",
     "graph_task_keeps_graph",
     "grouped_mm_functions",
@@ -259,9 +263,14 @@ def dynamo_many_recompilations() -> Iterator[None]:
 
 
 def catch_backward_error(
-    node: Any, handler: Callable[[Exception, Sequence[Any]], Mapping[int, torch.Tensor | None] | None]
+    node: Any,
+    handler: Callable[[Exception, Sequence[Any]], Mapping[int, torch.Tensor | None] | None],
+    again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
 ) -> None:
     """Call a handler when the backward of AOT autograd's node raises, before the exception goes on.
+
+    Where the backward graph could not be compiled, which happens when it is first needed, that is tried again under
+    what ``again`` gives for the exception, unless that is None.
 
     The handler gets the exception and the gradients that arrived at the node. Where it gives gradients, by their place
     in the node's ``next_functions``, those are used and nothing is raised.
@@ -273,6 +282,7 @@ def catch_backward_error(
     if function is None or function.__name__ != "CompiledFunction":
         return
     node.checked_backend_on_error = handler
+    node.checked_backend_again = again
     original = function.backward
     if getattr(original, "checked_backend", False):
         return
@@ -293,6 +303,30 @@ def catch_backward_error(
 
     backward.checked_backend = True  # type: ignore[attr-defined]
     function.backward = staticmethod(backward)
+    function._backward_impl = staticmethod(_compiling_again(function, function._backward_impl))
+
+
+def _compiling_again(function: Any, original: Callable[[Any, list[Any]], Any]) -> Callable[[Any, list[Any]], Any]:
+    """The backward of AOT autograd's class of nodes, whose compilation is tried once more."""
+
+    def run(ctx: Any, args: list[Any]) -> Any:
+        count = len(args)
+        try:
+            return original(ctx, args)
+        except Exception as error:
+            # the list is emptied as soon as the compiled graph runs
+            uncompiled = function.compiled_bw is None and len(args) == count
+            again = getattr(ctx, "checked_backend_again", None)
+            under = again(error) if uncompiled and again is not None else None
+            if under is None:
+                raise
+            try:
+                with under:
+                    return original(ctx, args)
+            except Exception:  # what it raised at first is what is told
+                raise error from None
+
+    return run
 
 
 def _in_places(ctx: Any, gradients: Mapping[int, torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
@@ -661,6 +695,55 @@ def without_compile_caches() -> Iterator[None]:
         for module, names in changes:
             stack.enter_context(module.patch({name: False for name in names if hasattr(module, name)}))
         yield
+
+
+@contextmanager
+def fresh_compile_caches(folder: Path) -> Iterator[None]:
+    """Compile everything anew, kernels too: with this empty folder as cache, and with nothing remembered.
+
+    Remembered are also which vector instructions work here, found out with files of the cache. Precompiled headers are
+    not used: they lie in another folder.
+    """
+    from torch._inductor import config as inductor  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor import cpu_vec_isa  # noqa: PLC0415
+    from torch._inductor.utils import clear_inductor_caches  # noqa: PLC0415
+
+    def forget() -> None:
+        clear_inductor_caches()
+        homes = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
+        for home in (cpu_vec_isa, *homes):
+            for function in list(vars(home).values()):
+                clear = getattr(function, "cache_clear", None)
+                if clear is not None:
+                    clear()
+
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    forget()
+    os.environ.update(places)
+    try:
+        with without_compile_caches(), inductor.patch({"cpp_cache_precompile_headers": False}):
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        forget()
+
+
+def compile_trifle() -> None:
+    """Compile the least program with Inductor, and run it.
+
+    Raises:
+        Exception: Whatever Inductor raises: nothing can be compiled here.
+    """
+    trifle = fx.symbolic_trace(lambda x: (x + 1,))
+    inputs = [torch.ones(3, 17)]
+    with warnings.catch_warnings(), compiling(), tracing(None), torch.no_grad(), disable_current_modes():
+        warnings.simplefilter("ignore")
+        lookup_backend("inductor")(trifle, list(inputs))(*inputs)
 
 
 @contextmanager

@@ -13,25 +13,29 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
-from torch import fx
+from checked_backend.random_state import random_untouched
 
-from checked_backend import aot
-from checked_backend import compilers as aot_compilers
-from checked_backend.aot.backend import JointObserver, compile_with
-from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
-from checked_backend.dump import RegionDump, graph_name
-from checked_backend.errors import CheckedBackendError, OptionError
-from checked_backend.interpret.alone import Alone
-from checked_backend.interpret.answer import Answer
-from checked_backend.interpret.dropped import Site, dropped_calls, operators_in
-from checked_backend.interpret.history import History
-from checked_backend.interpret.metadata import MetadataInterpreter
-from checked_backend.investigate import investigate
-from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
-from checked_backend.record import Finding, RegionInfo
-from checked_backend.regions.backend import build_region
-from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.session import active_sessions
+# torch imports this module when a program names a backend, and what is imported here may draw random numbers.
+with random_untouched():
+    from torch import fx
+
+    from checked_backend import aot
+    from checked_backend import compilers as aot_compilers
+    from checked_backend.aot.backend import JointObserver, compile_with
+    from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
+    from checked_backend.dump import RegionDump, graph_name
+    from checked_backend.errors import CheckedBackendError, OptionError
+    from checked_backend.interpret.alone import Alone
+    from checked_backend.interpret.answer import Answer
+    from checked_backend.interpret.dropped import Site, dropped_calls, operators_in
+    from checked_backend.interpret.history import History
+    from checked_backend.interpret.metadata import MetadataInterpreter
+    from checked_backend.investigate import investigate
+    from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
+    from checked_backend.record import Finding, RegionInfo
+    from checked_backend.regions.backend import build_region
+    from checked_backend.regions.graph_info import GraphInfo
+    from checked_backend.regions.session import active_sessions
 
 __all__ = ["aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"]
 
@@ -48,7 +52,8 @@ def _typed_errors(backend: Callable[_P, Callable[..., Any]]) -> Callable[_P, Cal
     @functools.wraps(backend)
     def compile_or_defer(*args: _P.args, **kwargs: _P.kwargs) -> Callable[..., Any]:
         try:
-            return backend(*args, **kwargs)
+            with random_untouched():
+                return backend(*args, **kwargs)
         except CheckedBackendError as error:
             return functools.partial(_raise, error)
 
@@ -167,7 +172,8 @@ def debug_interpreter(
     alone = Alone(gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), answer)
 
     def run(*args: Any) -> Any:
-        alone.check(args)
+        with random_untouched():
+            alone.check(args)
         return compiled(*args)
 
     return run

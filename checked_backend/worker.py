@@ -17,10 +17,14 @@ from checked_backend._torch import renew_compile_threads
 from checked_backend.child import die_with
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Death", "cannot_differentiate_in_worker", "cannot_fork", "how_it_died", "run_in_worker"]
+__all__ = ["Death", "NoWorkerError", "cannot_differentiate_in_worker", "cannot_fork", "how_it_died", "run_in_worker"]
 
 _DONE, _FAILED = "done:", "failed:"
 _HANG = "crash.hang"
+
+
+class NoWorkerError(CheckedBackendError):
+    """The system gives no process: too many of them, or too little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
         The text, or how the worker died.
 
     Raises:
+        NoWorkerError: The system gives no process.
         CheckedBackendError: No process can be forked here, or the function raised.
         KeyboardInterrupt: On Ctrl-C, if no patience is asked for, and on a second one.
     """
@@ -92,14 +97,22 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     if why is not None:
         raise CheckedBackendError(f"no worker process: {why}.")
     context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
+    try:
+        receiver, sender = context.Pipe(duplex=False)
+    except OSError as error:
+        raise NoWorkerError(f"no worker process: {error}.") from error
     worker = context.Process(
         target=_work, args=(produce, sender, os.getpid())
     )  # not daemonic: a worker may have workers
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
-        worker.start()
+        try:
+            worker.start()
+        except OSError as error:
+            receiver.close()
+            sender.close()
+            raise NoWorkerError(f"no worker process: {error}.") from error
     sender.close()
     text, why = "", "killed by Ctrl-C"
     try:

@@ -24,9 +24,11 @@ from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.trial import Trial, run_trial
 from checked_backend.errors import OptionError
 from checked_backend.options import CheckOptions, parse_options
+from checked_backend.random_state import random_untouched
 from checked_backend.record import Coverage, Finding, Skip
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.failure import Keep
 from checked_backend.regions.ledger import Ledger
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
@@ -115,10 +117,11 @@ def check(
         gradients=differentiated,
     )
     plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout)
-    if isolate:
-        sides = (compiler, candidate)
-        return run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
-    return plan.report()
+    with random_untouched():
+        if isolate:
+            sides = (compiler, candidate)
+            return run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
+        return plan.report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +136,13 @@ class _Plan:
     vary_data: bool
     vary_layout: bool
 
-    def report(self) -> Report:
-        """Carry it out."""
-        examined = [self._examined(trial) for trial in self._trials()]
+    def report(self, keep: Keep = lambda _findings: None) -> Report:
+        """Carry it out.
+
+        Args:
+            keep: Given what was found before it is localized.
+        """
+        examined = [self._examined(trial, keep) for trial in self._trials(keep)]
         findings = tuple(finding for found, _ in examined for finding in found)
         coverage = _joined([part for _, parts in examined for part in parts])
         return Report(findings, coverage, title="check", environment=environment())
@@ -148,15 +155,15 @@ class _Plan:
     def _repeated(self) -> Program:
         return replace(self.program, optimizer=self.optimizer, calls=[self.program.calls[0]] * self.iterations)
 
-    def _trials(self) -> Iterator[Trial]:
+    def _trials(self, keep: Keep) -> Iterator[Trial]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
         if self.iterations > 1 or self.optimizer is not None:
-            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic)
+            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic, keep=keep)
         if varies:
             varied = replace(self.program, continued=False)
-            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants)
+            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep)
         elif self.iterations == 1 and self.optimizer is None:
-            yield run_trial(self.program, self.options, dynamic=self.dynamic)
+            yield run_trial(self.program, self.options, dynamic=self.dynamic, keep=keep)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[Call]:
         if self.vary_data:
@@ -166,10 +173,13 @@ class _Plan:
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
-    def _examined(self, trial: Trial) -> tuple[Sequence[Finding], Sequence[Coverage]]:
+    def _examined(self, trial: Trial, keep: Keep) -> tuple[Sequence[Finding], Sequence[Coverage]]:
         """What a trial found; what it covered in the regions and as a whole."""
         refuse_misfits(self.program, trial.references[0].error)
-        findings = self._explained(merged(trial), trial)
+        shown = merged(trial)
+        if any(entry.finding.fails for entry in shown):
+            keep([told(entry, trial) for entry in shown])
+        findings = self._explained(shown, trial)
         if not trial.regions.regions:
             agreed = any(outcome.error is not None for outcome in trial.references) or bool(findings)
             skip = trial.tracing.no_region()

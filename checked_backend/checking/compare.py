@@ -25,6 +25,7 @@ from checked_backend.regions.problems import (
     same_message,
     told_exception,
 )
+from checked_backend.regions.unsupported import unsupported_here
 
 __all__ = ["compare_runs", "in_step"]
 
@@ -62,14 +63,15 @@ def compare_runs(
     pairs: list[Pair] = []
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False)):
         ledger.count({"program runs": 1})
+        needed = partial(_bytes_of, reference)
         if reference.error is not None or candidate.error is not None:
             ledger.count({"exceptions": 1})
-            found += [(index, f) for f in _compare_errors(reference.error, candidate.error, ledger)]
+            found += [(index, f) for f in _compare_errors(reference.error, candidate.error, ledger, needed)]
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
             ledger.count({"exceptions": 1})
             errors = (reference.backward_error, candidate.backward_error)
-            found += [(index, f) for f in _compare_errors(*errors, ledger, during="backward")]
+            found += [(index, f) for f in _compare_errors(*errors, ledger, needed, during="backward")]
             if reference.backward_error is not None:
                 ledger.skip(Skip("gradients", f"eager has none: {told_exception(reference.backward_error)}"))
         structure, mine = _compare_structure(reference, candidate, ledger, trained=trained)
@@ -214,7 +216,12 @@ def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int
 
 
 def _compare_errors(
-    reference: Exception | None, candidate: Exception | None, ledger: Ledger, *, during: str = "running"
+    reference: Exception | None,
+    candidate: Exception | None,
+    ledger: Ledger,
+    needed: Callable[[], int],
+    *,
+    during: str = "running",
 ) -> Iterator[Finding]:
     if reference is not None and candidate is not None:
         if same_exception(reference, candidate):
@@ -226,6 +233,17 @@ def _compare_errors(
                 f"{type(candidate).__name__}: Dynamo raises its own types"
             )
             return
+    # where eager alone fails for want of memory, the other had it
+    short = (
+        unsupported_here(reference, needed=needed, control=False)
+        if candidate is None and reference is not None
+        else unsupported_here(candidate, needed=needed)
+        if candidate is not None
+        else None
+    )
+    if short is not None:
+        yield short
+        return
     only_compiled = reference is None
     where = _where(during)
     yield Finding(
@@ -246,6 +264,10 @@ def _compare_errors(
         expected=told_exception(reference),
         actual=told_exception(candidate),
     )
+
+
+def _bytes_of(outcome: Outcome) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in outcome.values.values())
 
 
 def _where(during: str) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.regions.failure import Keep
+from checked_backend.regions.unsupported import nothing_compiles, out_of_memory, unsupported_here
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.worker import Death, cannot_differentiate_in_worker, run_in_worker
+from checked_backend.report.memory import memory_limit_lifted, process_limited
+from checked_backend.report.write import write_whole
+from checked_backend.worker import Death, NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 
 __all__ = ["run_isolated"]
 
@@ -19,7 +26,7 @@ _DONE, _MISUSED, _IMPOSSIBLE = "done:", "misused:", "impossible:"
 
 
 def run_isolated(
-    make_report: Callable[[], Report],
+    make_report: Callable[[Keep], Report],
     run_alone: Callable[[str | Callable[..., Any] | None], object],
     compiler: str | Callable[..., Any],
     candidate: Callable[..., Any],
@@ -33,7 +40,7 @@ def run_isolated(
     with compilers that only trace it, to know which side and which level kills it.
 
     Args:
-        make_report: Runs the check.
+        make_report: Runs the check; it gives what it has found to the function that it gets before it looks further.
         run_alone: Runs the program in eager (None), or compiled with this Dynamo backend.
         compiler: The candidate, as the user named it.
         candidate: The candidate, with its options.
@@ -41,8 +48,9 @@ def run_isolated(
         gradients: Whether the program is differentiated.
 
     Returns:
-        The worker's report, or one with a finding of kind ``crash`` if it died or hung; ``unsupported`` if eager does
-        too, or if only the check did not end in time.
+        The worker's report. If it died or hung: what it had found by then; else a finding of kind ``crash``, or
+        ``unsupported`` if eager does too, if the system's limits are what it died of, or if only the check did not end
+        in time.
 
     Raises:
         OptionError: The timeout is no positive number; or what the check raised in the worker.
@@ -51,30 +59,93 @@ def run_isolated(
     """
     if not timeout > 0:
         raise OptionError(f"check: timeout got {timeout!r}; valid: a number of seconds greater than 0.")
+    try:
+        run_in_worker(str, timeout=timeout)
+        return _isolated(make_report, run_alone, compiler, candidate, timeout=timeout, gradients=gradients)
+    except NoWorkerError as error:
+        short = unsupported_here(error, control=False)
+        if short is None:
+            raise
+        return _report_of(short)
+
+
+def _isolated(
+    make_report: Callable[[Keep], Report],
+    run_alone: Callable[[str | Callable[..., Any] | None], object],
+    compiler: str | Callable[..., Any],
+    candidate: Callable[..., Any],
+    *,
+    timeout: float,
+    gradients: bool,
+) -> Report:
     why = cannot_differentiate_in_worker() if gradients else None
     if why is not None:  # both sides would raise that, and agree
         raise CheckedBackendError(
             f"isolate=True: a worker process cannot differentiate here. {why} Call check before the first backward "
             "pass of this process, or with gradients=False."
         )
-    made = run_in_worker(lambda: _told(make_report), timeout=timeout)
-    if not isinstance(made, Death):
-        return _read(made)
+    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+        known = Path(folder) / "known.json"
+        made = run_in_worker(lambda: _told(make_report, known), timeout=timeout)
+        if not isinstance(made, Death):
+            return _read(made)
+        if known.exists():
+            return _stopped(Report.from_json(known.read_text("utf-8")), made)
 
     def death(backend: str | Callable[..., Any] | None) -> Death | None:
         ended = run_in_worker(lambda: str(run_alone(backend) is None), timeout=timeout)
         return ended if isinstance(ended, Death) else None
 
     finding = _finding(made, death(None))
+    if finding.fails and not made.hung and process_limited():
+        finding = _of_limits(timeout, lambda: death(candidate)) or finding
     if finding.kind.fails and made.hung and death(candidate) is None:
         finding = _slow(made)
     (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
+    return _report_of(finding)
+
+
+def _report_of(finding: Finding) -> Report:
     return Report((finding,), Coverage(checked={"program runs": 1}), title="check", environment=environment())
 
 
-def _told(make_report: Callable[[], Report]) -> str:
+def _stopped(report: Report, death: Death) -> Report:
+    """What was found, of a process that died while it looked for where that comes from."""
+    words = f"the process that looked for the operator died: {death.words}"
+    findings = tuple(
+        replace(finding, evidence={**finding.evidence, "stopped": words}) if finding.fails else finding
+        for finding in report.findings
+    )
+    return replace(report, findings=findings, environment=environment())
+
+
+def _of_limits(timeout: float, death: Callable[[], Death | None]) -> Finding | None:
+    """Whether a process died of a limit that the system has set: then so does one that compiles the least program.
+
+    Or the program alone does not without the limit, where it may be lifted.
+    """
+
+    def control() -> str:
+        found = nothing_compiles()
+        return "" if found is None else _report_of(found).to_json()
+
+    tried = run_in_worker(control, timeout=timeout)
+    if isinstance(tried, Death):
+        return out_of_memory(f"a process that compiles the least program dies too: {tried.words}")
+    if tried:
+        return Report.from_json(tried).findings[0]
+    with memory_limit_lifted() as lifted:
+        if lifted and death() is None:
+            return out_of_memory("without the limit of this process's memory it does not die")
+    return None
+
+
+def _told(make_report: Callable[[Keep], Report], known: Path) -> str:
+    def keep(findings: Sequence[Finding]) -> None:
+        write_whole(Report(tuple(findings), Coverage(checked={"program runs": 1}), title="check").to_json(), known)
+
     try:
-        text = _DONE + make_report().to_json()
+        text = _DONE + make_report(keep).to_json()
     except OptionError as error:
         return f"{_MISUSED}{error}"
     except CheckedBackendError as error:

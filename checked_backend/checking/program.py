@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from checked_backend._torch import inner_exception
@@ -139,7 +137,6 @@ class Run:
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rng = program.rng
-        self._host = _HostRandom()
         self._started = False
         self.evaluations = 0
 
@@ -165,21 +162,19 @@ class Run:
         self._prepare(state)
         objective = Objective(number, bounded=self._optimizer is not None)
         outcome = Outcome()
-        before, host = RngState.capture(tuple(self._rng.cuda)), _HostRandom()
+        before = RngState.capture(tuple(self._rng.cuda))
         try:
             self._rng.restore()
-            self._host.restore()
             with self._entered():
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
-                self._rng, self._host = outcome.rng, _HostRandom()
+                self._rng = outcome.rng
         except _ProgramError as raised:
             _raise_if_ours(raised.error)
             outcome.error = raised.error
         finally:
             before.restore()
-            host.restore()
         self._started = True
         self._look(call, outcome)
         return outcome
@@ -355,15 +350,3 @@ def _no_warning_is_an_error() -> None:
     shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
     vars(warnings)["filters"][:] = shown
     warnings.simplefilter("default", append=True)  # so that it is noticed
-
-
-class _HostRandom:
-    """The states of Python's and NumPy's global random generators."""
-
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy: Any = np.random.get_state()
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)

@@ -21,6 +21,7 @@ from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
 from checked_backend.record import Coverage, Finding, Skip
 from checked_backend.regions.backend import build_region
+from checked_backend.regions.failure import Failure, Keep
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.session import collect
@@ -59,7 +60,12 @@ class Trial:
 
 
 def run_trial(
-    program: Program, options: CheckOptions, *, dynamic: bool | None, variants: Variants | None = None
+    program: Program,
+    options: CheckOptions,
+    *,
+    dynamic: bool | None,
+    variants: Variants | None = None,
+    keep: Keep = lambda _findings: None,
 ) -> Trial:
     """Run a program in eager and compiled, and compare every call.
 
@@ -68,9 +74,10 @@ def run_trial(
         options: Of the check; they name the compiler.
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
+        keep: Given what a region shows before that is localized.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
-    backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing)
+    backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
     with _fresh_dynamo():
         compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
         pair = _Pair(Run(program), compiled, results, tracing)
@@ -154,12 +161,18 @@ def _region_backend(
     shapes: Shapes,
     results: RegionResults,
     tracing: Tracing,
+    keep: Keep,
 ) -> Callable[..., Any]:
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        keep(findings)
+        return investigate(failure, findings)
+
     shapes.note(gm)
     tracing.numpy |= uses_numpy(gm)
     name = GraphInfo.of(gm).name
     # no report of each region on disk: the check returns one
-    region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigate)
+    region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigator)
     return results.watched(name, shapes.watched(region))
 
 

@@ -30,6 +30,7 @@ from checked_backend.dump.module import module_source, repro_source
 from checked_backend.dump.portable import portable
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.interpret.source import source_line
+from checked_backend.random_state import random_untouched
 from checked_backend.report.dot import graph_to_dot, render_svg
 
 __all__ = ["RegionDump", "saved_activations"]
@@ -250,8 +251,11 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def _real_tensors() -> Iterator[None]:
-    """Leave the modes of the compilation, which make tensors fake, and record nothing for autograd."""
-    with disable_current_modes():
+    """Leave the modes of the compilation, which make tensors fake, and record nothing for autograd.
+
+    The program's random numbers stay what they are.
+    """
+    with disable_current_modes(), random_untouched():
         yield
 
 

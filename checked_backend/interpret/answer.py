@@ -15,6 +15,7 @@ from checked_backend.errors import DivergenceWarning
 from checked_backend.interpret.findings import metadata_error
 from checked_backend.interpret.unmatched import Unmatched
 from checked_backend.options import InterpreterOptions
+from checked_backend.random_state import random_untouched
 from checked_backend.record import Finding, RegionInfo, Skip
 from checked_backend.report.naming import claimed_path, this_moment
 from checked_backend.report.write import write_whole
@@ -123,6 +124,12 @@ class Answer:
         Raises:
             MetadataError: With ``on_divergence="raise"``.
         """
+        if not findings:
+            return
+        with random_untouched():
+            self._answered(findings)
+
+    def _answered(self, findings: Sequence[Finding]) -> None:
         reported: list[Finding] = []
         ignored: list[Finding] = []
         for finding in findings:

@@ -14,6 +14,7 @@ import pytest
 
 from checked_backend.errors import OptionError
 from checked_backend.pytest_plugin.summary import REPORT, Summary
+from checked_backend.random_state import random_untouched
 
 if TYPE_CHECKING:
     from checked_backend.pytest_plugin.fixture import Numcheck
@@ -88,7 +89,7 @@ def _watch(config: pytest.Config) -> Watch:
     """What replaces ``torch.compile``; made, and torch imported, when it is first needed."""
     watch = config.stash.get(_WATCH, None)
     if watch is None:
-        module: Any = importlib.import_module("checked_backend.pytest_plugin.watch")
+        module: Any = _later("watch")
         watch = config.stash[_WATCH] = module.Watch()
         config.add_cleanup(watch.close)
     return watch
@@ -183,6 +184,12 @@ def numcheck(request: pytest.FixtureRequest) -> Numcheck:
     and fails nothing: ``session.report`` is the test's to judge. ``numcheck.report`` is what was found in this test so
     far. Options of the marker ``numcheck`` are defaults here.
     """
-    module: Any = importlib.import_module("checked_backend.pytest_plugin.fixture")
+    module: Any = _later("fixture")
     made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])
     return made
+
+
+def _later(name: str) -> Any:
+    """Import a module of the plugin, without a trace in the random numbers that a test draws."""
+    with random_untouched():
+        return importlib.import_module(f"checked_backend.pytest_plugin.{name}")

@@ -10,16 +10,26 @@ from typing import Any
 import torch
 
 from checked_backend._torch import saved_tensor_hooks_lifted, transforms_unharmed
+from checked_backend.random_state import HostRandom
 
 __all__ = ["Ambient", "RngState", "modes_unharmed"]
 
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """The states of torch's global random generators that a region can draw from."""
+    """The states of the global random generators that a region can draw from.
+
+    An operator that the user wrote in Python may draw from Python's and NumPy's.
+
+    Attributes:
+        cpu: Torch's for the CPU.
+        cuda: Those of CUDA devices.
+        host: Python's and NumPy's.
+    """
 
     cpu: torch.Tensor
     cuda: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    host: HostRandom = field(default_factory=HostRandom.capture)
 
     @classmethod
     def capture(cls, cuda_devices: Sequence[int] = ()) -> RngState:
@@ -31,16 +41,18 @@ class RngState:
         torch.set_rng_state(self.cpu)
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
+        self.host.restore()
 
     def reseeded(self, seed: int) -> RngState:
-        """States of the same generators, from which they give other random numbers."""
+        """States of the same generators, from which torch's give other random numbers."""
         return RngState(
             torch.Generator().manual_seed(seed).get_state(),
             {index: torch.Generator(f"cuda:{index}").manual_seed(seed).get_state() for index in self.cuda},
+            self.host,
         )
 
     def same_as(self, other: RngState) -> bool:
-        """Whether the next random numbers would be the same."""
+        """Whether torch's next random numbers would be the same."""
         return torch.equal(self.cpu, other.cpu) and all(
             torch.equal(state, other.cuda[index]) for index, state in self.cuda.items()
         )

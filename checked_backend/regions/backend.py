@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
-from checked_backend._torch import dynamo_control_flow
+from checked_backend._torch import FakeTensor, dynamo_control_flow, dynamo_disable, size_hint
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding
 from checked_backend.regions.candidate import (
+    Compiler,
     compile_candidate,
     copy_graph,
     eager_graph,
@@ -22,6 +25,7 @@ from checked_backend.regions.candidate import (
 from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep
+from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.given import GivenRegion
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.judgement import Call
@@ -32,6 +36,7 @@ from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
 from checked_backend.regions.spread import spread_lists
 from checked_backend.regions.twin import compile_twin, computes_in_low_precision, needs_default_dtype
+from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 
 __all__ = ["build_region"]
 
@@ -78,12 +83,13 @@ def build_region(
         )
     ]
     candidate: Callable[..., Any]
+    remark = ""
     try:
         candidate = compile_candidate(compiler, gm, example_inputs)
     except dynamo_control_flow():
         raise
-    except Exception as error:  # becomes a finding of kind crash at the first call
-        candidate = NotCompiled(error)
+    except Exception as error:  # becomes a finding at the first call
+        candidate, remark = _compiled_anew(compiler, pristine, example_inputs, error)
 
     unfused = unfused_compiler(options, mode)
     own_random = own_random_compiler(options, pristine, mode)
@@ -95,6 +101,15 @@ def build_region(
             pristine, tuple(traced), call.inputs, call.ambient, call.rng, call.subjects, cotangents, options, mode, keep
         )
         return findings if investigator is None else investigator(failure, findings)
+
+    def recompile(inputs: Sequence[Any]) -> Callable[..., Any]:
+        cache = FreshCache()
+        with cache.used():
+            compiled = compile_again(compiler, copy_graph(pristine), traced, inputs)
+        return cache.kept_by(dynamo_disable(compiled))
+
+    # what is compiled outside of Dynamo can add no guards for sizes
+    symbolic = any(isinstance(value, torch.SymInt) for value in traced)
 
     def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_again(unfused or compiler, copy_graph(pristine), traced, inputs)
@@ -128,8 +143,45 @@ def build_region(
         options,
         thorough=thorough,
         silent=silent,
+        remark=remark,
+        needed=lambda: _bytes_of(pristine),
+        recompile=None if symbolic else recompile,
         investigate=investigate if options.localize and investigator is not None else None,
     )
     if spread is not None:
         return lambda *args: region(*spread(args), *held)
     return (lambda *args: region(*args, *held)) if held else region
+
+
+def _compiled_anew(
+    compiler: Compiler, pristine: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
+) -> tuple[Callable[..., Any], str]:
+    """Compile a region with an empty cache, if the compiler's own one may be what failed.
+
+    Returns:
+        The candidate, which raises if it cannot be compiled; and what to say of it.
+    """
+    if not may_be_the_cache(error):
+        return NotCompiled(error), ""
+    try:
+        cache = FreshCache()
+        with cache.used():
+            compiled = compile_candidate(compiler, copy_graph(pristine), example_inputs)
+    except dynamo_control_flow():
+        raise
+    except Exception as second:
+        return NotCompiled(second if isinstance(second, type(error)) else error), ""
+    return cache.kept_by(compiled), cache_remark(error)
+
+
+def _bytes_of(gm: fx.GraphModule) -> int:
+    """How much memory all tensors of a Dynamo graph need, if none is freed."""
+    total = 0
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, FakeTensor):
+                shape: Sequence[Any] = part.shape
+                sizes = [size_hint(size) if isinstance(size, torch.SymInt) else size for size in shape]
+                total += math.prod(int(size or 1) for size in sizes) * part.dtype.itemsize
+    return total

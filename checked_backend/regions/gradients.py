@@ -14,6 +14,7 @@ through, and would keep every activation of the region.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -164,6 +165,7 @@ class BackwardWatch:
         on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
             It may return gradients too.
         on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
+        again: Asked first: under what to run that backward once more; None to leave it at that.
 
     Attributes:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or `gate`'s), so
@@ -180,6 +182,7 @@ class BackwardWatch:
         on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_begin: Callable[[], object] = lambda: None,
+        again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
     ) -> None:
         self._edges = edges
         self._on_backward = on_backward
@@ -196,7 +199,7 @@ class BackwardWatch:
         for number, node in enumerate(sites):
             node.register_prehook(partial(self._arriving, number))
             node.register_hook(partial(self._fired, number))
-            catch_backward_error(node, partial(self._raised, number))
+            catch_backward_error(node, partial(self._raised, number), again)
 
     @property
     def watches_anything(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,11 +16,13 @@ from checked_backend._torch import StopRecomputationError, autograd_sequence_num
 from checked_backend.errors import CheckedBackendError
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
+from checked_backend.random_state import random_untouched
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.controls import Variants
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
 from checked_backend.regions.failure import Keep
+from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.handed_out import HandedOut, Look, results_of
@@ -29,12 +32,14 @@ from checked_backend.regions.others import Left, OtherThreads
 from checked_backend.regions.problems import (
     candidate_crashed,
     exception_missing,
+    same_exception,
     unexpected_mutation,
     wrong_outputs,
 )
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
+from checked_backend.regions.unsupported import cache_remark, may_be_the_cache, unsupported_here
 
 __all__ = ["CheckedRegion", "NotCompiled"]
 
@@ -61,6 +66,9 @@ class CheckedRegion:
         options: The user's options.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
+        remark: What to note of how the candidate was compiled.
+        needed: Says how many bytes all of eager's tensors need together.
+        recompile: Compiles the candidate for given inputs with an empty cache, if that is possible.
         investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and
             what keeps them as they become known; gives back the findings with where they come from.
     """
@@ -73,6 +81,9 @@ class CheckedRegion:
         *,
         thorough: bool = False,
         silent: bool = False,
+        remark: str = "",
+        needed: Callable[[], int] = lambda: 0,
+        recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None = None,
         investigate: Investigate | None = None,
     ) -> None:
         self._info = info
@@ -89,10 +100,19 @@ class CheckedRegion:
         self._investigated = False
         self._handed_out = HandedOut()
         self._calls = 0
+        self._remark = remark
+        self._needed = needed
+        self._recompile = recompile
+        self._unsupported: Finding | None = None
+        self._machine_works = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
         self._calls += 1
+        if self._unsupported is not None:
+            self._response.passed_by()
+            self._response.to([self._unsupported])
+            return self._reference(*args)
         if not self._stopped and self._schedule.due():
             return self._checked_call(args)
         if self._stopped or isinstance(self._candidate, NotCompiled):
@@ -108,6 +128,8 @@ class CheckedRegion:
         cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
         effects, subjects = self._first_look(args)
         self._response.begin_call()
+        if self._remark:
+            self._response.note(self._remark)
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
             Ambient.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
@@ -124,7 +146,7 @@ class CheckedRegion:
         since = autograd_sequence_number()
         candidate_began = time.perf_counter()
         try:
-            returned = self._run_candidate(args, call)
+            returned = self._candidates_results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
@@ -133,6 +155,10 @@ class CheckedRegion:
         after_candidate = RngState.capture(cuda)
         call.left = Left(after_reference, after_candidate, threads.active_since())
         if isinstance(reference, Exception):
+            short = unsupported_here(reference, needed=self._needed, control=False)
+            if short is not None:  # of memory, which eager did not get
+                self._respond([short])
+                return returned
             self._respond([exception_missing(reference)], cause=reference, call=call)
             if self._stopped:
                 raise reference
@@ -147,9 +173,9 @@ class CheckedRegion:
         findings += [*unexpected_mutation([subjects.mutated(position) for position in changed]), *overwritten]
         if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
             findings += self._judge.random_state(call)
+        after_candidate.restore()
         if self._respond(findings, call=call):
             return self._eager_instead(args, call)
-        after_candidate.restore()
         self._remember(args, call, returned)
         if call.inputs.requires_grad and self._options.gradients:
             if self._options.reference == "keep":
@@ -179,7 +205,8 @@ class CheckedRegion:
     def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
         with self._lock:
             if self._known is None:
-                effects = find_effects(self._reference, args)
+                with random_untouched():
+                    effects = find_effects(self._reference, args)
                 if self._info.writes_late:
                     effects = replace(effects, mutated=None, reason="its backward pass writes to some")
                     reason = "written to in the backward pass, of which gradients alone are compared"
@@ -200,6 +227,27 @@ class CheckedRegion:
                 return execute(self._reference, arguments, leaves)
         except Exception as error:  # the user's: raised to them, unless only eager raises
             return error
+
+    def _candidates_results(self, args: Sequence[Any], call: Call) -> Any:
+        """Run the candidate, and once more with an empty cache if its compiler's own one may be what failed."""
+        try:
+            return self._run_candidate(args, call)
+        except StopRecomputationError:
+            raise
+        except Exception as error:
+            compiled = not isinstance(self._candidate, NotCompiled)
+            if not compiled or self._recompile is None or not may_be_the_cache(error):
+                raise
+            try:
+                again = self._recompile(call.inputs.fresh()[0])
+            except Exception:  # what it raised at first is what is told
+                raise error from None
+            self._candidate, self._recompile = again, None
+            self._remark = cache_remark(error)
+            self._response.note(self._remark)
+        call.inputs.undo(args)
+        call.rng.restore()
+        return self._run_candidate(args, call)
 
     def _run_candidate(self, args: Sequence[Any], call: Call) -> Any:
         inputs = call.inputs
@@ -236,11 +284,19 @@ class CheckedRegion:
                 differs = self._judge.backward_exceptions(eager, error)
                 self._respond([] if differs is None else [differs], cause=error, raises=False)
                 return None  # so that it is raised
-            found = [candidate_crashed(error, during="backward")]
+            short = self._unsupported_here(error)
+            found = [candidate_crashed(error, during="backward") if short is None else short]
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
             return eager
 
-        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, partial(self._look_at_earlier, ()))
+        def again(error: Exception) -> AbstractContextManager[Any] | None:
+            """The backward pass is compiled when it first runs."""
+            if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
+                return None
+            return self._with_fresh_cache(error)
+
+        begun = partial(self._look_at_earlier, ())
+        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, begun, again)
         if watch.strangers:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
@@ -253,7 +309,8 @@ class CheckedRegion:
         overwritten = (
             earlier.overwritten(self._calls, self._info.name, counted=False) if isinstance(earlier, Look) else []
         )
-        findings, gradients = self._judge.backward(call, passed) or ([], None)
+        with random_untouched():
+            findings, gradients = self._judge.backward(call, passed) or ([], None)
         findings += overwritten
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         self._schedule.spent(time.perf_counter() - began)
@@ -264,6 +321,13 @@ class CheckedRegion:
     def _candidate_raised(
         self, args: Sequence[Any], call: Call, error: Exception, reference: Execution | Exception
     ) -> Any:
+        alike = isinstance(reference, Exception) and same_exception(reference, error)
+        short = None if alike else self._unsupported_here(error)
+        if short is not None:
+            if isinstance(self._candidate, NotCompiled):
+                self._unsupported = short  # for good: other calls may find more memory, but no compiler
+            self._respond([short], cause=error)
+            return self._eager_instead(args, call)
         if isinstance(reference, Exception):
             finding, returns = self._judge.exceptions(call, reference, error)
             if finding is not None:
@@ -272,6 +336,19 @@ class CheckedRegion:
         during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
         self._respond([candidate_crashed(error, during=during)], cause=error, call=call)
         return self._eager_instead(args, call)
+
+    @contextmanager
+    def _with_fresh_cache(self, error: Exception) -> Iterator[None]:
+        with FreshCache().used():
+            yield
+        self._response.note(cache_remark(error))
+
+    def _unsupported_here(self, error: Exception) -> Finding | None:
+        inductor = self._options.compiler == "inductor"
+        with random_untouched():
+            found = unsupported_here(error, needed=self._needed, inductor=inductor, control=not self._machine_works)
+        self._machine_works = found is None  # it need not be tried at each call of a candidate that crashes
+        return found
 
     def _eager_instead(self, args: Sequence[Any], call: Call) -> Any:
         """Undo what the candidate did to inputs and random state, and run the region in eager for the user."""
@@ -303,7 +380,11 @@ class CheckedRegion:
             return asked(call, cotangents, reported, keep)
 
         # without localization nothing is said of it, and nothing spent on it
-        if self._response.to(findings, cause=cause, raises=raises, investigate=None if asked is None else investigate):
+        with random_untouched() if findings else nullcontext():
+            fall_back = self._response.to(
+                findings, cause=cause, raises=raises, investigate=None if asked is None else investigate
+            )
+        if fall_back:
             self._stopped = True
         return self._stopped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, RegionInfo, Severity, Skip
+from checked_backend.record import Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger, split_ignored
@@ -19,6 +20,8 @@ from checked_backend.report.kept import KeptReport
 from checked_backend.report.layout import layout_warning
 
 __all__ = ["Response"]
+
+log = logging.getLogger(__name__)
 
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
@@ -125,6 +128,7 @@ class Response:
         failing = [finding for finding in reported if finding.fails]
         if not failing:
             self._warn_of_layout([finding for finding in new if finding.severity is Severity.WARNING])
+            self._tell_unsupported([finding for finding in new if finding.kind is Kind.UNSUPPORTED])
             return False
         news = any(finding.fails for finding in new)
         report = self._own.report(self._info.name, only=reported)
@@ -150,6 +154,13 @@ class Response:
         told.update((self._info.sources, finding.subject, finding.detail) for finding in fresh)
         if fresh and self._options.on_divergence != "record":
             warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=4)
+
+    def _tell_unsupported(self, findings: Sequence[Finding]) -> None:
+        """Nothing is raised for what is no difference; but a program that runs in eager instead is not passed over."""
+        for finding in findings:
+            log.warning("checked_backend: %s: %s", finding.region, finding.message)
+        if findings and not self._silent:
+            KeptReport(self._options.report_dir).save(self._own.report(self._info.name, only=findings))
 
     def _localized(self, report: Report, reported: Sequence[Finding], investigate: Investigate) -> Report:
         """Look for where findings come from. What is known at any moment is on disk."""

@@ -1,0 +1,67 @@
+"""The streams of random numbers that a program may draw from, kept as they are while something else goes on.
+
+An import may draw from them: of the packages that this one imports late, some do.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["HostRandom", "random_untouched"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRandom:
+    """The states of Python's and NumPy's global generators.
+
+    Attributes:
+        python: Of the module ``random``.
+        numpy: Of ``numpy.random``; None where NumPy is not loaded, and nothing was drawn from it.
+    """
+
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def capture(cls) -> HostRandom:
+        """The current states."""
+        numpy: Any = sys.modules.get("numpy.random")
+        return cls(random.getstate(), None if numpy is None else numpy.get_state())
+
+    def restore(self) -> None:
+        """Set the generators back."""
+        random.setstate(self.python)
+        numpy: Any = sys.modules.get("numpy.random")
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
+
+
+@contextmanager
+def random_untouched() -> Iterator[None]:
+    """Leave the random numbers that come after a block as they would be without it: Python's, NumPy's and torch's.
+
+    Neither NumPy nor torch is loaded for this. Other threads that draw meanwhile draw those numbers again.
+    """
+    host = HostRandom.capture()
+    torch: Any = sys.modules.get("torch")
+    # while torch is being imported it has no generators yet
+    cpu = torch.get_rng_state() if hasattr(torch, "get_rng_state") else None
+    cuda = torch.cuda.get_rng_state_all() if cpu is not None and _cuda_is_used(torch) else None
+    try:
+        yield
+    finally:
+        host.restore()
+        if cpu is not None:
+            torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _cuda_is_used(torch: Any) -> bool:
+    cuda = getattr(torch, "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())

@@ -1,0 +1,236 @@
+"""What this machine cannot do, told apart from what the candidate does wrong.
+
+A missing compiler, a full disk, a limit of the system: the candidate raises, and so would plain torch, whatever the
+program. That makes a verdict impossible, and accuses nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from zipfile import BadZipFile
+
+from checked_backend._torch import compile_trifle, inner_exception
+from checked_backend.record import Finding, Kind
+from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.problems import is_out_of_memory, told_exception
+from checked_backend.report.environment import compiler_command
+from checked_backend.report.memory import free_memory
+
+__all__ = ["cache_remark", "may_be_the_cache", "nothing_compiles", "out_of_memory", "unsupported_here"]
+
+PLENTY = 2 * 2**30
+"""Bytes of free memory with which a compiler does not run out of it."""
+
+EXCESS = 4
+"""How many times the memory of all of eager's tensors a program may ask for at once before that is its own fault."""
+
+_MARGIN = 64 * 2**20
+
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "compiler": (
+            "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
+            "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it"
+        ),
+        "headers": (
+            "Install the headers that it names (Python.h: python3-dev on Debian and Ubuntu, python3-devel on Fedora); "
+            "checked-backend doctor tries the compiler"
+        ),
+        "memory": "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
+        "disk": "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
+        "files": "Raise the limit of open files (ulimit -n), or close some",
+        "processes": "Raise the limit of processes and threads (ulimit -u, or the container's), or end some",
+        "cache": "Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to",
+    }
+)
+
+_NUMBERS: Mapping[int, str] = MappingProxyType(
+    {
+        errno.ENOSPC: "disk",
+        errno.EDQUOT: "disk",
+        errno.EFBIG: "disk",
+        errno.EMFILE: "files",
+        errno.ENFILE: "files",
+        errno.ENOMEM: "memory",
+        errno.EAGAIN: "processes",
+    }
+)
+
+_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("disk", re.compile(r"no space left on device|disk quota exceeded|file too large", re.IGNORECASE)),
+    ("files", re.compile(r"too many open files", re.IGNORECASE)),
+    ("processes", re.compile(r"can't start new thread|resource temporarily unavailable", re.IGNORECASE)),
+    (
+        "memory",
+        re.compile(
+            r"cannot allocate memory|virtual memory exhausted|out of memory|std::bad_alloc|failed to map segment|"
+            r"memory exhausted",
+            re.IGNORECASE,
+        ),
+    ),
+)
+
+_HEADER = re.compile(r"fatal error: '?([^\s':]+)'?(?: file not found|: No such file or directory)")
+
+_REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
+_UNITS: Mapping[str, int] = MappingProxyType({"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40})
+
+_OF_A_CACHE = (
+    *(OSError, ImportError, EOFError, pickle.UnpicklingError, BadZipFile),
+    *(json.JSONDecodeError, UnicodeDecodeError),
+)
+_FROM_SUBPROCESSES = (subprocess.SubprocessError,)
+
+
+def unsupported_here(
+    error: BaseException,
+    *,
+    needed: Callable[[], int] = lambda: 0,
+    inductor: bool = False,
+    control: bool = True,
+) -> Finding | None:
+    """Say of what a candidate raised that it is this machine's doing, if it is.
+
+    Args:
+        error: What it raised.
+        needed: Says how many bytes all of eager's tensors need together.
+        inductor: Whether the candidate is Inductor itself; others need not know of a C++ compiler.
+        control: Compile the least program, where a compiler failed, to see whether any can be compiled here.
+
+    Returns:
+        A finding of kind ``unsupported``; None if the candidate is to answer for it.
+    """
+    for cause in _causes(error):
+        what = _limit(cause, needed)
+        if what:
+            return _finding(what, cause)
+    if control and (inductor or any(_is_about_compiling(cause) for cause in _causes(error))):
+        return nothing_compiles()
+    return None
+
+
+def nothing_compiles() -> Finding | None:
+    """Compile the least program with Inductor, with an empty cache. A finding if even that fails."""
+    try:
+        with FreshCache().used():
+            compile_trifle()
+    except Exception as error:
+        for cause in _causes(error):
+            what = _limit(cause, lambda: 0)
+            if what:
+                return _finding(what, cause)
+        causes = list(_causes(error))
+        header = next((found[1] for cause in causes if (found := _HEADER.search(str(cause)))), None)
+        if header is not None:
+            return _finding("headers", causes[-1], f"{compiler_command()} does not find {header}")
+        told = next((cause for cause in causes if _is_about_compiling(cause)), error)
+        return _finding("compiler", told, f"{compiler_command()} compiles nothing here")
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it was made of, the outermost first."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        cause = pending.pop(0)
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        pending += [inner_exception(cause), cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+
+
+def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
+    """Which limit of the system an exception is about, or nothing."""
+    if type(cause).__name__ == "InvalidCxxCompiler":
+        return "compiler"
+    if is_out_of_memory(cause):
+        return "memory" if _is_short(cause, needed()) else ""
+    what = ""
+    if isinstance(cause, OSError):
+        what = _NUMBERS.get(cause.errno or 0, "")
+        if not what and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and _in_cache(cause.filename):
+            what = "cache"
+    if not what and isinstance(cause, (OSError, ImportError, RuntimeError)):
+        text = _said(cause)
+        what = next((name for name, pattern in _WORDS if pattern.search(text)), "")
+    if what == "memory" and not _is_about_compiling(cause):
+        return what if _is_short(cause, needed()) else ""
+    return what
+
+
+def _said(cause: BaseException) -> str:
+    """What it says; of a compiler's failure only what the compiler said, not the command, which names many files."""
+    return str(cause).rpartition("\nOutput:\n")[2]
+
+
+def _is_short(cause: BaseException, needed: int) -> bool:
+    """Whether there is too little memory here, rather than that the candidate asked for far more than eager does."""
+    free = free_memory()
+    request = _REQUEST.search(str(cause))
+    if request is not None:
+        size = float(request[1]) * _UNITS[request[2].lower()]
+        return size <= EXCESS * needed + _MARGIN and (free is None or free < size + PLENTY)
+    return free is not None and free < max(PLENTY, EXCESS * needed)
+
+
+def _is_about_compiling(cause: BaseException) -> bool:
+    """Whether it comes from the compiler's process or its files."""
+    return type(cause).__name__ == "CppCompileError" or isinstance(cause, (*_OF_A_CACHE, *_FROM_SUBPROCESSES))
+
+
+def _in_cache(filename: object) -> bool:
+    if not isinstance(filename, (str, bytes, os.PathLike)):
+        return False
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    name = os.fsdecode(filename)
+    return "torchinductor" in name or (folder is not None and name.startswith(folder))
+
+
+def _finding(what: str, cause: BaseException, told: str = "") -> Finding:
+    first = told_exception(cause)
+    return Finding(
+        kind=Kind.UNSUPPORTED,
+        detail=f"unsupported.{what}",
+        subject="candidate",
+        message=(
+            f"nothing can be said of the compiled program: {told or first}. The program without a check would fail "
+            f"here too. {_ADVICE[what]}."
+        ),
+        expected="no exception",
+        actual=first,
+    )
+
+
+def out_of_memory(told: str) -> Finding:
+    """A process died of too little memory.
+
+    Args:
+        told: How that is known.
+    """
+    return _finding("memory", MemoryError("a limit of the system"), told)
+
+
+def may_be_the_cache(error: BaseException) -> bool:
+    """Whether a file that a process left half-written, or a folder that cannot be used, may have raised this."""
+    causes = list(_causes(error))
+    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
+        return False
+    return any(_is_about_compiling(cause) for cause in causes)
+
+
+def cache_remark(error: BaseException) -> str:
+    """What to say where an empty cache helped."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
+    return (
+        f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
+        f"empty one. {_ADVICE['cache']}. It raised {told_exception(error)}"
+    )

@@ -1,0 +1,78 @@
+"""How much memory this process can still get."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["free_memory", "memory_limit_lifted", "process_limited"]
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Bytes that this process can still get: of the machine, its container, and its own limits; None if not known."""
+    return min((*_of_the_machine(), *_of_the_container(), *_of_the_process()), default=None)
+
+
+def process_limited() -> bool:
+    """Whether this process has a limit of its own (``ulimit -v``)."""
+    return any(True for _ in _of_the_process())
+
+
+@contextmanager
+def memory_limit_lifted() -> Iterator[bool]:
+    """Let this process, and those that it starts, have all the memory that it may give itself, for a block.
+
+    Yields:
+        Whether that is more than before.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import resource  # noqa: PLC0415  not on Windows
+
+    before = {limit: resource.getrlimit(limit) for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA)}
+    try:
+        for limit, (_, most) in before.items():
+            resource.setrlimit(limit, (most, most))
+        yield any(soft != most for soft, most in before.values())
+    finally:
+        for limit, both in before.items():
+            resource.setrlimit(limit, both)
+
+
+def _of_the_machine() -> Iterator[int]:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+
+
+def _of_the_container() -> Iterator[int]:
+    for line in _lines(Path("/proc/self/cgroup")):
+        if line.startswith("0::/"):
+            folder = _CGROUPS / line.removeprefix("0::/")
+            with suppress(OSError, ValueError):
+                most, used = ((folder / name).read_text("ascii") for name in ("memory.max", "memory.current"))
+                yield max(0, int(most) - int(used))
+
+
+def _of_the_process() -> Iterator[int]:
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  not on Windows
+
+    used = {line.partition(":")[0]: line.split()[1] for line in _lines(Path("/proc/self/status")) if "kB" in line}
+    for name, limit in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            yield max(0, most - int(used.get(name, 0)) * 1024)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("ascii", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,274 @@
+"""What this machine cannot do accuses no candidate; what a candidate does wrong stays a crash."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from region_tools import same_bits
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+import checked_backend as cb
+from checked_backend.regions import unsupported
+from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
+
+Raising = Callable[[], Exception]
+
+
+def failed(output: str) -> CppCompileError:
+    return CppCompileError(["g++", "x.cpp", "-I/no/space/left/on/device"], output)
+
+
+LIMITS: list[tuple[Raising, str]] = [
+    (lambda: OSError(errno.ENOSPC, "No space left on device"), "disk"),
+    (lambda: OSError(errno.EDQUOT, "Disk quota exceeded"), "disk"),
+    (lambda: OSError(errno.EMFILE, "Too many open files"), "files"),
+    (lambda: BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes"),
+    (lambda: RuntimeError("can't start new thread"), "processes"),
+    (lambda: PermissionError(errno.EACCES, "Permission denied", "/tmp/torchinductor_me/ab/x.so"), "cache"),
+    (InvalidCxxCompiler, "compiler"),
+    (lambda: failed("cc1plus: out of memory allocating 65536 bytes"), "memory"),
+    (lambda: failed("x.cpp: fatal error: error writing to /tmp/x.s: No space left on device"), "disk"),
+]
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsupported, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(unsupported, "compile_trifle", lambda: None)
+
+
+@pytest.mark.parametrize(("make", "what"), LIMITS)
+@pytest.mark.usefixtures("roomy")
+def test_limits_of_the_system(make: Raising, what: str) -> None:
+    found = unsupported_here(make())
+    assert found is not None
+    assert (found.kind, found.detail) == (cb.Kind.UNSUPPORTED, f"unsupported.{what}")
+    wrapped = RuntimeError("the compiler failed")
+    wrapped.__cause__ = make()
+    again = unsupported_here(wrapped)
+    assert again is not None
+    assert again.detail == found.detail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("an internal assertion"),
+        KeyError("stride"),
+        failed("x.cpp:3: error: 'tmp4' was not declared in this scope"),
+        failed("x.cpp:3: fatal error: own_header.h: No such file or directory"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "kernel.cpp"),
+        MemoryError("no memory left"),
+        torch.OutOfMemoryError("Tried to allocate 20.00 GiB"),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("roomy")
+def test_where_everything_else_works_it_is_the_candidates_own(error: Exception) -> None:
+    assert unsupported_here(error) is None
+
+
+@pytest.mark.parametrize(
+    ("output", "what", "words"),
+    [
+        ("x.h:1: fatal error: Python.h: No such file or directory", "headers", "does not find Python.h"),
+        ("garbage", "compiler", "compiles nothing here"),
+    ],
+)
+def test_where_the_least_program_fails_too_it_is_the_machine(
+    output: str, what: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise failed(output)
+
+    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    found = unsupported_here(failed("anything"))
+    assert found is not None
+    assert found.detail == f"unsupported.{what}"
+    assert words in found.message
+    assert "Install" in found.message
+
+
+def request(size: int) -> RuntimeError:
+    return RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes.")
+
+
+def test_memory_is_short_or_the_candidate_asks_for_far_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsupported, "free_memory", lambda: 2**30)
+    needed = 2**29
+    for error in (MemoryError(), request(2**30), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        found = unsupported_here(error, needed=lambda: needed)
+        assert found is not None
+        assert found.detail == "unsupported.memory"
+    assert unsupported_here(request(2**50), needed=lambda: needed) is None
+
+
+@pytest.mark.parametrize("error", [ImportError("x.so: file too short"), EOFError(), failed("truncated")], ids=repr)
+def test_what_a_broken_cache_may_raise(error: Exception) -> None:
+    wrapped = RuntimeError("backend raised")
+    wrapped.__cause__ = error
+    assert may_be_the_cache(wrapped)
+    assert not may_be_the_cache(InvalidCxxCompiler())
+    assert not may_be_the_cache(RuntimeError("an internal assertion"))
+
+
+# through numcheck
+
+
+def net(x: Tensor) -> Tensor:
+    return torch.relu(x) * 2
+
+
+class Failing:
+    """A compiler whose forward or backward graphs fail some times before they work.
+
+    Args:
+        error: What it raises.
+        times: How often.
+        when: ``compiling``, ``running``, ``compiling backward`` or ``backward``.
+    """
+
+    def __init__(self, error: Raising, times: int, when: str) -> None:
+        self.left, self.error, self.when = times, error, when
+
+    def fails(self, when: str) -> None:
+        if when == self.when and self.left:
+            self.left -= 1
+            raise self.error()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+            self.fails("compiling")
+            running = self.when == "running" and self.left
+            self.left -= bool(running)
+
+            def run(args: list[Any]) -> Any:
+                if running:
+                    raise self.error()
+                return graph(*args)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        def backward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+            self.fails("compiling backward")
+
+            def run(args: list[Any]) -> Any:
+                self.fails("backward")
+                return graph(*args)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return aot_autograd(fw_compiler=forward, bw_compiler=backward)(gm, example_inputs)
+
+
+def ran(compiler: Any, folder: Path, calls: int = 1, dynamic: bool | None = None) -> cb.Report:
+    torch._dynamo.reset()
+    options = {"compiler": compiler, "on_divergence": "record", "localize": False, "report_dir": folder}
+    with cb.collect() as session:
+        compiled = torch.compile(net, backend="numcheck", options=options, dynamic=dynamic)
+        for size in range(3, 3 + calls):
+            x = torch.randn(size, requires_grad=True)
+            out = compiled(x)
+            assert same_bits(out, net(x))
+            out.sum().backward()
+            assert x.grad is not None
+            assert torch.equal(x.grad, torch.autograd.grad(net(x).sum(), x)[0])
+    return session.report
+
+
+def cut_off() -> Exception:
+    return ImportError("/tmp/cache/x.so: file too short")
+
+
+@pytest.mark.parametrize(
+    ("when", "dynamic", "times"),
+    # that of dynamic shapes is first compiled with the forward graph, where nobody is told if it fails
+    [
+        ("compiling", False, 1),
+        ("compiling", True, 1),
+        ("compiling backward", False, 1),
+        ("compiling backward", True, 2),
+    ],
+)
+def test_a_broken_cache_is_tried_again_with_a_fresh_one(when: str, dynamic: bool, times: int, tmp_path: Path) -> None:
+    report = ran(Failing(cut_off, times, when), tmp_path, dynamic=dynamic)
+    assert report.verdict is cb.Verdict.PASS
+    assert any("file too short" in note and "TORCHINDUCTOR_CACHE_DIR" in note for note in report.coverage.notes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_loaded_late_too(tmp_path: Path) -> None:
+    report = ran(Failing(cut_off, 1, "running"), tmp_path, dynamic=False)
+    assert report.verdict is cb.Verdict.PASS
+    assert any("file too short" in note for note in report.coverage.notes)
+
+
+@pytest.mark.parametrize("when", ["compiling", "running", "backward"])
+def test_where_a_fresh_cache_does_not_help_it_is_a_crash(when: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unsupported, "compile_trifle", lambda: None)
+        report = ran(Failing(cut_off, 99, when), tmp_path, dynamic=False)
+    assert report.verdict is cb.Verdict.FAIL
+    assert [finding.detail for finding in report.findings] == [f"crash.{when}"]
+
+
+@pytest.mark.parametrize("when", ["compiling", "running", "backward"])
+def test_what_is_missing_here_is_inconclusive_and_the_program_goes_on(
+    when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = LIMITS[0][0]
+    report = ran(Failing(full, 99, when), tmp_path, dynamic=False)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert [finding.detail for finding in report.findings] == ["unsupported.disk"]
+    assert "Free some room" in str(report)
+    assert "nothing can be said" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 1  # the report
+
+
+def test_nothing_raises_for_it_and_every_session_is_told(tmp_path: Path) -> None:
+    compiled = torch.compile(
+        net,
+        backend="numcheck",
+        options={"compiler": Failing(InvalidCxxCompiler, 99, "compiling"), "report_dir": tmp_path},
+    )
+    verdicts = []
+    for _ in range(2):
+        with cb.collect() as session:
+            assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+        verdicts.append((session.report.verdict, [finding.detail for finding in session.report.findings]))
+    assert verdicts == [(cb.Verdict.INCONCLUSIVE, ["unsupported.compiler"])] * 2
+
+
+def test_eager_that_gets_no_memory_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsupported, "free_memory", lambda: 2**20)
+    calls: list[int] = []
+
+    @torch.library.custom_op("checked_backend_tests::hungry", mutates_args=())
+    def hungry(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return x.clone()
+
+    hungry.register_fake(torch.empty_like)
+    options = {"compiler": "aot_eager", "on_divergence": "record", "report_dir": tmp_path}
+    with cb.collect() as session, torch.no_grad():
+        torch.compile(hungry, backend="numcheck", options=options)(torch.ones(2))
+    assert [finding.detail for finding in session.report.findings] == ["unsupported.memory"]
+
+
+@pytest.mark.parametrize("make", [InvalidCxxCompiler, LIMITS[0][0]])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_check_is_inconclusive_too(make: Raising, isolate: bool) -> None:
+    report = cb.check(net, (torch.ones(3),), compiler=Failing(make, 99, "compiling"), isolate=isolate)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert {finding.kind for finding in report.findings} == {cb.Kind.UNSUPPORTED}
