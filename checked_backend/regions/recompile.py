@@ -10,7 +10,9 @@ import torch
 from torch import fx
 
 from checked_backend._torch import FakeTensor, HigherOrderOperator, TracingContext, compiling, detect_fake_mode, tracing
-from checked_backend.regions.candidate import Compiler
+from checked_backend.regions.candidate import Compiler, copy_graph
+from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.unsupported import may_be_the_cache
 
 __all__ = ["CompiledOnce", "compile_again"]
 
@@ -33,7 +35,28 @@ def compile_again(
             graph is compiled for the same symbols.
         inputs: Real inputs, which a graph without symbolic sizes is compiled for.
         change: Which dtype ``graph`` has where the region has another.
+
+    Raises:
+        Exception: Whatever the compiler raises, also with an empty cache if its own one may be what failed.
     """
+    spare = copy_graph(graph)
+    try:
+        return _compiled(compiler, graph, example_inputs, inputs, change)
+    except Exception as error:
+        if not may_be_the_cache(error):
+            raise
+        cache = FreshCache()
+        with cache.used():
+            return cache.kept_by(_compiled(compiler, spare, example_inputs, inputs, change))
+
+
+def _compiled(
+    compiler: Compiler,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inputs: Sequence[Any],
+    change: Callable[[torch.dtype], torch.dtype],
+) -> Region:
     fake_mode = detect_fake_mode(example_inputs)
     symbolic = fake_mode is not None and (
         any(isinstance(value, torch.SymInt) for value in example_inputs)

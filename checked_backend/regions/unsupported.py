@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from zipfile import BadZipFile
 
+import torch
+
 from checked_backend._torch import compile_trifle, inner_exception
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.fresh_cache import FreshCache
@@ -178,7 +180,8 @@ def _is_short(cause: BaseException, needed: int) -> bool:
     request = _REQUEST.search(str(cause))
     if request is not None:
         size = float(request[1]) * _UNITS[request[2].lower()]
-        return size <= EXCESS * needed + _MARGIN and (free is None or free < size + PLENTY)
+        device = isinstance(cause, torch.OutOfMemoryError)  # an accelerator's own memory, which it has found too small
+        return size <= EXCESS * needed + _MARGIN and (device or free is None or free < size + PLENTY)
     return free is not None and free < max(PLENTY, EXCESS * needed)
 
 
