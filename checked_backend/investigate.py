@@ -22,7 +22,7 @@ from checked_backend.bug_report import describe_candidate, write_bug_report
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.source import source_line
 from checked_backend.interrupt import Interruption
-from checked_backend.localize import Cut, Location, locate, operator_name
+from checked_backend.localize import Cut, Location, locate
 from checked_backend.record import Finding, Kind
 from checked_backend.reduce import (
     Repro,
@@ -36,7 +36,7 @@ from checked_backend.reduce.judge import Judge, judge_grossly, judge_raising, ju
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.trial import Trial
-from checked_backend.remedy import RemedySearch
+from checked_backend.remedy import Blamed, RemedySearch
 from checked_backend.report.naming import this_moment
 from checked_backend.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
@@ -370,13 +370,10 @@ class _Search:
     def _workaround(self, reduced: _Reduced) -> Workaround | None:
         judge, tell = self._judge, self.desk.tell
         search = RemedySearch(self.failure, self.findings, judge, self.desk.deadline, tell, self.evidence)
+        known = self.found.op is not None and self.location.node is not None
+        blamed = Blamed(str(self.found.op), self.found.source) if known else None
         # where eager raises there are no results to judge the small program by
-        found = None if reduced.kind is Kind.EXCEPTION else search.setting(reduced.trial)
-        op, node = self.found.op, self.location.node
-        if found is not None or op is None or node is None:
-            return found
-        called = operator_name(node) if self.found.graph == "dynamo" else op
-        return search.line(op, called, self.found.source)
+        return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: _Found) -> None:

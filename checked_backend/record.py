@@ -90,6 +90,7 @@ class Metrics:
             all elements are equal.
         reference_value: The reference's value at ``index``.
         candidate_value: The candidate's value at ``index``.
+        dtype: The reference's dtype: ``float32``; empty if it is not known.
     """
 
     total: int
@@ -108,6 +109,7 @@ class Metrics:
     index: tuple[int, ...] | None
     reference_value: float | int | bool | complex | None
     candidate_value: float | int | bool | complex | None
+    dtype: str = ""
 
     @property
     def bitwise_equal(self) -> bool:

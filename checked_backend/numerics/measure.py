@@ -326,6 +326,7 @@ class _Measurement:
             nan_candidate=self.nans[1],
             inf_reference=self.infs[0],
             inf_candidate=self.infs[1],
+            dtype=str(self.reference.dtype).removeprefix("torch."),
             index=index,
             reference_value=None if index is None else self.reference[index].item(),
             candidate_value=None if index is None else self.candidate[index].item(),

@@ -1,17 +1,20 @@
 """After a failure: how small? Reduce a program that goes wrong, write a script that shows it, find a workaround."""
 
 from checked_backend.reduce.apart import without_line
+from checked_backend.reduce.cost import Cost, measure_cost
 from checked_backend.reduce.problem import Progress
 from checked_backend.reduce.repro import Repro, write_repro
 from checked_backend.reduce.sequence import Reduction, reduce
-from checked_backend.reduce.settings import COSTLY, SETTINGS, Setting, taken_back
+from checked_backend.reduce.settings import COSTLY, EAGER, SETTINGS, Setting, taken_back
 from checked_backend.reduce.source_script import write_source_repro
 from checked_backend.reduce.translate import Untranslatable
 from checked_backend.reduce.workaround import Workaround, find_workaround, helps, keep_line_out, keep_out
 
 __all__ = [
     "COSTLY",
+    "EAGER",
     "SETTINGS",
+    "Cost",
     "Progress",
     "Reduction",
     "Repro",
@@ -22,6 +25,7 @@ __all__ = [
     "helps",
     "keep_line_out",
     "keep_out",
+    "measure_cost",
     "reduce",
     "taken_back",
     "without_line",

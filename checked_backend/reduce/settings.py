@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from checked_backend.regions.trial import Trial
 __all__ = [
     "ABOUT_PASSES",
     "COSTLY",
+    "EAGER",
     "PROCESS",
     "SETTINGS",
     "Setting",
@@ -57,17 +59,40 @@ class Setting:
 
     @property
     def code(self) -> str:
-        """What to paste."""
+        """What to paste, for a program that sets nothing else."""
+        return self.code_with({})
+
+    def code_with(self, own: Mapping[str, Any]) -> str:
+        """What to paste.
+
+        Args:
+            own: What the program hands to Inductor already.
+        """
         if self.flags:
-            return "\n".join(f"torch.{name} = {value!r}" for name, value in self.flags.items())
-        if self.fallback is None:
-            return f"torch.compile(model, options={dict(self.patches)!r})"
-        return (
-            "import torch._inductor.lowering as lowering  # before the first call of a compiled function\n"
-            f"op = torch.ops.{self.fallback}\n"
-            "torch._inductor.decomposition.decompositions.pop(op, None)\n"
-            "lowering.make_fallback(op, warn=False)"
+            lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
+            return "\n".join(["import torch", "", _EARLY, *lines])
+        if self.fallback is not None:
+            return _fallback_code(self.fallback)
+        patches = self._patches_on(own)
+        unwritable = [key for key, value in patches.items() if not _is_literal(value)]
+        written = {key: value for key, value in patches.items() if key not in unwritable}
+        options = f"{{**own, {repr(written)[1:-1]}}}" if unwritable else repr(written)
+        named = ", ".join(map(repr, unwritable))
+        return "\n".join(
+            [
+                "import torch",
+                "",
+                *([f"own = {{}}  # your own values of {named} belong here"] if unwritable else []),
+                "# where you call torch.compile, with your other arguments; `model` is what you compile",
+                f"model = torch.compile(model, options={options})",
+            ]
         )
+
+    def _patches_on(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        patches = {**own, **self.patches}
+        if _PASSES in self.patches and own.get(_PASSES):
+            patches[_PASSES] = f"{own[_PASSES]},{self.patches[_PASSES]}"
+        return patches
 
     def on(self, options: CheckOptions) -> CheckOptions:
         """The options under this setting.
@@ -78,14 +103,39 @@ class Setting:
         if self.flags:
             changed = {"compiler": _flagged(self.flags, options), "compiler_options": {}}
         elif self.fallback is None:
-            patches = {**options.compiler_options, **self.patches}
-            if _PASSES in self.patches and options.compiler_options.get(_PASSES):
-                patches[_PASSES] = f"{options.compiler_options[_PASSES]},{self.patches[_PASSES]}"
-            changed = {"compiler_options": patches}
+            changed = {"compiler_options": self._patches_on(options.compiler_options)}
         else:
             patches = {"fallback_random": True, **options.compiler_options}
             changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
         return options.model_copy(update=changed)
+
+
+_EARLY = "# before the first call of a compiled function"
+
+
+def _fallback_code(op: OpOverload) -> str:
+    return "\n".join(
+        [
+            "import torch",
+            "import torch._inductor.decomposition",
+            "import torch._inductor.lowering",
+            "",
+            _EARLY,
+            f'torch.compiler.config.cache_key_tag = "{op} left to eager"  # what was compiled before is compiled anew',
+            f"op = torch.ops.{op}",
+            "torch._inductor.decomposition.decompositions.pop(op, None)",
+            "torch._inductor.decomposition.fast_random_decomps.cache_clear()",
+            "torch._inductor.lowering.make_fallback(op, warn=False)",
+        ]
+    )
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether a value can be written as Python code that makes it."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
 
 
 @contextmanager
@@ -169,6 +219,10 @@ SETTINGS: Sequence[Setting] = (
 COSTLY: Sequence[Setting] = (
     Setting("no fusion", {"max_fusion_size": 1, "realize_opcount_threshold": 0, "realize_reads_threshold": 0}),
     Setting("no vectorization", {"cpp.simdlen": 1}, devices=("cpu",)),
+)
+"""Settings that make the whole model slower, tried when no other helps."""
+
+EAGER: Sequence[Setting] = (
     Setting(
         "eager's kernels for everything",
         {
@@ -180,8 +234,7 @@ COSTLY: Sequence[Setting] = (
         },
     ),
 )
-"""Settings that make the whole model slower, tried when no other helps."""
-
+"""What leaves nothing of the compiler but its graph: eager at eager's speed, the very last resort."""
 
 PROCESS: Sequence[Setting] = (
     Setting(

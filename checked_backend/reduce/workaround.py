@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import operator
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +19,7 @@ from checked_backend.reduce.judge import Judge, judge_trial, warm_up
 from checked_backend.reduce.settings import (
     ABOUT_PASSES,
     COSTLY,
+    EAGER,
     PROCESS,
     SETTINGS,
     Setting,
@@ -39,11 +43,13 @@ class Workaround:
         name: What it does, for people.
         code: What to paste.
         setting: The setting, to be tried elsewhere; None for `keep_out`, which is no setting.
+        source: The line that is kept out of the compiler, if it is that.
     """
 
     name: str
     code: str
     setting: Setting | None = None
+    source: str | None = None
 
 
 def find_workaround(
@@ -53,7 +59,8 @@ def find_workaround(
     confirm: Callable[[Setting], bool] = lambda _setting: True,
     settings: Sequence[Setting] = SETTINGS,
     process: Sequence[Setting] = PROCESS,
-    costly: Sequence[Setting] = COSTLY,
+    costly: Sequence[Setting] = (*COSTLY, *EAGER),
+    fallbacks: bool = True,
     judge: Judge = judge_trial,
 ) -> Workaround | None:
     """Find a setting under which a program that goes wrong is right.
@@ -69,6 +76,7 @@ def find_workaround(
         settings: Cheap settings, in order of preference.
         process: Those of the whole process.
         costly: The others.
+        fallbacks: Whether eager's kernels for single operators are tried.
         judge: Judges one trial.
 
     Returns:
@@ -83,7 +91,7 @@ def find_workaround(
     if found is not None and alone and found.patches.keys() & ABOUT_PASSES:
         found = search.one_of(pass_settings(_passes_of(trial, deadline))) or found
     if found is None and alone:
-        found = search.first_of([*operator_fallbacks(trial), *flags_not_set(process, trial)])
+        found = search.first_of([*(operator_fallbacks(trial) if fallbacks else ()), *flags_not_set(process, trial)])
     if found is None:
         found = search.first_of(applicable(costly, trial))
     return None if found is None else Workaround(found.name, found.code, found)
@@ -129,15 +137,19 @@ def keep_out(op: str, source: str | None) -> Workaround:
     base = steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]
     homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
     known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
-    first = ""
+    first = "import torch\n"
     if steps[0] == "operator" and hasattr(operator, base):  # what Python's own signs call
-        known, first = f"operator.{base}", "import operator\n"
+        known, first = f"operator.{base}", "import operator\n\nimport torch\n"
+    if known is None and steps[0] in ("aten", "prims"):
+        known = f"torch.ops.{op}"
+    if known is None:  # no name that a program could call it by
+        return keep_line_out(source or "the line that calls it")
     eager = f"eager_{base.strip('_')}"
-    where = f"\n# and call {eager} at {source}" if source else f"\n# and call {eager} instead"
-    return Workaround(
-        f"{base} outside of the compiler",
-        f"{first}{eager} = torch.compiler.disable({known or f'torch.ops.{op}'}){where}",
-    )
+    where = f"# and call {eager} at {source}" if source else f"# and call {eager} instead"
+    return Workaround(f"{base} outside of the compiler", f"{first}\n{eager} = torch.compiler.disable({known})\n{where}")
+
+
+_LINE = re.compile(r"^(?P<place>[^:]*:\d+ in [^:]+): (?P<code>.*)$")
 
 
 def keep_line_out(source: str) -> Workaround:
@@ -146,11 +158,51 @@ def keep_line_out(source: str) -> Workaround:
     Args:
         source: The user's line.
     """
+    name = "the line outside of the compiler"
+    found = _LINE.match(source)
+    moved = None if found is None else _moved(found["code"])
+    if found is None or moved is None:
+        return Workaround(
+            name,
+            f"import torch\n\n\n# move what stands at {source}\n# into a function of its own, and call that there\n"
+            "@torch.compiler.disable\ndef in_eager(*args): ...",
+        )
+    function, call = moved
     return Workaround(
-        "the line outside of the compiler",
-        f"# move what stands at {source}\n# into a function of its own, and call that there\n"
-        "@torch.compiler.disable\ndef in_eager(*args): ...",
+        name, f"import torch\n\n\n@torch.compiler.disable\n{function}\n\n\n# and at {found['place']}: {call}"
     )
+
+
+_KNOWN = frozenset({"F", "math", "nn", "np", "torch", *dir(builtins)})
+
+
+def _moved(code: str) -> tuple[str, str] | None:
+    """A statement as a function of what it reads, and the call that takes its place; None if it is no whole one."""
+    try:
+        [statement] = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return None
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    inner = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+    inner |= {node.id for part in ast.walk(statement) if isinstance(part, ast.comprehension) for node in _names(part)}
+    stored = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in inner)
+    read = [node.id for node in names if isinstance(node.ctx, ast.Load)]
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        read.append(statement.target.id)
+    given = ", ".join(name for name in dict.fromkeys(read) if name not in _KNOWN and name not in inner)
+    call = f"in_eager({given})"
+    if isinstance(statement, ast.Return):
+        return f"def in_eager({given}):\n    {code}", f"return {call}"
+    if isinstance(statement, ast.Expr):
+        return f"def in_eager({given}):\n    {code}", call
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or not stored:
+        return None
+    results = ", ".join(stored)
+    return f"def in_eager({given}):\n    {code}\n    return {results}", f"{results} = {call}"
+
+
+def _names(part: ast.comprehension) -> list[ast.Name]:
+    return [node for node in ast.walk(part.target) if isinstance(node, ast.Name)]
 
 
 class _Search:

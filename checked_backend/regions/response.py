@@ -116,7 +116,6 @@ class Response:
             replace(
                 finding,
                 region=self._info.name,
-                source=finding.source or self._fallback_source(),
                 graph=finding.graph or self._info.graph,
             )
             for finding in findings
@@ -201,8 +200,11 @@ class Response:
             spent.places.add(place)
             spent.seconds += time.monotonic() - begun
 
-    def _fallback_source(self) -> str | None:
-        return self._info.sources[0] if self._info.sources else None
+    def _placed(self, finding: Finding) -> Finding:
+        """Say where the region begins, which is no line to blame."""
+        if not self._info.sources:
+            return finding
+        return replace(finding, evidence={**finding.evidence, "the region begins at": self._info.sources[0]})
 
 
 def _told(findings: Sequence[Finding], words: str) -> list[Finding]:

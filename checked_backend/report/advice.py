@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.record import Finding, Verdict
@@ -51,23 +51,17 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         ),
         "logic": (
             "logic: the compiled program computes something else; rounding does not explain it. Use the workaround "
-            "if there is one. Else keep the code at 'your line' out of the compiler with torch.compiler.disable, and "
-            "report the repro."
+            "if there is one, and report the repro."
         ),
-        "precision": (
-            "precision: the compiled program rounds more than eager has to. Try "
-            'options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, it '
-            "was fusion in low precision. Else run the part at 'your line' in float32."
-        ),
+        "precision": "precision: the compiled program rounds more than eager has to.",
         "precision.traced": (
             "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "
             "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
             "for you, keep it out of the compiler with torch.compiler.disable."
         ),
         "nonfinite": (
-            "nonfinite: NaN or infinity on one side only. Look at divisions, log, exp, sqrt and masked softmax near "
-            "'your line': a rewrite that is equal on paper can overflow. Keep that part in float32 or out of the "
-            "compiler."
+            "nonfinite: NaN or infinity on one side only. Look at divisions, log, exp, sqrt and masked softmax: a "
+            "rewrite that is equal on paper can overflow."
         ),
         "rng": (
             "rng: the random numbers differ. Inductor draws its own unless told otherwise: set "
@@ -145,7 +139,45 @@ def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
     elif shown:
         yield "A script was written, but it does not show the finding in a fresh process; the evidence says why."
     for finding in findings:
-        yield ADVICE[_key(finding)]
+        key = _key(finding)
+        yield " ".join([ADVICE[key], *(_IN_LOW if _is_low(finding) else _IN_WIDE).get(key, ()), *_where(finding, key)])
+
+
+_LOW = ("bfloat16", "float16", "float8")
+
+_IN_LOW: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "precision": (
+            'Try options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, '
+            "it was fusion in low precision. Else compute in float32 what needs more digits.",
+        ),
+        "nonfinite": ("Float32 reaches further.",),
+    }
+)
+_IN_WIDE: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "precision": (
+            'See that nothing computes in a lower precision: torch.set_float32_matmul_precision("highest"), and no '
+            "autocast around it.",
+        )
+    }
+)
+"""By the precision of the values: float32 is no advice to a float32 program."""
+
+_BLAMED = frozenset({"logic", "precision", "nonfinite"})
+"""What an operator is to blame for."""
+
+
+def _where(finding: Finding, key: str) -> Sequence[str]:
+    if key not in _BLAMED:
+        return ()
+    if finding.op and finding.source:
+        return ("Else keep the code at 'your line' out of the compiler with torch.compiler.disable.",)
+    return ("Which line is to blame is not known.",)
+
+
+def _is_low(finding: Finding) -> bool:
+    return finding.metrics is not None and finding.metrics.dtype.startswith(_LOW)
 
 
 def _key(finding: Finding) -> str:

@@ -192,6 +192,7 @@ _METRICS: Mapping[str, _Decoder] = {
     "index": _optional(_tuple_of(_int)),
     "reference_value": _optional(_number),
     "candidate_value": _optional(_number),
+    "dtype": _text,
 }
 _NOISE: Mapping[str, _Decoder] = {
     "rms": _float,

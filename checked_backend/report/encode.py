@@ -53,6 +53,8 @@ def _encode_metrics(metrics: Metrics) -> dict[str, Any]:
         value = getattr(metrics, entry.name)
         if value is None or isinstance(value, tuple):
             out[entry.name] = None if value is None else [int(axis) for axis in value]
+        elif isinstance(value, str):
+            out[entry.name] = str(value)
         else:
             out[entry.name] = _encode_number(value)
     return out

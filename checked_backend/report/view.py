@@ -187,7 +187,7 @@ def _finding(finding: Finding, number: int, total: int) -> FindingView:
     rows.extend(Row("evidence", f"{clean(str(key))}: {clean(str(value))}") for key, value in finding.evidence.items())
     place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
     rows.append(_row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
-    rows.append(_row("your line", finding.source, code=True))
+    rows.append(_row("your line" if _is_line_blamed(finding) else "made at", finding.source, code=True))
     rows.append(_row("workaround", finding.workaround, code=True))
     rows.append(_row("repro", finding.repro, code=True))
     return FindingView(
@@ -195,6 +195,12 @@ def _finding(finding: Finding, number: int, total: int) -> FindingView:
         message=clean(finding.message),
         rows=tuple(row for row in rows if row is not None and row.text),
     )
+
+
+def _is_line_blamed(finding: Finding) -> bool:
+    """Whether a line is at fault: that of wrong values is where they were made, until an operator is named."""
+    of_values = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)
+    return finding.op is not None or finding.kind not in of_values
 
 
 def _row(label: str, text: str | None, *, code: bool = False) -> Row | None:

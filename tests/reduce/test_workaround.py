@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +19,18 @@ from torch import fx
 from checked_backend._torch import inductor_settings
 from checked_backend.interpret.source import source_line
 from checked_backend.record import Finding, Kind
-from checked_backend.reduce import COSTLY, SETTINGS, Setting, find_workaround, keep_out, taken_back, without_line
-from checked_backend.reduce.settings import PROCESS, applicable, flags_not_set
+from checked_backend.reduce import (
+    COSTLY,
+    EAGER,
+    SETTINGS,
+    Setting,
+    find_workaround,
+    keep_line_out,
+    keep_out,
+    taken_back,
+    without_line,
+)
+from checked_backend.reduce.settings import PROCESS, applicable, flags_not_set, operator_fallbacks, pass_settings
 from checked_backend.regions.trial import Trial
 from checked_backend.worker import run_in_worker
 
@@ -40,7 +55,7 @@ def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     judge = right_if(lambda options: patches.items() <= options.items(), tried)
     found = find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=judge)
     assert found is not None
-    assert found.code == f"torch.compile(model, options={patches!r})"
+    assert found.code.endswith(f"\nmodel = torch.compile(model, options={patches!r})")
     assert len(tried) <= 10
 
 
@@ -48,7 +63,7 @@ def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_
     tried: list[Mapping[str, Any]] = []
     never = right_if(lambda options: False, tried)
     assert find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=never) is None
-    assert len(tried) <= 2 + len(COSTLY)  # all cheap ones together, the operator's fallback, the costly ones
+    assert len(tried) <= 2 + len((*COSTLY, *EAGER))  # all cheap ones together, the operator's fallback, the costly ones
     always = right_if(lambda options: True, tried)
     assert find_workaround(TRIAL, deadline=time.monotonic(), judge=always) is None
     other = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2))
@@ -79,7 +94,7 @@ def test_settings_that_help_only_together_are_found_together() -> None:
     judge = right_if(lambda options: both.items() <= options.items(), tried)
     found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], judge=judge)
     assert found is not None
-    assert found.code == f"torch.compile(model, options={both!r})"
+    assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
     assert len(tried) <= 15
 
 
@@ -106,15 +121,15 @@ def _compile_and_fail(setting: Setting) -> None:
 
 def test_the_table_names_settings_that_exist() -> None:
     present = inductor_settings()
-    unknown = {key for setting in (*SETTINGS, *COSTLY) for key in setting.patches if key not in present}
+    unknown = {key for setting in (*SETTINGS, *COSTLY, *EAGER) for key in setting.patches if key not in present}
     # what another version of Inductor has is left out, not tried
-    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY], TRIAL))
+    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL))
     assert len(unknown) <= 5
 
 
 def test_the_last_resort_can_be_pasted() -> None:
     code = keep_out("aten.relu.default", "model.py:4 in forward: x = x.relu()").code
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {}
     exec(code, names)
     assert torch.equal(names["eager_relu"](torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
     assert "model.py:4" in code
@@ -123,7 +138,8 @@ def test_the_last_resort_can_be_pasted() -> None:
 def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
     assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None).code
     assignment = keep_out("operator.setitem", None).code
-    assert assignment.startswith("import operator\neager_setitem = torch.compiler.disable(operator.setitem)")
+    assert "\neager_setitem = torch.compiler.disable(operator.setitem)" in assignment
+    exec(assignment, {})
     assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
 
 
@@ -139,7 +155,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     found = find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=right_if(right, tried))
     assert found is not None
-    assert found.code == "torch.compile(model, options={'disabled_passes': 'guilty'})"
+    assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'guilty'})")
     given = TRIAL.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
     assert found.setting is not None
     assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,guilty"}
@@ -159,7 +175,7 @@ def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.Mon
     trial = trial_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
     found = find_workaround(trial, deadline=time.monotonic() + 600)
     assert found is not None
-    assert found.code == "torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})"
+    assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
 
 
 @pytest.fixture
@@ -192,7 +208,7 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
         view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), judge=judge
     )
     assert found is not None
-    assert found.code == f"torch.{name} = False"
+    assert found.code.endswith(f"\ntorch.{name} = False")
     assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
     assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], TRIAL)
     assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], TRIAL)
@@ -223,3 +239,64 @@ def test_a_line_can_be_left_to_eager() -> None:
     torch._dynamo.reset()
     with pytest.raises(LookupError, match="no call from elsewhere"):
         without_line(compiler, "elsewhere")(TRIAL.graph, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "signature", "call"),
+    [
+        ("y = torch.relu(x).sin()", "in_eager(x)", "y = in_eager(x)"),
+        ("return self.last(F.relu(hidden)) * 2", "in_eager(self, hidden)", "return in_eager(self, hidden)"),
+        ("x += helper(w)", "in_eager(helper, w, x)", "x = in_eager(helper, w, x)"),
+        ("a, b = x.chunk(2)", "in_eager(x)", "a, b = in_eager(x)"),
+        ("x.mul_(2)", "in_eager(x)", "in_eager(x)"),
+        ("y = sum(t * k for t in parts)", "in_eager(k, parts)", "y = in_eager(k, parts)"),
+        ("y = map(lambda t: t + z, x)", "in_eager(x, z)", "y = in_eager(x, z)"),
+    ],
+)
+def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, signature: str, call: str) -> None:
+    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    exec(code, {})
+    assert f"@torch.compiler.disable\ndef {signature}:\n    {line}\n" in f"{code}\n"
+    assert code.endswith(f"# and at model.py:4 in forward: {call}")
+
+
+@pytest.mark.parametrize("line", ["torch.relu(", "if x.any():", "self.y = x.relu()", ""])
+def test_a_line_that_is_no_whole_statement_is_left_to_the_user(line: str) -> None:
+    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    exec(code, {})
+    assert "# move what stands at model.py:4 in forward" in code
+
+
+def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None:
+    code = keep_out("torch._C._linalg.linalg_cholesky", "model.py:4 in f: y = torch.linalg.cholesky(x)").code
+    exec(code, {})
+    assert "def in_eager(x):\n    y = torch.linalg.cholesky(x)\n    return y" in code
+
+
+def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
+    """With its imports, and with the names and values that this version of Inductor has."""
+    codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL)]
+    codes += [setting.code for setting in (*operator_fallbacks(TRIAL), *pass_settings(["some_pass"]))]
+    codes += [setting.code for setting in PROCESS if "cpu" in setting.devices and flags_not_set([setting], TRIAL)]
+    script = tmp_path / "pasted.py"
+    script.write_text(
+        "import json, sys, warnings\nwarnings.simplefilter('ignore')\nfrom torch import nn\n"
+        "for code in json.load(open(sys.argv[1])):\n    exec(code, {'model': nn.Identity()})\nprint('pasted')\n"
+    )
+    given = tmp_path / "codes.json"
+    given.write_text(json.dumps(codes))
+    done = subprocess.run([sys.executable, script, given], capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == "pasted\n", done.stderr
+    assert len(codes) > 15
+
+
+def test_what_the_program_hands_to_inductor_stays() -> None:
+    def own_pass(_graph: fx.Graph) -> None: ...
+
+    own = {"disabled_passes": "mine", "max_autotune": True, "post_grad_custom_pre_pass": own_pass}
+    code = Setting("", {"disabled_passes": "guilty"}).code_with(own)
+    stub = SimpleNamespace(compile=lambda model, options: options)
+    names: dict[str, Any] = {"torch": stub, "model": 1}
+    exec(code.replace("import torch\n", ""), names)
+    assert names["model"] == {"disabled_passes": "mine,guilty", "max_autotune": True}
+    assert "own = {}  # your own values of 'post_grad_custom_pre_pass' belong here" in code

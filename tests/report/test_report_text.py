@@ -101,8 +101,8 @@ What to do next
   - Today: paste the workaround shown with the finding; it was seen to make the finding vanish.
   - To see it again: run the repro shown with the finding. It needs nothing but its own folder.
   - logic: the compiled program computes something else; rounding does not explain it. Use the
-    workaround if there is one. Else keep the code at 'your line' out of the compiler with
-    torch.compiler.disable, and report the repro.
+    workaround if there is one, and report the repro. Else keep the code at 'your line' out of the
+    compiler with torch.compiler.disable.
   - stride: the values are eager's, and lie in memory in another order. Code that calls .view() on
     the result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous()
     from 'your line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck
@@ -261,3 +261,38 @@ def test_a_workaround_that_was_not_tried_is_not_said_to_help() -> None:
     text = str(Report((untried,), Coverage(checked={"outputs": 1})))
     assert "It was not tried" in text
     assert "was seen" not in text
+
+
+def advice_of(kind: Kind, dtype: str, *, op: str | None = None) -> str:
+    finding = Finding(
+        kind,
+        "output[0]",
+        "wrong",
+        region="0",
+        metrics=replace(METRICS, dtype=dtype),
+        op=op,
+        source="model.py:41 in f: x",
+    )
+    return " ".join(str(Report((finding,), COVERAGE)).split())
+
+
+@pytest.mark.parametrize("kind", [Kind.PRECISION, Kind.NONFINITE])
+def test_float32_is_advice_to_lower_precision_alone(kind: Kind) -> None:
+    for dtype in ("bfloat16", "float16"):
+        assert "loat32 " in advice_of(kind, dtype)
+    for dtype in ("float32", "float64", "complex64"):
+        text = advice_of(kind, dtype)
+        assert "in float32" not in text
+        assert "Float32 reaches" not in text
+        assert "emulate_precision_casts" not in text.partition("What to do next")[2].partition("Checked")[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE])
+def test_a_line_is_blamed_only_where_an_operator_was_found(kind: Kind) -> None:
+    text = advice_of(kind, "float32")
+    assert "your line" not in text
+    assert "made at model.py:41" in text
+    assert "Which line is to blame is not known." in text
+    text = advice_of(kind, "float32", op="aten.relu.default")
+    assert "your line model.py:41" in text
+    assert "keep the code at 'your line' out of the compiler" in text
