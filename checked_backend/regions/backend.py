@@ -23,6 +23,7 @@ from checked_backend.regions.candidate import (
     unfused_compiler,
 )
 from checked_backend.regions.controls import Variants
+from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep
 from checked_backend.regions.fresh_cache import FreshCache
@@ -147,6 +148,7 @@ def build_region(
         needed=lambda: _bytes_of(pristine),
         recompile=None if symbolic else recompile,
         investigate=investigate if options.localize and investigator is not None else None,
+        draws=DrawInputs(compiler, pristine, traced) or None,
     )
     if spread is not None:
         return lambda *args: region(*spread(args), *held)

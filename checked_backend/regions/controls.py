@@ -177,7 +177,7 @@ class RegionControls:
             return False
         arguments, leaves = self.inputs.fresh()
         bare, _ = self.inputs.fresh()
-        with self._undisturbed(), self.ambient.entered():
+        with self.undisturbed(), self.ambient.entered():
             try:
                 execute(self.variants.make_own_random(bare), arguments, leaves)
             except Exception:  # as the candidate itself did
@@ -189,7 +189,7 @@ class RegionControls:
         left = []
         for region in (self.variants.reference, self.variants.candidate):
             arguments, leaves = self.inputs.fresh()
-            with self._undisturbed(), self.ambient.entered():
+            with self.undisturbed(), self.ambient.entered():
                 self.rng.restore()
                 execute(region, arguments, leaves)
                 left.append(RngState.capture(tuple(self.rng.cuda)))
@@ -246,7 +246,7 @@ class RegionControls:
     def twin(self) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
         bare, _ = self.inputs.fresh(_wide)
-        with self._undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
+        with self.undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
             region = self.variants.make_twin(bare)
         with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
             return self._replayed(region, wide=True)
@@ -259,7 +259,7 @@ class RegionControls:
         arguments, _ = self.inputs.fresh(_wide)
         tape = self._recorded()
         wide = HighPrecisionMode(default_dtype=self.variants.default_dtype)
-        with self._undisturbed(), torch.no_grad():
+        with self.undisturbed(), torch.no_grad():
             self.rng.restore()
             with ReplayRandom(tape), wide, self.ambient.entered():
                 choices = given.choose(*arguments)
@@ -285,7 +285,7 @@ class RegionControls:
         if make is None:
             return None
         bare, _ = self.inputs.fresh()
-        with self._undisturbed(), self.ambient.entered():
+        with self.undisturbed(), self.ambient.entered():
             region = make(bare)
         return self._replayed(region)
 
@@ -314,7 +314,7 @@ class RegionControls:
         cotangents = None if self.cotangents is None else self.cotangents.copied()
         if cotangents is not None and wide:
             cotangents = _promoted(cotangents)
-        with self._undisturbed(), ExitStack() as stack:
+        with self.undisturbed(), ExitStack() as stack:
             (rng or self.rng).restore()
             for make in modes:
                 stack.enter_context(make())
@@ -328,7 +328,8 @@ class RegionControls:
             return execution.gradient_values(self.subjects)
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def undisturbed(self) -> Iterator[None]:
+        """Leave the random state as it was after a block."""
         before = RngState.capture(tuple(self.rng.cuda))
         try:
             yield

@@ -19,6 +19,7 @@ from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.controls import RegionControls, Variants
+from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
 from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
 from checked_backend.regions.flipped_shapes import excuse_flipped_shapes
 from checked_backend.regions.gradients import BackwardPass, was_written_to
@@ -82,6 +83,7 @@ class Judge:
         variants: The region in eager, compiled, and what else can be made of it.
         response: Where the coverage goes.
         thorough: Compile the float64 twin for every difference.
+        draws: The region with what goes into its draws as results; None if it draws by no values.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class Judge:
         response: Response,
         *,
         thorough: bool,
+        draws: DrawInputs | None = None,
     ) -> None:
+        self._draws = draws
         self._info = info
         self._variants = variants
         self._response = response
@@ -134,10 +138,31 @@ class Judge:
         rulings = self._values(call, parts, incomparable, pristine, None)
         self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         found = [*structure, *aliasing]
-        if self._variants.operators is not None and not any(finding.kind.fails for finding in found):
+        if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
             checked = self._variants.operators.forward(call, outputs, rulings, self._scales)
             self._response.count({"operators": checked})
-        return [*found, *self._absorb(rulings)]
+        names = [call.subjects.output(index) for index in range(len(outputs))]
+        return [*found, *self._absorb(rulings), *self._drawn_from(call, rulings, names)]
+
+    def _drawn_from(self, call: Call, rulings: Rulings, outputs: Sequence[str]) -> list[Finding]:
+        """Compare what goes into draws, where results are judged anew or could not be judged."""
+        unknown = any(skip.matters for skip in rulings.skips)
+        if self._draws is None or not (rulings.anew or rulings.findings or unknown):
+            return []
+        try:
+            found = judge_draw_inputs(
+                self._draws,
+                self._controls(call, None),
+                outputs,
+                thorough=self._thorough,
+                low_precision=self._variants.low_precision,
+            )
+        except Exception as error:
+            words = f"could not be compared: {type(error).__name__}: {error}".splitlines()[0]
+            self._response.skip(Skip("inputs of random operators", words, matters=unknown))
+            return []
+        self._response.count({"inputs of random operators": found.compared})
+        return self._absorb(found)
 
     def backward(
         self, call: Call, passed: BackwardPass

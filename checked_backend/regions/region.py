@@ -20,6 +20,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.controls import Variants
+from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.fresh_cache import FreshCache
@@ -85,6 +86,7 @@ class CheckedRegion:
         needed: Callable[[], int] = lambda: 0,
         recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None = None,
         investigate: Investigate | None = None,
+        draws: DrawInputs | None = None,
     ) -> None:
         self._info = info
         self._reference = variants.reference
@@ -92,7 +94,7 @@ class CheckedRegion:
         self._options = options
         self._schedule = Schedule(options.every, options.budget)
         self._response = Response(info, options, silent=silent)
-        self._judge = Judge(info, variants, self._response, thorough=thorough)
+        self._judge = Judge(info, variants, self._response, thorough=thorough, draws=draws)
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
         self._stopped = False

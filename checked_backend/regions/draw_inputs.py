@@ -1,0 +1,151 @@
+"""What goes into a draw, compared as values: probabilities, means, rates.
+
+What is drawn tells little of them: other probabilities mostly draw the same, and rounding changes a draw too. So the
+region is compiled once more with the parameters of its draws as results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.interpret.source import source_line
+from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
+from checked_backend.regions.candidate import Compiler, copy_graph, eager_graph
+from checked_backend.regions.controls import RegionControls, Values, Variants
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.recompile import CompiledOnce, compile_again
+from checked_backend.regions.twin import compile_twin
+
+__all__ = ["DrawInputs", "judge_draw_inputs"]
+
+# Functions and methods whose tensor arguments are a distribution's parameters. Those with "_" write to their first.
+_DRAWS = frozenset(
+    {"bernoulli", "bernoulli_", "binomial", "multinomial", "normal", "poisson", "_sample_dirichlet", "_standard_gamma"}
+)
+
+
+class DrawInputs:
+    """A region's graph with the parameters of its draws as further results.
+
+    Args:
+        compiler: The candidate compiler.
+        gm: The region's Dynamo graph; it is not changed.
+        example_inputs: The fake values of its placeholders as Dynamo traced them.
+
+    Attributes:
+        names: What the further results are called.
+        sources: The user's lines of those draws.
+    """
+
+    def __init__(self, compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        graph = copy_graph(gm)
+        self.names: list[str] = []
+        self.sources: list[str] = []
+        added = [copy for node in list(graph.graph.nodes) for copy in self._exposed(graph.graph, node)]
+        output = graph.graph.output_node()
+        results = output.args[0]
+        if added and isinstance(results, (tuple, list)):
+            output.args = ((*results, *added),)
+            graph.recompile()
+        else:
+            self.names = []
+
+        def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_again(compiler, copy_graph(graph), example_inputs, inputs)
+
+        self._graph = graph
+        self._compile = CompiledOnce(compile_for)
+        self._make_twin = CompiledOnce(lambda inputs64: compile_twin(compiler, graph, example_inputs, inputs64))
+
+    def __bool__(self) -> bool:
+        """Whether the region draws by values at all."""
+        return bool(self.names)
+
+    def _exposed(self, graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op not in ("call_function", "call_method") or name not in _DRAWS:
+            return []
+        parameters = [
+            source
+            for source in (node.args[1:] if name.endswith("_") else (*node.args, *node.kwargs.values()))
+            if isinstance(source, fx.Node) and _is_real(source.meta.get("example_value"))
+        ]
+        if name == "bernoulli" and len(node.args) > 1 and isinstance(node.args[1], (int, float)):
+            return []  # the tensor says only how many
+        word = name.strip("_")
+        number = 1 + sum(known.startswith(f"input[{word}") for known in self.names)
+        copies = []
+        for place, parameter in enumerate(parameters):
+            with graph.inserting_before(node):
+                copy = graph.call_function(torch.clone, (parameter,))  # it may be written to later
+            copy.meta = dict(parameter.meta)
+            copies.append(copy)
+            which = f"{word}.{place}" if len(parameters) > 1 else word
+            self.names.append(f"input[{which}]" if number == 1 else f"input[{which} {number}]")
+            self.sources.append(source_line(node) or "")
+        return copies
+
+    def variants(self, own: Variants, inputs: Sequence[Any]) -> Variants:
+        """What can be made of the graph, where the region itself has these."""
+        return replace(
+            own,
+            reference=eager_graph(self._graph).forward,
+            candidate=self._compile(inputs),
+            make_twin=self._make_twin,
+            given=None,
+            make_unfused=None,
+            make_again=None,
+            make_own_random=None,
+            operators=None,
+        )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def judge_draw_inputs(
+    draws: DrawInputs, controls: RegionControls, outputs: Sequence[str], *, thorough: bool, low_precision: bool
+) -> Rulings:
+    """Judge the parameters of a region's draws.
+
+    Args:
+        draws: The graph that has them as results.
+        controls: Controls of the call.
+        outputs: What the region's own results are called.
+        thorough: Run the float64 twin for every difference.
+        low_precision: Whether the region computes in half precision somewhere.
+
+    Raises:
+        Exception: Whatever keeps the graph from being compiled, or from running.
+    """
+    bare, _ = controls.inputs.fresh()
+    with controls.undisturbed(), controls.ambient.entered():
+        variants = draws.variants(controls.variants, bare)
+    subjects = Subjects(controls.subjects.inputs, (*outputs, *draws.names))
+    probing = RegionControls(variants, controls.inputs, controls.ambient, controls.rng, subjects)
+    reference = probing.repeat()
+    candidate = _candidate_values(probing)
+    pairs = [
+        Pair(name, name, reference[name], candidate[name], source=source)
+        for name, source in zip(draws.names, draws.sources, strict=True)
+        if name in reference and name in candidate and _alike(reference[name], candidate[name])
+    ]
+    return adjudicate(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, anew=True)
+
+
+def _candidate_values(probing: RegionControls) -> Values:
+    alone = probing.candidate_alone()  # also so that nothing is compiled under the replaying mode
+    try:
+        return probing.repeat_candidate()  # on the same draws, where a later draw depends on an earlier one
+    except Exception:  # it draws by other operators than eager
+        return alone
+
+
+def _alike(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
+    return reference.shape == candidate.shape and reference.dtype == candidate.dtype
