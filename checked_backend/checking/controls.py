@@ -114,6 +114,10 @@ class ProgramControls:
         self._choices[True] = choices
         return values
 
+    def one_zero(self, *, negative: bool) -> Values:
+        """Not made of a whole program: each region makes its own."""
+        raise MadeElsewhereError("made for each region instead")
+
     def draws(self) -> bool:
         """Whether eager draws random numbers."""
         return any(not tape.empty for tape in self._tapes)

@@ -109,6 +109,10 @@ class _CallControls:
             with MonteCarloMode(seed, magnitude, correlated=True):
                 return values_of(self.call.run(*args, **kwargs))
 
+    def one_zero(self, *, negative: bool) -> Values:
+        del negative
+        raise ControlError("the sign of a zero is not judged here")
+
     def draws(self) -> bool:
         return False
 

@@ -18,6 +18,7 @@ from checked_backend.interpret.choices import ChoiceTape, HoldChoices, RecordCho
 from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
 from checked_backend.interpret.promote import HighPrecisionMode, promote
 from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.interpret.zeros import OneZero
 from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.given import GivenRegion
@@ -65,6 +66,9 @@ class Controls(Protocol):
 
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         """The reference in float64; with a seed, perturbed at its roundoffs; the rest as in `monte_carlo`."""
+
+    def one_zero(self, *, negative: bool) -> Values:
+        """The reference with the same zero wherever an operator may return either."""
 
     def draws(self) -> bool:
         """Whether the reference draws random numbers."""
@@ -208,6 +212,13 @@ class RegionControls:
         values = self._run(self.variants.reference, modes=modes)
         self._take_note(hold, in_float64=False)
         return values
+
+    def one_zero(self, *, negative: bool) -> Values:
+        """The reference with the same zero wherever an operator may return either."""
+        tape = self._recorded()
+        return self._run(
+            self.variants.reference, modes=(lambda: ReplayRandom(tape), lambda: OneZero(negative=negative))
+        )
 
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
         """The reference in float64."""

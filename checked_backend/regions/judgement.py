@@ -36,6 +36,7 @@ from checked_backend.regions.problems import (
     told_exception,
 )
 from checked_backend.regions.response import Response
+from checked_backend.regions.zero_signs import zeros_of_another_sign
 
 __all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "Judge", "settle_none"]
 
@@ -299,14 +300,18 @@ class Judge:
             self._judged[cotangents is not None] += 1
             number = self._judged[cotangents is not None]
             anew = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
-        return adjudicate(
+        controls = partial(self._controls, call, cotangents)
+        rulings = adjudicate(
             pairs,
-            partial(self._controls, call, cotangents),
+            controls,
             known,
             thorough=self._thorough,
             low_precision=self._variants.low_precision,
             anew=anew,
         )
+        if anew and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
+            rulings.findings += zeros_of_another_sign(pairs, controls, rulings)
+        return rulings
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
         return RegionControls(self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left)

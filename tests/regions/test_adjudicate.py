@@ -99,6 +99,9 @@ class Scripted:
 
         return self._give("monte_carlo", make)
 
+    def one_zero(self, *, negative: bool) -> Values:
+        raise MissingError("not here")
+
     def draws(self) -> bool:
         return self.replayed is not None
 

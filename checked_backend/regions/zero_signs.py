@@ -1,0 +1,94 @@
+"""Zeros that are handed out with another sign than eager's: ``1 / x`` tells them apart, a difference does not.
+
+Most signs of zeros are rounding: of what cancels, of what is too small for its dtype. One that eager keeps under Monte
+Carlo arithmetic and in float64, and that no maximum of two zeros made, is what the program computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from checked_backend.record import Finding, Kind
+from checked_backend.regions.control_runs import ControlRuns
+from checked_backend.regions.controls import Controls, Values
+from checked_backend.regions.noise_runs import FIRST_RUNS
+from checked_backend.regions.rulings import Pair, Rulings
+
+__all__ = ["zeros_of_another_sign"]
+
+
+def zeros_of_another_sign(
+    pairs: Sequence[Pair], controls: Callable[[], Controls], rulings: Rulings
+) -> Iterator[Finding]:
+    """Find zeros whose sign is not eager's, and not noise.
+
+    Args:
+        pairs: Tensors that are handed out. Inputs that were changed are left out, as what is summed up in them is.
+        controls: Makes the control runs; called only if a sign differs.
+        rulings: Receives what could not run. What it has findings about is left out.
+    """
+    accused = {finding.subject for finding in rulings.findings}
+    judged = [pair for pair in pairs if pair.kind is None and pair.subject not in accused]
+    suspects = [(pair, turned) for pair in judged if (turned := _turned(pair)) is not None]
+    if not suspects:
+        return
+    runs = ControlRuns(controls(), rulings)
+    made = [runs.run("repeated reference", runs.controls.repeat)]
+    made += [
+        runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, 1.0)) for seed in range(FIRST_RUNS)
+    ]
+    made += [
+        runs.run("eager with one zero", partial(runs.controls.one_zero, negative=negative))
+        for negative in (False, True)
+    ]
+    made.append(runs.run("high-precision reference", lambda: runs.controls.high_precision(None)))
+    for pair, turned in suspects:
+        left = _kept_by_all(pair, turned, made)
+        if bool(left.any()):
+            yield _finding(pair, left)
+
+
+def _turned(pair: Pair) -> torch.Tensor | None:
+    """Where both have zeros, of different signs; None where there is no such element."""
+    reference, candidate = pair.reference.detach(), pair.candidate.detach()
+    for one in (reference, candidate):
+        if not one.is_floating_point() or one.dtype.itemsize < 2 or one.layout is not torch.strided or not one.numel():
+            return None
+    if reference.dtype != candidate.dtype or reference.device != candidate.device:
+        return None
+    zeros = (reference == 0) & (candidate == 0)
+    if not bool(zeros.any()):
+        return None
+    zeros &= reference.signbit() != candidate.signbit()
+    return zeros if bool(zeros.any()) else None
+
+
+def _kept_by_all(pair: Pair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
+    """Which of these are zeros of eager's sign in every control run; none, if one could not run."""
+    sign = pair.reference.detach().signbit()
+    for values in made:
+        found = None if values is None else values.get(pair.name)
+        if found is None or found.shape != pair.reference.shape:
+            return torch.zeros_like(turned)
+        turned = turned & (found == 0) & (found.signbit() == sign)
+    return turned
+
+
+def _finding(pair: Pair, where: torch.Tensor) -> Finding:
+    place = tuple(where.nonzero()[0].tolist())
+    count = int(where.sum())
+    return Finding(
+        kind=Kind.LOGIC,
+        detail="logic.sign_of_zero",
+        subject=pair.subject,
+        message=(
+            f"{count} of its {where.numel()} elements: zeros of another sign than eager's, which rounding does not "
+            "change and float64 confirms; 1 / x, atan2 and signbit tell the two apart"
+        ),
+        expected=f"{float(pair.reference[place])} at {list(place)}",
+        actual=f"{float(pair.candidate[place])} at {list(place)}",
+        source=pair.source or None,
+    )
