@@ -104,10 +104,11 @@ def agree(streams: dict[str, list[str]]) -> None:
 @pytest.mark.parametrize(
     "ways",
     [
-        ("nop", "debug_interpreter", "graph_dumper", "numcheck", "check", "a report"),
+        ("debug_interpreter", "numcheck", "check"),
+        pytest.param(("nop", "graph_dumper", "a report"), marks=pytest.mark.slow),
         pytest.param(("dumping", "localizing", "isolated"), marks=pytest.mark.slow),
     ],
-    ids=["in this process", "with other processes"],
+    ids=["checks", "others", "with other processes"],
 )
 def test_the_streams_are_those_of_an_unchecked_run(ways: tuple[str, ...], tmp_path: Path) -> None:
     streams = drawn(tmp_path, *ways)
