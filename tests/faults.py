@@ -68,6 +68,7 @@ __all__ = [
     "scaled_gradient",
     "spoiled_gradient",
     "spoiled_output",
+    "spoiled_tangents",
     "too_many_random_numbers",
     "unwanted_mutation",
     "with_nan",
@@ -170,6 +171,21 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     spoiled = tensor.clone()
     spoiled.view(-1)[:1] = float("nan")
     return spoiled
+
+
+# gradients that enter
+
+
+def spoiled_tangents(spoil: Spoil) -> Compiler:
+    """The backward pass sees other gradients of the region's outputs than those that arrive, in whatever layout."""
+
+    def edit(_gm: fx.GraphModule) -> Edit:
+        return lambda results, _args: tuple(
+            SpoilGradient.apply(value, spoil) if isinstance(value, torch.Tensor) and value.requires_grad else value
+            for value in results
+        )
+
+    return run_in_python(edit)
 
 
 # outputs

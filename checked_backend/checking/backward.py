@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from checked_backend._torch import disable_current_modes, is_wrapper_type, rewrapped
+from checked_backend.checking.cotangents import Layout, exact, full_mantissa, laid_out
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
@@ -21,32 +23,38 @@ class Objective:
 
     Attributes:
         step: Each step has its own.
-        bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar the
-            scalar itself, for any other output half its mean squared distance from a fixed random target. Otherwise
-            each output gets a random gradient.
+        bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
+            multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
+            target. Otherwise each output gets a random gradient.
+        layout: How they lie in memory. Contiguous ones have full mantissas and no zeros, those of other layouts are
+            exact in every dtype.
+        dtypes: Of each output's gradient by the output's name, where it is not the output's own: in float64 a program
+            gets the very numbers that it gets at its own precision.
     """
 
     step: int = 0
     bounded: bool = False
+    layout: Layout = Layout.CONTIGUOUS
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
-def roots_of(outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+def roots_of(outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The outputs at which a backward pass begins: those that require grad (and have a history, as not all views do).
 
     If none does, all that could: eager then refuses to differentiate, and so must the compiled program.
     """
-    tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
-    floating = [value for value in tensors if value.is_floating_point() or value.is_complex()]
-    return [value for value in floating if value.requires_grad and gradient_edge(value)] or floating
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+    floating = {name: value for name, value in tensors.items() if value.is_floating_point() or value.is_complex()}
+    return {name: root for name, root in floating.items() if root.requires_grad and gradient_edge(root)} or floating
 
 
 def run_backward(
-    roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], objective: Objective
+    roots: Mapping[str, torch.Tensor], leaves: Sequence[torch.Tensor], objective: Objective
 ) -> torch.Tensor | float:
     """Differentiate outputs with respect to leaves, into their ``grad``.
 
     Args:
-        roots: Outputs, each of which gets a gradient of its own.
+        roots: Outputs by name, each of which gets a gradient of its own.
         leaves: Whose gradients are wanted.
         objective: How the gradients that enter are made.
 
@@ -58,44 +66,61 @@ def run_backward(
     """
     try:
         with torch.no_grad(), disable_current_modes():  # no part of the program: not to be perturbed, nor replayed
-            entering = [_entering(root.detach(), index, objective) for index, root in enumerate(roots)]
+            entering = [_entering(root.detach(), name, objective) for name, root in roots.items()]
             loss = sum(loss for _, loss in entering)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise CheckedBackendError(
             f"no gradient could be made for an output: {why}. Check without gradients: gradients=False."
         ) from error
-    torch.autograd.backward(list(roots), [gradient for gradient, _ in entering], inputs=list(leaves))
+    torch.autograd.backward(list(roots.values()), [gradient for gradient, _ in entering], inputs=list(leaves))
     return loss
 
 
-def _entering(root: torch.Tensor, index: int, objective: Objective) -> tuple[torch.Tensor, torch.Tensor | float]:
+def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torch.Tensor, torch.Tensor | float]:
     """The gradient that enters at an output, and the loss whose gradient it is."""
-    seed = index + 1 + 1000 * objective.step if not objective.bounded else index + 1
+    made = _Values(name, objective, objective.dtypes.get(name, root.dtype))
     if root.layout is torch.sparse_coo:
         stored = root.coalesce()
-        return torch.sparse_coo_tensor(stored.indices(), _random(stored.values(), seed), root.shape), 0.0
+        return torch.sparse_coo_tensor(stored.indices(), made.like(stored.values()), root.shape), 0.0
     if root.layout in COMPRESSED:
-        values = _random(root.values(), seed)
+        values = made.like(root.values())
         return torch.sparse_compressed_tensor(*compressed_indices(root), values, root.shape, layout=root.layout), 0.0
     if is_wrapper_type(type(root)):
-        return rewrapped(root, lambda inner: _random(inner, seed) if inner.is_floating_point() else inner), 0.0
+        return rewrapped(root, lambda inner: made.like(inner) if inner.is_floating_point() else inner), 0.0
     if type(root) is not torch.Tensor or root.layout is not torch.strided or root.is_nested:
-        return torch.ones_like(root), 0.0
-    exact = _random(root, seed)
+        return torch.ones_like(root) * made.like(torch.empty((), dtype=root.dtype)).item(), 0.0
+    values = made.like(root)
     if not objective.bounded:
-        return exact, 0.0
+        return laid_out(values, objective.layout), 0.0
     if root.dim() == 0 and not root.is_complex():
-        return torch.ones_like(root), root
-    distance = root - exact / 2
+        slope = values.abs()
+        return slope, root * slope
+    distance = root - values / 2
     scale = 1 / max(root.numel(), 1)
     return distance * scale, distance.abs().square().sum().double() * (scale / 2)
 
 
-def _random(root: torch.Tensor, seed: int) -> torch.Tensor:
-    """Random numbers in the shape of an output: the same in every run, exact in every floating dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (*root.shape, 2) if root.is_complex() else tuple(root.shape)
-    eighths = torch.randint(-16, 17, shape, generator=generator).to(torch.float64) / 8
-    exact = torch.view_as_complex(eighths) if root.is_complex() else eighths
-    return exact.to(dtype=root.dtype, device=root.device)
+class _Values:
+    """Makes the random numbers that enter at one output: the same in every run, and in every precision.
+
+    Args:
+        name: The output's.
+        objective: How they are made.
+        dtype: That of the numbers, whatever the dtype of the tensors that hold them.
+    """
+
+    def __init__(self, name: str, objective: Objective, dtype: torch.dtype) -> None:
+        # of a loss with a least value the target stays where it is
+        step = 0 if objective.bounded else objective.step
+        self._generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
+        self._exact = objective.layout is not Layout.CONTIGUOUS
+        self._dtype = dtype
+
+    def like(self, root: torch.Tensor) -> torch.Tensor:
+        """Numbers in the shape of a tensor, in its dtype and on its device."""
+        shape = (*root.shape, 2) if root.is_complex() else tuple(root.shape)
+        source = self._generator
+        numbers = exact(shape, source) if self._exact else full_mantissa(shape, self._dtype, source)
+        whole = torch.view_as_complex(numbers) if root.is_complex() else numbers
+        return whole.to(dtype=root.dtype, device=root.device)

@@ -28,7 +28,11 @@ def with_baked_values(shown: Sequence[Shown], trial: Trial, alone: Callable[[Cal
         The findings; where a call is right when the program is compiled for it, its finding says so.
     """
     suspects = [
-        entry for entry in shown if entry.calls[0] > 0 and entry.finding.kind in VALUES and not trial.program.continued
+        entry
+        for entry in shown
+        if entry.calls[0] > 0
+        and entry.finding.kind in VALUES
+        and not (trial.program.continued or trial.program.calls[entry.calls[0]].relaid)
     ]
     wrong: dict[int, set[str]] = {}
     for index in list(dict.fromkeys(entry.calls[0] for entry in suspects))[:MOST_CALLS]:

@@ -158,12 +158,14 @@ class _Plan:
     def _trials(self, keep: Keep) -> Iterator[Trial]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
         if self.iterations > 1 or self.optimizer is not None:
-            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic, keep=keep)
+            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
         if varies:
             varied = replace(self.program, continued=False)
-            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep)
+            yield run_trial(
+                varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True
+            )
         elif self.iterations == 1 and self.optimizer is None:
-            yield run_trial(self.program, self.options, dynamic=self.dynamic, keep=keep)
+            yield run_trial(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[Call]:
         if self.vary_data:

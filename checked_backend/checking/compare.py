@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
+from checked_backend.numerics.noise import RememberedScale
 from checked_backend.record import Finding, Kind, Skip
 from checked_backend.regions.adjudicate import Pair, adjudicate
 from checked_backend.regions.compare import Part, compare_aliasing, compare_parts, value_pairs
@@ -27,9 +28,30 @@ from checked_backend.regions.problems import (
 )
 from checked_backend.regions.unsupported import unsupported_here
 
-__all__ = ["compare_runs", "in_step"]
+__all__ = ["Comparison", "compare_runs", "in_step"]
 
 _CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing two runs.
+
+    Attributes:
+        found: The findings, each with the number of its call.
+        scales: The noise of each tensor that was not equal bit for bit, named by `in_step`.
+        powers: The smallest error of each subject that would have been seen in all calls.
+        own_precision_powers: The same of what float64 cannot show.
+    """
+
+    found: list[tuple[int, Finding]]
+    scales: Mapping[str, RememberedScale]
+    powers: Mapping[str, float]
+    own_precision_powers: Mapping[str, float]
+
+    def scales_at(self, index: int) -> dict[str, RememberedScale]:
+        """The scales of each tensor in the last call that has one, as those of another call."""
+        return {in_step(index, _plain(name)): scale for name, scale in self.scales.items()}
 
 
 def in_step(index: int, name: str) -> str:
@@ -45,7 +67,9 @@ def compare_runs(
     *,
     again: Callable[[], Sequence[Outcome]] | None = None,
     trained: bool = False,
-) -> list[tuple[int, Finding]]:
+    first: int = 0,
+    known: Mapping[str, RememberedScale] | None = None,
+) -> Comparison:
     """Compare two runs.
 
     Args:
@@ -55,13 +79,15 @@ def compare_runs(
         ledger: Where counts and skips go.
         again: Runs eager once more, to see whether it leaves the same random state.
         trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
+        first: The number of the first of these calls among those of the control runs.
+        known: Scales of noise from calls before, of tensors named by `in_step`.
 
     Returns:
-        The findings, each with the number of its call.
+        The findings, the scales of noise, and how small an error would have been seen.
     """
     found: list[tuple[int, Finding]] = []
     pairs: list[Pair] = []
-    for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False)):
+    for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
         ledger.count({"program runs": 1})
         needed = partial(_bytes_of, reference)
         if reference.error is not None or candidate.error is not None:
@@ -88,15 +114,16 @@ def compare_runs(
             ledger.skip(Skip("rng state", "eager leaves another one each time (torch.seed, or another thread draws)"))
             random_state = []
         found += [(index, finding) for finding in random_state]
-    rulings = adjudicate(pairs, controls, {})
+    rulings = adjudicate(pairs, controls, dict(known or {}))
     ledger.count({"tensors": rulings.compared})
-    ledger.power(_by_subject(rulings.powers), _by_subject(rulings.own_precision_powers))
     for skip in rulings.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in rulings.findings:
         number, _, subject = finding.subject.partition(":")
         found.append((int(number), replace(finding, subject=subject)))
-    return sorted(found, key=lambda entry: entry[0])
+    found.sort(key=lambda entry: entry[0])
+    powers, own = _by_subject(rulings.powers), _by_subject(rulings.own_precision_powers)
+    return Comparison(found, rulings.scales, powers, own)
 
 
 def _named_in(index: int, finding: Finding) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from checked_backend.checking.program import Call, Program
+from checked_backend.checking.strided import at_an_offset, channels_last, expanded, transposed, with_gaps
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves
 from checked_backend.record import Skip
@@ -16,9 +17,6 @@ __all__ = ["other_layouts"]
 
 MOST_CALLS = 40
 """Calls with other layouts in one check."""
-
-_OFFSET = 3
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def other_layouts(program: Program, ledger: Ledger) -> Iterator[Call]:
@@ -43,15 +41,12 @@ def other_layouts(program: Program, ledger: Ledger) -> Iterator[Call]:
 
 
 def _variants(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    yield "contiguous", tensor.clone(memory_format=torch.contiguous_format)
-    if tensor.dim() > 1:
-        yield "transposed", tensor.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
-    if tensor.dim() in _CHANNELS_LAST:
-        yield "channels last", tensor.clone(memory_format=_CHANNELS_LAST[tensor.dim()])
-    if tensor.dim() and tensor.shape[0] > 1:
-        yield "expanded", tensor[:1].clone().expand(tensor.shape)
-    if tensor.dim():
-        gaps = tensor.new_zeros((*tensor.shape, 2))[..., 0]
-        yield "with gaps", gaps.copy_(tensor)
-    memory = tensor.new_zeros(tensor.numel() + _OFFSET)
-    yield "at an offset", memory[_OFFSET:].view(tensor.shape).copy_(tensor)
+    made = {
+        "contiguous": tensor.clone(memory_format=torch.contiguous_format),
+        "transposed": transposed(tensor),
+        "channels last": channels_last(tensor),
+        "expanded": expanded(tensor),
+        "with gaps": with_gaps(tensor) if tensor.dim() else None,
+        "at an offset": at_an_offset(tensor),
+    }
+    yield from ((how, variant) for how, variant in made.items() if variant is not None)

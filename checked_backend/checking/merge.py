@@ -36,7 +36,9 @@ def merged(trial: Trial) -> list[Shown]:
     if trial.program.continued:
         failing = [index for index, finding in (*own, *trial.in_regions) if finding.kind.fails]
         first = min(failing, default=len(trial.program.calls))
-        own = [(index, finding) for index, finding in own if index <= first]
+        calls = trial.program.calls  # those with gradients of other layouts do not follow from each other
+        alike = first < len(calls) and calls[first].relaid
+        own = [(index, finding) for index, finding in own if index <= first or alike]
     extra = []
     for index, finding in own:
         beside = [other for at, other in trial.in_regions if at == index]
@@ -83,7 +85,8 @@ def showing_calls(shown: Sequence[Shown], trial: Trial) -> list[Call]:
     """The fewest of a trial's calls that show each failing finding once."""
     first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
     if trial.program.continued:
-        return trial.program.calls[: max(first, default=0) + 1]
+        calls = trial.program.calls
+        return [call for at, call in enumerate(calls[: max(first, default=0) + 1]) if not call.relaid or at in first]
     return [trial.program.calls[index] for index in sorted({0, *first})]
 
 
@@ -92,8 +95,11 @@ def told(shown: Shown, trial: Trial) -> Finding:
     finding, calls = shown.finding, trial.program.calls
     if len(calls) == 1:
         return finding
-    if trial.program.continued:
-        step = f"{shown.calls[0] + 1} of {len(calls)}"
+    if trial.program.continued and not calls[shown.calls[0]].relaid:
+        steps = sum(not call.relaid for call in calls)
+        if steps == 1:
+            return finding
+        step = f"{shown.calls[0] + 1} of {steps}"
         return replace(
             finding, message=f"{finding.message}; first in step {step}", evidence={**finding.evidence, "step": step}
         )

@@ -48,6 +48,12 @@ class Outcome:
         """The values, by name."""
         return self.values
 
+    def release(self) -> None:
+        """Forget all tensors, once they are compared, but for the names of the gradients."""
+        for tensors in (self.subjects, self.values, self.outputs, self.memory):
+            tensors.clear()
+        self.gradients = dict.fromkeys(self.gradients)
+
     def note_values(self, *, copies: bool) -> None:
         """Take the values of all subjects: copies, if later calls may change the tensors."""
         for subject, value in self.subjects.items():

@@ -14,6 +14,7 @@ import torch
 from checked_backend._torch import inner_exception
 from checked_backend.checking.backward import Objective, roots_of, run_backward
 from checked_backend.checking.copies import Copier
+from checked_backend.checking.cotangents import Layout
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
@@ -37,11 +38,21 @@ class Call:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
         label: What is special about it, for people; "" for the user's own call.
+        cotangents: How the gradients that enter at its outputs lie in memory. With another layout than the contiguous
+            one the call is about its gradients alone, and no optimizer takes a step.
+        dtypes: What eager's outputs are in, by name, once it has run.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     label: str = ""
+    cotangents: Layout = Layout.CONTIGUOUS
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    @property
+    def relaid(self) -> bool:
+        """Whether it repeats another call with gradients of another layout."""
+        return self.cotangents is not Layout.CONTIGUOUS
 
 
 @dataclass(slots=True)
@@ -132,6 +143,7 @@ class Run:
         self._copier = Copier(wide)
         self._function = self._copier.function(program.function)
         self._called = self._function if transform is None else transform(self._function)
+        self._at_own_precision = transform is None and not wide
         self._arguments: dict[Call, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._trained: dict[str, torch.Tensor] = {}
@@ -143,6 +155,10 @@ class Run:
     def leaves(self, call: Call) -> list[tuple[str, Any]]:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
+
+    def forget(self, call: Call) -> None:
+        """Free this run's copies of a call's arguments; the call would begin with new ones."""
+        self._arguments.pop(call, None)
 
     def step(self, number: int, call: Call) -> Outcome:
         """Run one call, its backward pass and the optimizer's step.
@@ -160,7 +176,13 @@ class Run:
         args, kwargs = self._copies(call)
         state = State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
         self._prepare(state)
-        objective = Objective(number, bounded=self._optimizer is not None)
+        # only in training does it matter how many calls went before
+        objective = Objective(
+            number if self._program.continued and not call.relaid else 0,
+            bounded=self._optimizer is not None and not call.relaid,
+            layout=call.cotangents,
+            dtypes=call.dtypes,
+        )
         outcome = Outcome()
         before = RngState.capture(tuple(self._rng.cuda))
         try:
@@ -215,7 +237,7 @@ class Run:
     def _train(
         self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
     ) -> None:
-        if self._optimizer is None:
+        if self._optimizer is None or objective.layout is not Layout.CONTIGUOUS:
             self._evaluate(args, kwargs, state, objective, outcome)
             return
         optimizer = self._optimizer
@@ -261,7 +283,9 @@ class Run:
             if first:
                 outcome.outputs = outputs
                 outcome.containers = dict(containers(returned, "output"))
-            roots = roots_of(outputs) if self._program.gradients else []
+            roots = roots_of(outputs) if self._program.gradients else {}
+            if self._at_own_precision:
+                objective.dtypes.update((name, root.dtype) for name, root in roots.items())
             # a lazy module has its parameters only now
             wanted = state.with_parameters_of(self._function).differentiable if roots else {}
             if wanted:
@@ -285,8 +309,11 @@ class Run:
     def _look(self, call: Call, outcome: Outcome) -> None:
         inputs = self.leaves(call)
         state = State.of(self._function, self._copier.captured, inputs, self._copier.leaves)
-        outcome.memory = state.memory()
-        outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
+        if call.relaid:
+            outcome.subjects, outcome.containers, outcome.rng = dict(outcome.gradients), {}, None
+        else:
+            outcome.memory = state.memory()
+            outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
         outcome.note_values(copies=len(self._program.calls) > 1)
 
 

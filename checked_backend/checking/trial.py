@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
 from checked_backend._torch import dynamo_many_recompilations, dynamo_reset, uses_numpy
 from checked_backend.checking.breaks import Tracing
-from checked_backend.checking.compare import compare_runs
+from checked_backend.checking.compare import Comparison, compare_runs
 from checked_backend.checking.controls import ProgramControls
 from checked_backend.checking.program import Call, Outcome, Program, Run
+from checked_backend.checking.relaid import Allowance, ContiguousGradients, note_relaid, of_relaid, relaid_calls
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
 from checked_backend.investigate import investigate
@@ -24,7 +27,7 @@ from checked_backend.regions.backend import build_region
 from checked_backend.regions.failure import Failure, Keep
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger
-from checked_backend.regions.session import collect
+from checked_backend.regions.session import Session, collect
 
 __all__ = ["Trial", "Variants", "run_trial"]
 
@@ -66,6 +69,7 @@ def run_trial(
     dynamic: bool | None,
     variants: Variants | None = None,
     keep: Keep = lambda _findings: None,
+    relay: bool = False,
 ) -> Trial:
     """Run a program in eager and compiled, and compare every call.
 
@@ -75,47 +79,73 @@ def run_trial(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
         keep: Given what a region shows before that is localized.
+        relay: Run the first call again with incoming gradients of other layouts, if nothing has failed.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
+    began = time.perf_counter()
     with _fresh_dynamo():
         compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
-        pair = _Pair(Run(program), compiled, results, tracing)
+        pair = _Pair(program, compiled, results, tracing, ledger)
         with collect() as session:
             for call in program.calls:
-                if not pair.step(call) and program.continued:
+                if not call.relaid and not pair.step(call) and program.continued:
                     break
+            pair.compare()
+            others = list(relaid_calls(program.calls[0], pair.references[0].outputs)) if relay else []
+            pair.release()
             if variants is not None and pair.going_on:
                 shapes.locate(compiled.leaves(program.calls[0]))
                 for call in variants(program, shapes, ledger):
-                    _vary(pair, call, shapes, ledger)
+                    _vary(pair, call, shapes)
+            if pair.differentiated and not pair.fails:
+                _relay(pair, others, session, shapes, Allowance(began))
+            if pair.going_on:
+                _relay(pair, [call for call in program.calls if call.relaid], session, shapes)
         if pair.anew:
             ledger.note(f"compiled anew {'; '.join(pair.anew)}")
-        made = replace(program, calls=pair.calls)
-        controls = partial(ProgramControls, made, numpy=tracing.numpy)
-        trained = program.optimizer is not None
-        found = compare_runs(pair.references, pair.candidates, controls, ledger, again=made.run_all, trained=trained)
-    return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, found, pair.in_regions)
+    made = replace(program, calls=pair.calls)
+    return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, pair.found, pair.in_regions)
 
 
 class _Pair:
     """Eager's run and the compiled one, in step."""
 
-    def __init__(self, reference: Run, candidate: Run, results: RegionResults, tracing: Tracing) -> None:
-        self.reference = reference
+    def __init__(
+        self, program: Program, candidate: Run, results: RegionResults, tracing: Tracing, ledger: Ledger
+    ) -> None:
+        self.program = program
+        self.reference = Run(program)
         self.candidate = candidate
         self.calls: list[Call] = []
         self.references: list[Outcome] = []
         self.candidates: list[Outcome] = []
+        self.found: list[tuple[int, Finding]] = []
         self.in_regions: list[tuple[int, Finding]] = []
         self.results = results
         self.anew: list[str] = []
         self.tracing = tracing
+        self.ledger = ledger
+        self.coverage = Coverage()  # of the regions in the call that ran last
+        self._main = 0
+        self._learned: Comparison | None = None
+        self._rounding = ContiguousGradients({})
 
     @property
     def going_on(self) -> bool:
         """Whether the last call ran on both sides."""
         return self.references[-1].error is None and self.candidates[-1].error is None
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether both sides have gradients of the first call."""
+        first = (self.references[0], self.candidates[0])
+        return self.going_on and all(outcome.gradients and not outcome.backward_error for outcome in first)
+
+    @property
+    def fails(self) -> bool:
+        """Whether anything found so far fails."""
+        return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
 
     def step(self, call: Call) -> bool:
         """Run a call on both sides. Returns whether neither raised."""
@@ -133,24 +163,101 @@ class _Pair:
         self.references.append(reference)
         self.candidates.append(candidate)
         found = self.results.named(session.ledger.findings(), candidate.outputs)
+        self.coverage = session.ledger.coverage()
+        if call.relaid:
+            found = self._rounding.left(found, call, self.ledger)
         self.in_regions += [(index, finding) for finding in found]
-        return sum(region.checked_calls for region in session.ledger.coverage().regions)
+        return sum(region.checked_calls for region in self.coverage.regions)
+
+    def compare(self) -> None:
+        """Compare the program's own calls, once they have run."""
+        self._main = len(self.calls)
+        made = replace(self.program, calls=list(self.calls))
+        self._rounding = ContiguousGradients(self.references[0].gradients if self.references else {})
+        self._learned = compare_runs(
+            self.references,
+            self.candidates,
+            partial(ProgramControls, made, numpy=self.tracing.numpy),
+            self.ledger,
+            again=made.run_all,
+            trained=self.program.optimizer is not None,
+        )
+        self.found += self._learned.found
+        self.ledger.power(self._learned.powers, self._learned.own_precision_powers)
+
+    def compare_last(self) -> None:
+        """Compare the call that ran last, which is none of the program's own, and forget its tensors."""
+        index, call = len(self.calls) - 1, self.calls[-1]
+        before = self.calls[: self._main] if self.program.continued else []
+        made = replace(self.program, calls=[*before, call])
+        known = self._learned.scales_at(len(before)) if self._learned is not None and call.relaid else {}
+        ledger = Ledger() if call.relaid else self.ledger
+        compared = compare_runs(
+            self.references[-1:],
+            self.candidates[-1:],
+            partial(ProgramControls, made, numpy=self.tracing.numpy),
+            ledger,
+            again=made.run_all,
+            first=len(before),
+            known=known,
+        )
+        found = [finding for _, finding in compared.found]
+        if call.relaid:
+            found = self._rounding.left(found, call, self.ledger)
+            self.coverage = replace(self.coverage, detection_power={**self.coverage.detection_power, **compared.powers})
+            self.ledger.add_coverage(of_relaid(call, ledger.coverage()))
+        else:
+            self.ledger.power(compared.powers, compared.own_precision_powers)
+        self.found += [(index, finding) for finding in found]
+
+    def release(self) -> None:
+        """Forget the tensors of the calls that are compared."""
+        for outcome in (*self.references, *self.candidates):
+            outcome.release()
+        for run, call in product((self.reference, self.candidate), self.calls[self._main :]):
+            run.forget(call)
 
 
-def _vary(pair: _Pair, call: Call, shapes: Shapes, ledger: Ledger) -> None:
-    """Run a variant, if eager accepts it."""
+def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
+    """Run a variant, if eager accepts it. Returns whether it did."""
     reference = pair.reference.step(len(pair.calls), call)  # a refused one has no number
     refusal = reference.error or (None if pair.references[0].backward_error else reference.backward_error)
     if refusal is not None:
         why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]
-        ledger.skip(Skip(call.label, f"eager refuses it: {why}"))
-        return
+        pair.ledger.skip(Skip(call.label, f"eager refuses it: {why}"))
+        pair.reference.forget(call)
+        return False
     before = shapes.compilations
     checked = pair.compiled(call, reference)
-    if shapes.compilations > before:
+    if shapes.compilations > before and not call.relaid:
         pair.anew.append(call.label)
     elif not checked and shapes.compilations and pair.candidates[-1].error is None:
-        ledger.skip(Skip(call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=True))
+        ledger_skip = Skip(
+            call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=not call.relaid
+        )
+        pair.ledger.skip(ledger_skip)
+    if not (call.relaid and pair.program.optimizer is not None):  # whose steps have parted the parameters
+        pair.compare_last()
+    pair.release()
+    return True
+
+
+def _relay(
+    pair: _Pair, calls: Sequence[Call], session: Session, shapes: Shapes, allowance: Allowance | None = None
+) -> None:
+    """Run calls with incoming gradients of other layouts; their detection powers are not those of the user's calls."""
+    tried: list[tuple[Call, Coverage]] = []
+    for call in calls:
+        left_out = None if allowance is None else allowance.left_out(call)
+        if left_out is not None:
+            pair.ledger.skip(left_out)
+            continue
+        with session.paused():
+            ran = _vary(pair, call, shapes)
+        if ran:
+            tried.append((call, pair.coverage))
+            session.ledger.add_coverage(of_relaid(call, pair.coverage))
+    note_relaid(pair.ledger, tried)
 
 
 def _region_backend(

@@ -102,6 +102,17 @@ class Ledger:
                     checked_backwards=known.checked_backwards + info.checked_backwards,
                 )
 
+    def add_coverage(self, coverage: Coverage) -> None:
+        """Add what another ledger has gathered of one call."""
+        self.count(coverage.checked)
+        self.power(coverage.detection_power, coverage.own_precision_power)
+        for skip in coverage.skipped:
+            self.skip(skip)
+        for note in coverage.notes:
+            self.note(note)
+        for info in coverage.regions:
+            self.region(info)
+
     def findings(self, only: Sequence[Finding] | None = None) -> tuple[Finding, ...]:
         """The findings so far, those seen more than once with how often.
 

@@ -34,7 +34,7 @@ def test_gradients_through_sparse_results(layout: str) -> None:
 @pytest.mark.parametrize("layout", SPARSE)
 def test_what_enters_at_a_sparse_result_is_random(layout: str) -> None:
     x = batch(4, 4, grad=True)
-    run_backward([SPARSE[layout](x)], [x], OBJECTIVE)
+    run_backward({"output": SPARSE[layout](x)}, [x], OBJECTIVE)
     assert x.grad is not None
     assert len(x.grad.to_dense().unique()) > 5
 
@@ -42,7 +42,7 @@ def test_what_enters_at_a_sparse_result_is_random(layout: str) -> None:
 def test_what_enters_at_a_nested_result_is_random() -> None:
     leaves = [batch(2, 3, grad=True), batch(4, 3, grad=True)]
     nested = torch.nested.as_nested_tensor(leaves, layout=torch.jagged)
-    run_backward([nested * 1], leaves, OBJECTIVE)
+    run_backward({"output": nested * 1}, leaves, OBJECTIVE)
     for leaf in leaves:
         assert leaf.grad is not None
         assert len(leaf.grad.unique()) > 2
@@ -56,5 +56,5 @@ def test_where_no_gradient_can_be_made_it_is_said_in_one_line() -> None:
 
     root = (batch(2, grad=True) * 2).as_subclass(NoMethods)
     with pytest.raises(CheckedBackendError, match=r"no gradient could be made for an output: .*gradients=False") as got:
-        run_backward([root], [], OBJECTIVE)
+        run_backward({"output": root}, [], OBJECTIVE)
     assert "\n" not in str(got.value)

@@ -169,7 +169,7 @@ def test_hooks_of_parameters_and_arguments_run_in_the_copies_and_leave_the_users
 
 def _random_gradient_of(output: torch.Tensor) -> torch.Tensor:
     leaf = output.detach().requires_grad_()
-    run_backward([leaf * 1], [leaf], Objective())
+    run_backward({"output[0]": leaf * 1}, [leaf], Objective())
     assert leaf.grad is not None
     return leaf.grad
 

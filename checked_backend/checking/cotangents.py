@@ -1,0 +1,98 @@
+"""The gradients that enter a backward pass at a program's outputs: their values, and their places in memory.
+
+Two kinds of values find different faults. Full mantissas show a backward pass that computes at less precision than the
+dtype has, and none of them is zero, so that no wrong factor hides. Multiples of 1/8 are exact in every floating dtype,
+and so are sums of them: what differs there is no rounding. The exact ones have some zeros among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+
+import torch
+
+from checked_backend.checking.strided import channels_last, expanded, transposed, with_gaps
+
+__all__ = ["Layout", "exact", "full_mantissa", "laid_out", "layouts_of"]
+
+_NARROWER = (2, 3, 7, 10, 23)
+"""Bits of mantissa of float8_e5m2, float8_e4m3, bfloat16, float16 (and TF32), float32."""
+
+_OFFSET = 3
+
+
+class Layout(str, Enum):
+    """How incoming gradients lie in memory; the words are for people."""
+
+    CONTIGUOUS = "contiguous"
+    SPARED = "with gaps at an offset"
+    EXPANDED = "expanded"
+    ROWS = "expanded along the first dimension"
+    TRANSPOSED = "transposed"
+    CHANNELS_LAST = "channels last"
+
+
+def full_mantissa(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers of magnitude 1/2 to 2, none of which is near a number of a narrower dtype.
+
+    Args:
+        shape: Their shape.
+        dtype: The floating dtype of which each uses every bit.
+        generator: Where they come from.
+
+    Returns:
+        A float64 tensor on the CPU; its numbers are exact in the dtype.
+    """
+    bits = round(-math.log2(torch.finfo(dtype).eps))
+    mantissa = torch.randint(0, 1 << bits, tuple(shape), generator=generator) | 1
+    for kept in _NARROWER:
+        if kept + 2 <= bits:  # 01 or 10 after what a narrower dtype keeps: at least a quarter of its last place
+            first = mantissa >> (bits - kept - 1) & 1
+            place = 1 << (bits - kept - 2)
+            mantissa = (mantissa & ~place) | (1 - first) * place
+    sign_and_half = torch.randint(0, 4, tuple(shape), generator=generator)
+    scale = (1 - 2 * (sign_and_half & 1)) / (1 + (sign_and_half >> 1))
+    return (1 + mantissa.to(torch.float64) / (1 << bits)) * scale
+
+
+def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Random multiples of 1/8 in [-2, 2], exact in every floating dtype; a single one is not zero."""
+    eighths = torch.randint(-16, 17, tuple(shape), generator=generator).to(torch.float64) / 8
+    return torch.where(eighths == 0, torch.ones_like(eighths), eighths) if eighths.numel() == 1 else eighths
+
+
+def laid_out(values: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The same values in another layout, or as they are where a tensor of this shape has no such layout.
+
+    Expanded ones repeat the first of the values, divided by a power of two so that sums over them stay of one size.
+    """
+    if layout in (Layout.EXPANDED, Layout.ROWS) and values.numel():
+        dims = values.dim() if layout is Layout.EXPANDED else 1
+        repeated = math.prod(values.shape[:dims])
+        scale = 2.0 ** -min(round(math.log2(repeated) / 2), 10)
+        some = torch.where(values == 0, torch.ones_like(values), values) * scale
+        made = expanded(some, dims)
+    elif layout is Layout.SPARED:
+        made = with_gaps(values, _OFFSET)
+    elif layout is Layout.TRANSPOSED:
+        made = transposed(values)
+    else:
+        made = channels_last(values) if layout is Layout.CHANNELS_LAST else None
+    return values if made is None else made
+
+
+def layouts_of(roots: Sequence[torch.Tensor]) -> list[Layout]:
+    """The layouts besides the contiguous one that gradients of these outputs can have."""
+    plain = [root for root in roots if root.layout is torch.strided and not root.is_nested and root.numel()]
+    several = [root for root in plain if root.numel() > 1]
+    tables = [root for root in several if root.dim() > 1]
+    possible = {
+        Layout.SPARED: plain,
+        Layout.EXPANDED: several,
+        Layout.ROWS: [root for root in tables if root.shape[0] > 1 and root[0].numel() > 1],
+        Layout.TRANSPOSED: [root for root in tables if min(root.shape[-2:]) > 1],
+        Layout.CHANNELS_LAST: [root for root in several if root.dim() in (4, 5) and root.shape[1] > 1],
+    }
+    return [layout for layout, ones in possible.items() if ones]

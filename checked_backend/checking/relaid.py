@@ -1,0 +1,128 @@
+"""The program's own call again, with incoming gradients in other places of memory.
+
+A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor; others arrive as slices or
+transposed. A compiled backward pass may be wrong for those alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from checked_backend.checking.backward import roots_of
+from checked_backend.checking.cotangents import layouts_of
+from checked_backend.checking.program import Call
+from checked_backend.record import Coverage, Finding, Kind, Skip
+from checked_backend.regions.ledger import Ledger
+
+__all__ = ["Allowance", "ContiguousGradients", "note_relaid", "of_relaid", "relaid_calls"]
+
+LEAST_SECONDS = 5.0
+"""What calls with gradients of other layouts may take in any case, together."""
+
+SHARE = 0.5
+"""What they may take of the time that the check has taken before them, if that is more."""
+
+_ROUNDED = frozenset({Kind.LOGIC, Kind.PRECISION})
+
+ROUNDOFFS = 32.0
+"""How many roundoffs of the same gradient in the user's own call are rounding."""
+
+
+def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
+    """The same call, once for each layout that gradients of some of its outputs can have.
+
+    Args:
+        call: The call.
+        outputs: What it returned.
+    """
+    for layout in layouts_of(list(roots_of(outputs).values())):
+        label = f"with incoming gradients {layout.value}"
+        yield Call(call.args, call.kwargs, label, cotangents=layout, dtypes=call.dtypes)
+
+
+class Allowance:
+    """What these calls may take, so that a check does not become much slower.
+
+    Args:
+        began: When the check began.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._since = time.perf_counter()
+        self._allowed = max(LEAST_SECONDS, SHARE * (self._since - began))
+
+    def left_out(self, call: Call) -> Skip | None:
+        """What is to be said of a call for which there is no time."""
+        if time.perf_counter() - self._since <= self._allowed:
+            return None
+        return Skip(call.label, f"left out: those before it took more than the {self._allowed:.0f} s that they may")
+
+
+class ContiguousGradients:
+    """The gradients of the user's own call, which tell how large the rounding in the same call may be.
+
+    Where one number is expanded over a whole tensor, gradients through a normalisation or a softmax vanish: what is
+    left of them is rounding, which nothing repeats.
+
+    Args:
+        gradients: Eager's, by subject.
+    """
+
+    def __init__(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
+        self._rounding: dict[str, float] = {}
+        for subject, gradient in gradients.items():
+            if isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided and gradient.numel():
+                size = gradient.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()
+                self._rounding[subject] = ROUNDOFFS * torch.finfo(gradient.dtype).eps * float(size)
+
+    def left(self, findings: Sequence[Finding], call: Call, ledger: Ledger) -> list[Finding]:
+        """The findings of a call with gradients of another layout that are errors; of the others it is said why not.
+
+        Args:
+            findings: All of them.
+            call: The call.
+            ledger: Where to say it.
+        """
+        left = []
+        for finding in findings:
+            greatest = math.inf if finding.metrics is None else finding.metrics.max_abs_diff
+            if not finding.kind.fails:
+                ledger.skip(Skip(f"{finding.subject} {call.label}", f"{finding.kind}: {finding.message}"))
+            elif finding.kind in _ROUNDED and greatest <= self._rounding.get(finding.subject, -1.0):
+                ledger.skip(Skip(f"{finding.subject} {call.label}", "it is zero but for rounding"))
+            else:
+                left.append(finding)
+        return left
+
+
+def of_relaid(call: Call, coverage: Coverage) -> Coverage:
+    """What is to be told of a call's coverage among that of the user's own calls, which had contiguous gradients.
+
+    What could not be judged here was judged there; and the detection power is that of the user's own calls.
+    """
+    skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]
+    return replace(coverage, skipped=tuple(skipped), detection_power={}, own_precision_power={})
+
+
+def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:
+    """Say which layouts were tried, and how small an error would have been seen there.
+
+    That is not as small as with contiguous gradients, because the noise found there is mostly taken over.
+
+    Args:
+        ledger: Where to say it.
+        coverages: The calls, and what was covered in each.
+    """
+    tried = list(coverages)
+    if not tried:
+        return
+    limits = sorted(power for _, coverage in tried for power in coverage.detection_power.values())
+    seen = f"; half of them would have shown a relative error of {limits[len(limits) // 2]:.1e}" if limits else ""
+    layouts = ", ".join(call.cotangents.value for call, _ in tried)
+    ledger.note(f"gradients were also compared with incoming ones {layouts}{seen}")

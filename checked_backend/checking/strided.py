@@ -1,0 +1,48 @@
+"""The same values in other places of memory."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["at_an_offset", "channels_last", "expanded", "transposed", "with_gaps"]
+
+_OFFSET = 3
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its last two dimensions in the other order in memory; None with fewer than two."""
+    if tensor.dim() < 2:
+        return None
+    return tensor.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor | None:
+    """An image or a volume with its channels last; None for any other tensor."""
+    form = _CHANNELS_LAST.get(tensor.dim())
+    return None if form is None else tensor.clone(memory_format=form)
+
+
+def expanded(tensor: torch.Tensor, dims: int = 1) -> torch.Tensor | None:
+    """Its first element along each of the first dimensions everywhere, with a stride of 0; None if that is itself.
+
+    Args:
+        tensor: A tensor with elements.
+        dims: How many dimensions.
+    """
+    if all(size < 2 for size in tensor.shape[:dims]):
+        return None
+    first = tensor[(slice(1),) * min(dims, tensor.dim())]
+    return first.clone().expand(tensor.shape)
+
+
+def with_gaps(tensor: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """Every other element of memory of twice its size, from an offset on."""
+    memory = tensor.new_zeros(2 * tensor.numel() + offset)
+    return memory[offset:].view(*tensor.shape, 2)[..., 0].copy_(tensor)
+
+
+def at_an_offset(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and not at the beginning of its memory."""
+    memory = tensor.new_zeros(tensor.numel() + _OFFSET)
+    return memory[_OFFSET:].view(tensor.shape).copy_(tensor)

@@ -1,0 +1,169 @@
+"""Backward passes that are wrong for some incoming gradients alone: little precision, a layout, one of many outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faults
+import pytest
+import torch
+from check_tools import Net, agreed, batch, found, rounding_otherwise, skips
+from planting import compiled_by_aot
+from torch import fx, nn
+from torch.nn import functional as F
+
+import checked_backend as cb
+from checked_backend.checking.program import Call
+from checked_backend.checking.relaid import Allowance
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("narrow", [torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16])
+def test_incoming_gradients_that_are_cast_are_found(narrow: torch.dtype) -> None:
+    wrong = faults.spoiled_tangents(lambda gradient: gradient.to(narrow).to(gradient.dtype))
+    subjects = {subject for _, subject in found(cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong))}
+    assert {"grad[weight]", "grad[bias]"} <= subjects
+
+
+def summed_in_half(gm: fx.GraphModule) -> Any:
+    def edit(results: list[Any], args: Sequence[Any]) -> Any:
+        (tangent,) = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == (16, 4)]
+        return tuple(
+            tangent.bfloat16().sum(0).float() if isinstance(value, torch.Tensor) and value.shape == (4,) else value
+            for value in results
+        )
+
+    return edit
+
+
+def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> None:
+    report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=compiled_by_aot(backward=summed_in_half))
+    assert {subject for _, subject in found(report)} == {"grad[bias]"}
+
+
+@pytest.mark.parametrize("at", [39, 49])
+def test_every_one_of_many_scalar_outputs_has_a_gradient(at: int) -> None:
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 3
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: tuple(
+            Tripled.apply(value) if place == at else value for place, value in enumerate(gm.forward(*args))
+        )
+
+    x = batch(60, grad=True)
+    report = cb.check(lambda x: tuple(part * 2 for part in x.unbind()), (x,), compiler=compiler)
+    assert {subject for _, subject in found(report)} == {"grad[x]"}
+
+
+def test_every_step_has_a_gradient() -> None:
+    passes, step = iter(range(1000)), 26
+
+    def late(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3 if next(passes) == step else gradient
+
+    report = cb.check(lambda x: x.sum(), (batch(3, grad=True),), compiler=faults.spoiled_tangents(late), iterations=28)
+    (finding,) = report.findings
+    assert finding.evidence["step"] == f"{step + 1} of 28"
+
+
+def strided_otherwise(gradient: torch.Tensor) -> bool:
+    return not gradient.is_contiguous()
+
+
+LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
+    "expanded": (lambda g: g.numel() > 1 and not any(g.stride()), "expanded"),
+    "rows": (lambda g: g.stride(0) == 0 and g.stride(-1) == 1, "expanded along the first dimension"),
+    "transposed": (lambda g: g.stride(-1) > g.stride(-2) > 0 and g.stride(1) > 1, "transposed"),
+    "channels last": (lambda g: g.stride(1) == 1 and g.stride(-1) > 1, "channels last"),
+    "offset": (lambda g: g.storage_offset() > 0, "with gaps at an offset"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_told(layout: str) -> None:
+    condition, words = LAYOUTS[layout]
+    wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if condition(gradient) else gradient)
+    report = cb.check(nn.Conv2d(3, 4, 3), (batch(2, 3, 6, 6),), compiler=wrong)
+    assert report.verdict is cb.Verdict.FAIL
+    for finding in report.findings:
+        assert finding.subject.startswith("grad[")
+        assert finding.evidence["calls that show it"] == f"with incoming gradients {words}"
+        assert f"with incoming gradients {words}" in finding.message
+
+
+def test_it_is_found_beside_training_and_beside_other_variants() -> None:
+    wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if strided_otherwise(gradient) else gradient)
+    for how in ({"iterations": 2}, {"optimizer": torch.optim.SGD}, {"vary_layout": True}):
+        report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
+        assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how
+        assert all("incoming gradients" in finding.evidence["calls that show it"] for finding in report.findings)
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+
+
+class Tagger(nn.Module):
+    """Words in, a loss and the scores out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, words: torch.Tensor, tags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.head(self.norm(self.words(words)))
+        return F.cross_entropy(scores.flatten(0, 1), tags.flatten()), scores.softmax(-1)
+
+
+CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
+    "mlp": lambda: (mlp(), (batch(),)),
+    "mlp in bfloat16": lambda: (mlp().bfloat16(), (batch().bfloat16(),)),
+    "batch norm": lambda: (Net(0.0), (batch(),)),
+    "conv": lambda: (conv_net(), (batch(2, 3, 8, 8),)),
+    "layer norm": lambda: (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (batch(2, 3, 8),)),
+    "softmax": lambda: (nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), (batch(),)),
+    "tagger": lambda: (Tagger(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
+    "tagger in bfloat16": lambda: (Tagger().bfloat16(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
+    model, args = CLEAN[name]()
+    report = agreed(cb.check(model, args, compiler=rounding_otherwise))
+    assert "gradients were also compared with incoming ones with gaps at an offset" in str(report.coverage.notes)
+    agreed(cb.check(model, args, compiler="aot_eager"))
+
+
+def test_a_layout_that_eager_refuses_is_skipped() -> None:
+    class Flat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.view(-1).view(gradient.shape) * 2
+
+    report = agreed(cb.check(lambda x: Flat.apply(x), (batch(3, 4, grad=True),), compiler="eager"))
+    assert "with incoming gradients transposed: eager refuses it: RuntimeError: view size" in skips(report)
+
+
+def test_calls_for_which_there_is_no_time_are_told() -> None:
+    allowance = Allowance(0.0)
+    assert allowance.left_out(Call((), {}, "mine")) is None
+    allowance._allowed = -1.0
+    skip = allowance.left_out(Call((), {}, "mine"))
+    assert skip is not None
+    assert (skip.subject, skip.matters) == ("mine", False)
