@@ -20,6 +20,7 @@ from checked_backend.checking.merge import Shown, merged, showing_calls, told
 from checked_backend.checking.program import Call, Program, refuse_misfits
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
+from checked_backend.checking.tile_sizes import tile_sizes
 from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.trial import Trial, run_trial
 from checked_backend.errors import OptionError
@@ -72,7 +73,8 @@ def check(
         gradients: ``True``, ``False`` (then it runs under ``no_grad``), or ``"auto"``: if grad mode is on. Where no
             output requires grad, both sides must refuse to differentiate.
         dynamic: As for ``torch.compile``. With ``True`` the compiled program is also run with other sizes of its
-            dynamic dimensions (the neighbours, 0, 1, 2, a prime, where a guard changes), and with aliased inputs.
+            dynamic dimensions (the neighbours, 0, 1, 2, a prime, where a guard changes; around powers of two, as far
+            as time and memory allow), and with aliased inputs.
         iterations: How often to run it, each time from the state that the last one left, with fresh gradients.
         optimizer: A ``torch.optim`` class, or any function from parameters to an optimizer, which takes a step in each
             iteration. Its loss is the scalar output, or the mean squared distance of an output from random targets.
@@ -172,6 +174,7 @@ class _Plan:
             yield from fresh_data(program, ledger)
         if self.dynamic is True:
             yield from other_sizes(program, shapes, ledger)
+            yield from tile_sizes(program, shapes, ledger)
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 

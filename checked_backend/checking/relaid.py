@@ -7,7 +7,6 @@ transposed. A compiled backward pass may be wrong for those alone.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from checked_backend.checking.backward import roots_of
 from checked_backend.checking.cotangents import layouts_of
 from checked_backend.checking.program import Call
+from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.record import Coverage, Finding, Kind, Skip
 from checked_backend.regions.ledger import Ledger
 
@@ -50,16 +50,16 @@ class Allowance:
     """What these calls may take, so that a check does not become much slower.
 
     Args:
-        began: When the check began.
+        before: The seconds that the check has taken.
     """
 
-    def __init__(self, began: float) -> None:
-        self._since = time.perf_counter()
-        self._allowed = max(LEAST_SECONDS, SHARE * (self._since - began))
+    def __init__(self, before: float) -> None:
+        self._watch = Stopwatch()
+        self._allowed = max(LEAST_SECONDS, SHARE * before)
 
     def left_out(self, call: Call) -> Skip | None:
         """What is to be said of a call for which there is no time."""
-        if time.perf_counter() - self._since <= self._allowed:
+        if self._watch.seconds() <= self._allowed:
             return None
         return Skip(call.label, f"left out: those before it took more than the {self._allowed:.0f} s that they may")
 

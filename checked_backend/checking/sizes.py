@@ -20,7 +20,7 @@ from checked_backend.record import Skip
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger
 
-__all__ = ["Shapes", "other_sizes"]
+__all__ = ["Shapes", "call_of_sizes", "other_sizes", "small_choices"]
 
 MOST_CALLS = 32
 """Calls with other sizes in one check."""
@@ -39,6 +39,7 @@ class _Region:
 
     names: tuple[str, ...]
     sizes: list[tuple[Dimension, ...] | sympy.Expr | None]
+    memory: Dimension = 0
     example: Any = None
     arguments: list[int] | None = None
 
@@ -52,12 +53,14 @@ class Shapes:
         sizes: For each input by name, its dimensions as expressions; for an integer input, the expression of its value.
         hints: The value of each symbol in the user's own call.
         bounds: Sizes at which something changes for the compiler, by symbol.
+        memory: For each region, the bytes of all that its graph computes.
     """
 
     compilations: int = 0
     sizes: dict[str, tuple[Dimension, ...] | sympy.Expr] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     bounds: dict[sympy.Symbol, tuple[int, ...]] = field(default_factory=dict)
+    memory: list[Dimension] = field(default_factory=list)
     _regions: list[_Region] = field(default_factory=list)
 
     def note(self, gm: fx.GraphModule) -> None:
@@ -76,6 +79,7 @@ class Shapes:
                 region.example = symbolic[0] if symbolic else region.example
             else:
                 region.sizes.append(None)
+        region.memory = sum(_memory(node.meta.get("example_value")) for node in gm.graph.nodes)
         self._regions.append(region)
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,6 +112,27 @@ class Shapes:
                     self.hints.setdefault(symbol, integers[name])
             if region.example is not None:
                 self._bounds(number, region.example, renamed)
+            self.memory.append(region.memory.subs(renamed) if isinstance(region.memory, sympy.Expr) else region.memory)
+
+    def bytes_at(self, values: Mapping[sympy.Symbol, int]) -> int:
+        """How many bytes the compiled regions compute at some sizes, as far as their graphs tell."""
+        total = 0
+        for memory in self.memory:
+            try:
+                total += memory if isinstance(memory, int) else evaluate_expression(memory, values)
+            except Exception:  # a symbol of which no input tells the value
+                continue
+        return total
+
+    def place(self, symbol: sympy.Symbol) -> str:
+        """What a symbol is the size of, for people: ``x.shape[0]``."""
+        for name, sizes in self.sizes.items():
+            if not isinstance(sizes, tuple):
+                if sizes == symbol:
+                    return name
+            elif symbol in sizes:
+                return f"{name}.shape[{sizes.index(symbol)}]"
+        return str(symbol)
 
     def _symbol(self, number: int, symbol: sympy.Symbol, renamed: dict[sympy.Symbol, Dimension]) -> Any:
         """A symbol of one region among those of all: each region has its own."""
@@ -142,6 +167,19 @@ class Shapes:
             self.bounds[ours] = tuple(sorted(size for size in near if 0 <= size <= _LARGEST))
 
 
+def _memory(value: Any) -> Dimension:
+    """The bytes of a node's result."""
+    if isinstance(value, (tuple, list)):
+        return sum(_memory(item) for item in value)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return 0
+    shape: Sequence[Any] = value.shape
+    elements: Dimension = 1
+    for size in shape:
+        elements = elements * _expression(size)
+    return elements * value.element_size()
+
+
 def _expression(size: Any) -> Dimension:
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
@@ -155,25 +193,40 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Ca
     """
     call = program.calls[0]
     leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-    chosen = list(_choices(shapes))
+    chosen = list(small_choices(shapes))
     if not chosen:
         ledger.skip(Skip("other sizes", "the compiled program takes no size of an argument as dynamic"))
     if len(chosen) > MOST_CALLS:
         ledger.skip(Skip("other sizes", f"only {MOST_CALLS} of {len(chosen)} combinations were tried"))
     for number, values in enumerate(chosen[:MOST_CALLS]):
-        changed = {name: new for name, old in leaves.items() if (new := _varied(name, old, shapes, values)) is not old}
-        tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
-        fresh = iter(randomize_tensors(tensors, number))
-        changed = {name: next(fresh) if isinstance(new, torch.Tensor) else new for name, new in changed.items()}
-        resized = {name: value for name, value in changed.items() if _told(value) != _told(leaves[name])}
-        label = ", ".join(f"{name} {_told(value)}" for name, value in resized.items())
-        made = substituted(program, changed, f"with {label}")
+        made = call_of_sizes(program, shapes, values, number)
         if made is not None:
             yield made
     yield from _aliased(program, leaves)
 
 
-def _choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
+def call_of_sizes(program: Program, shapes: Shapes, values: Mapping[sympy.Symbol, int], number: int) -> Call | None:
+    """The program's first call with other sizes and fresh data; None if none of its arguments has such a size.
+
+    Args:
+        program: The program.
+        shapes: Which sizes are dynamic.
+        values: The size that each symbol is to have.
+        number: Another one makes other data.
+    """
+    call = program.calls[0]
+    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+    changed = {name: new for name, old in leaves.items() if (new := _varied(name, old, shapes, values)) is not old}
+    tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
+    fresh = iter(randomize_tensors(tensors, number))
+    changed = {name: next(fresh) if isinstance(new, torch.Tensor) else new for name, new in changed.items()}
+    resized = {name: value for name, value in changed.items() if _told(value) != _told(leaves[name])}
+    label = ", ".join(f"{name} {_told(value)}" for name, value in resized.items())
+    return substituted(program, changed, f"with {label}")
+
+
+def small_choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
+    """Sizes of all symbols: near the present ones, the smallest, and those near which a guard changes."""
     for symbol, hint in shapes.hints.items():
         prime = next((prime for prime in _PRIMES if prime > hint + 1), _PRIMES[-1])
         wanted = (hint + 1, hint - 1, prime, 2, 1, 0, *shapes.bounds.get(symbol, ()))

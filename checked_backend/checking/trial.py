@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from checked_backend.checking.program import Call, Outcome, Program, Run
 from checked_backend.checking.relaid import Allowance, ContiguousGradients, note_relaid, of_relaid, relaid_calls
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
+from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
 from checked_backend.record import Coverage, Finding, Skip
@@ -83,7 +83,7 @@ def run_trial(
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
-    began = time.perf_counter()
+    watch = Stopwatch()
     with _fresh_dynamo():
         compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
         pair = _Pair(program, compiled, results, tracing, ledger)
@@ -99,7 +99,7 @@ def run_trial(
                 for call in variants(program, shapes, ledger):
                     _vary(pair, call, shapes)
             if pair.differentiated and not pair.fails:
-                _relay(pair, others, session, shapes, Allowance(began))
+                _relay(pair, others, session, shapes, Allowance(watch.seconds()))
             if pair.going_on:
                 _relay(pair, [call for call in program.calls if call.relaid], session, shapes)
         if pair.anew:

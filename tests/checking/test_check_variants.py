@@ -18,6 +18,12 @@ from checked_backend.regions.ambient import RngState
 from checked_backend.regions.ledger import Ledger
 
 
+@pytest.fixture(autouse=True)
+def _few_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have tests of their own, and take long."""
+    monkeypatch.setattr("checked_backend.checking.tile_sizes.TILE_SIZES", (17,))
+
+
 def baking(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A compiler that takes its first input for a constant."""
     kept: list[torch.Tensor] = []

@@ -1,0 +1,68 @@
+"""Kernels that are wrong for sizes near a tile's, and how far a check goes to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from check_tools import agreed, batch, rounding_otherwise, skips, wrong_where
+from torch import nn
+
+import checked_backend as cb
+from checked_backend.checking import tile_sizes as module
+
+WRONG: dict[str, Callable[[int], bool]] = {
+    "over 64": lambda size: size > 64,
+    "15 modulo 16": lambda size: size % 16 == 15,
+    "1024": lambda size: size == 1024,
+    "from 200 on": lambda size: size >= 200,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_kernel_that_is_wrong_for_some_large_sizes_is_found(name: str) -> None:
+    wrong = wrong_where(lambda tensors: WRONG[name](tensors[0].shape[0]))
+    report = cb.check(lambda x: x * 2, (batch(6),), compiler=wrong, dynamic=True)
+    assert report.verdict is cb.Verdict.FAIL
+    assert all(finding.evidence["calls that show it"].startswith("with x ") for finding in report.findings)
+
+
+def test_each_dimension_varies_alone() -> None:
+    wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 6 and tensors[0].shape[1] > 64)
+    report = cb.check(lambda x: x * 2, (batch(6, 5),), compiler=wrong, dynamic=True)
+    (finding,) = report.findings
+    assert finding.evidence["calls that show it"].startswith("with x 6x255")
+
+
+@pytest.mark.parametrize("compiler", [rounding_otherwise, "aot_eager"])
+def test_a_clean_program_agrees_and_the_sizes_are_told(
+    compiler: Callable[..., object] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TILE_SIZES", (255, 15, 16, 17, 1024))
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU())
+    report = agreed(cb.check(model, (batch(6, 5),), compiler=compiler, dynamic=True))
+    told = "sizes of input.shape[0] that were tried around powers of two: 15-17, 255, 1024"
+    assert told in report.coverage.notes
+
+
+def test_sizes_without_memory_or_time_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 12 * 1000 * 4)
+    report = agreed(cb.check(lambda x: x.sin(), (batch(6),), compiler="eager", dynamic=True))
+    assert "sizes of x.shape[0]: left out 511-513, 777, 1023-1025, 2047-2049, 4095-4097: more memory than" in skips(
+        report
+    )
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    report = agreed(cb.check(lambda x: x.sin(), (batch(6),), compiler="eager", dynamic=True))
+    assert "more time than the 0 s that all these sizes may take" in skips(report)
+
+
+def test_a_dimension_of_which_eager_refuses_other_sizes_is_left_soon() -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 12:
+            raise ValueError("too long")
+        return x * 2
+
+    report = agreed(cb.check(picky, (batch(6),), compiler="eager", dynamic=True))
+    assert skips(report).count("too long") <= 4
+    assert "eager refuses the first of them" in skips(report)
