@@ -17,12 +17,13 @@ from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
+from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Call, Program, refuse_misfits
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.tile_sizes import tile_sizes
 from checked_backend.checking.training import MakeOptimizer
-from checked_backend.checking.trial import Trial, run_trial
+from checked_backend.checking.trial import Trial, fresh_dynamo, run_trial
 from checked_backend.errors import OptionError
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.random_state import random_untouched
@@ -63,7 +64,8 @@ def check(
     as they are. Copies of parameters have their hooks and attributes, but no gradient from before. Compared are
     results in any containers, arguments, parameters, buffers and captured tensors afterwards, gradients (each output
     gets its own random one), exceptions, and the random state. Every compiled region is checked as well, with its
-    float64 twin, so that a finding says in which region the error arose.
+    float64 twin, so that a finding says in which region the error arose. A program that draws random numbers is also
+    compiled with Inductor's own random operators, whose results are compared in structure and distribution.
 
     Args:
         fn_or_module: What to check. Of what ``torch.compile`` returned, the original is checked.
@@ -144,7 +146,8 @@ class _Plan:
         Args:
             keep: Given what was found before it is localized.
         """
-        examined = [self._examined(trial, keep) for trial in self._trials(keep)]
+        trials = enumerate(self._trials(keep))
+        examined = [self._examined(trial, keep, first=not number) for number, trial in trials]
         findings = tuple(finding for found, _ in examined for finding in found)
         coverage = _joined([part for _, parts in examined for part in parts])
         return Report(findings, coverage, title="check", environment=environment())
@@ -163,9 +166,7 @@ class _Plan:
             yield run_trial(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
         if varies:
             varied = replace(self.program, continued=False)
-            yield run_trial(
-                varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True
-            )
+            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True)
         elif self.iterations == 1 and self.optimizer is None:
             yield run_trial(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
 
@@ -178,7 +179,7 @@ class _Plan:
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
-    def _examined(self, trial: Trial, keep: Keep) -> tuple[Sequence[Finding], Sequence[Coverage]]:
+    def _examined(self, trial: Trial, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
         """What a trial found; what it covered in the regions and as a whole."""
         refuse_misfits(self.program, trial.references[0].error)
         shown = merged(trial)
@@ -191,11 +192,26 @@ class _Plan:
             trial.own.skip(replace(skip, matters=skip.matters and not agreed))
         elif (remark := trial.tracing.between_regions()) is not None:
             trial.own.note(remark)
-        first = trial.references[0]
-        if self.program.gradients and not (first.error or first.backward_error or first.gradients):
+        reference = trial.references[0]
+        if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
             trial.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
+        if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
+            findings += self._with_own_random(trial.own, fails=any(finding.kind.fails for finding in findings))
         trial.own.add_findings(findings)
         return trial.own.findings(), _told_once(trial.regions, trial.own.coverage())
+
+    def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
+        """Compile once more where Inductor would have drawn random numbers of its own, as users have it draw."""
+        settings = self.options.compiler_options
+        if self.options.compiler != "inductor" or "fallback_random" in settings:
+            return []
+        if fails:
+            ledger.skip(Skip("the compiler's own random operators", "not compared: the program fails with eager's"))
+            return []
+        options = {**settings, "fallback_random": False}
+        with fresh_dynamo():
+            transform = partial(torch.compile, backend="inductor", options=options, dynamic=self.dynamic)
+            return compare_own_random(self.program, transform, ledger)
 
     def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
         """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""

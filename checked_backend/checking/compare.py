@@ -28,7 +28,7 @@ from checked_backend.regions.problems import (
 )
 from checked_backend.regions.unsupported import unsupported_here
 
-__all__ = ["Comparison", "compare_runs", "in_step"]
+__all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
 
 _CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
 
@@ -92,15 +92,15 @@ def compare_runs(
         needed = partial(_bytes_of, reference)
         if reference.error is not None or candidate.error is not None:
             ledger.count({"exceptions": 1})
-            found += [(index, f) for f in _compare_errors(reference.error, candidate.error, ledger, needed)]
+            found += [(index, f) for f in compare_errors(reference.error, candidate.error, ledger, needed)]
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
             ledger.count({"exceptions": 1})
             errors = (reference.backward_error, candidate.backward_error)
-            found += [(index, f) for f in _compare_errors(*errors, ledger, needed, during="backward")]
+            found += [(index, f) for f in compare_errors(*errors, ledger, needed, during="backward")]
             if reference.backward_error is not None:
                 ledger.skip(Skip("gradients", f"eager has none: {told_exception(reference.backward_error)}"))
-        structure, mine = _compare_structure(reference, candidate, ledger, trained=trained)
+        structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
         structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
         for skip in flipped:
             ledger.skip(skip)
@@ -144,9 +144,10 @@ def _plain(subject: str) -> str:
     return rest if colon and index.isdigit() else subject
 
 
-def _compare_structure(
-    reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool
+def compare_structure(
+    reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool = False
 ) -> tuple[list[Finding], list[Pair]]:
+    """Compare everything but values. Returns the findings, and the tensors whose values can be compared."""
     mine, theirs = reference.subjects, candidate.subjects
     if reference.backward_error is not None or candidate.backward_error is not None:
         mine = {name: value for name, value in mine.items() if not name.startswith("grad[")}
@@ -242,7 +243,7 @@ def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int
 # exceptions
 
 
-def _compare_errors(
+def compare_errors(
     reference: Exception | None,
     candidate: Exception | None,
     ledger: Ledger,
@@ -250,6 +251,7 @@ def _compare_errors(
     *,
     during: str = "running",
 ) -> Iterator[Finding]:
+    """Compare what two runs raised; None where one did not."""
     if reference is not None and candidate is not None:
         if same_exception(reference, candidate):
             ledger.note(f"eager and the compiled program both raise{_where(during)}: {told_exception(reference)}")

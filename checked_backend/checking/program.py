@@ -156,6 +156,10 @@ class Run:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
 
+    def start_from(self, rng: RngState) -> None:
+        """Begin the next call with another random state."""
+        self._rng = rng
+
     def forget(self, call: Call) -> None:
         """Free this run's copies of a call's arguments; the call would begin with new ones."""
         self._arguments.pop(call, None)

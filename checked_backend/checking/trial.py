@@ -29,7 +29,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.session import Session, collect
 
-__all__ = ["Trial", "Variants", "run_trial"]
+__all__ = ["Trial", "Variants", "fresh_dynamo", "run_trial"]
 
 Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
 """Makes further calls, once the program's own have run: sizes vary by what the compiler was told of them."""
@@ -84,7 +84,7 @@ def run_trial(
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
     watch = Stopwatch()
-    with _fresh_dynamo():
+    with fresh_dynamo():
         compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
         pair = _Pair(program, compiled, results, tracing, ledger)
         with collect() as session:
@@ -284,7 +284,7 @@ def _region_backend(
 
 
 @contextmanager
-def _fresh_dynamo() -> Iterator[None]:
+def fresh_dynamo() -> Iterator[None]:
     """Compile anew: what an earlier call compiled for this code must not be run instead."""
     dynamo_reset()
     try:

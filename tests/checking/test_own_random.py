@@ -1,0 +1,163 @@
+"""Random numbers that the compiler draws itself: structure, distribution, the masks of forward and backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from check_tools import agreed, batch, found, skips
+from torch import nn
+from torch.nn import functional as F
+
+import checked_backend as cb
+from checked_backend.checking import own_random as module
+from checked_backend.checking.own_random import compare_own_random
+from checked_backend.checking.program import Program
+from checked_backend.record import Finding
+from checked_backend.regions.ambient import RngState
+from checked_backend.regions.ledger import Ledger
+
+
+def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:
+    """What is found where a program is compiled to another one."""
+    torch.manual_seed(0)
+    program = Program(function, args, {}, RngState.capture(), gradients=True)
+    return compare_own_random(program, lambda _: compiled, Ledger())
+
+
+def dropped(share: float, x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x, share)
+
+
+X = torch.ones(40, 60)
+
+
+@pytest.mark.parametrize("share", [0.18, 0.22])
+def test_dropout_of_another_probability_is_found(share: float) -> None:
+    (finding,) = compared(partial(dropped, 0.2), (X,), partial(dropped, share))
+    assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.RNG, "rng.distribution", "output[0]")
+    assert "fallback_random=False" in finding.message
+
+
+WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda x: torch.randn_like(x) + 0.1,
+    "spread": lambda x: torch.randn_like(x) * 1.1,
+    "range": lambda x: torch.rand_like(x) * 3.46 - 1.73,
+    "repeated": lambda x: torch.randn(20, 1).expand(20, 60).repeat(2, 1),
+    "NaN": lambda x: torch.randn_like(x).where(torch.rand_like(x) < 0.99, torch.tensor(torch.nan)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_distribution_is_found(name: str) -> None:
+    (finding,) = compared(torch.randn_like, (X,), WRONG[name])
+    assert finding.detail == "rng.distribution"
+    assert finding.expected
+    assert finding.actual
+
+
+def test_numbers_that_no_seed_changes_are_found() -> None:
+    fixed = torch.randn(40, 60, generator=torch.Generator().manual_seed(5))
+    (finding,) = compared(torch.randn_like, (X,), lambda x: fixed.clone())
+    assert finding.detail == "rng.seed"
+
+
+class ForgetfulDropout(torch.autograd.Function):
+    """Its backward pass draws a mask of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return F.dropout(gradient, 0.2)
+
+
+def test_a_backward_pass_that_drops_other_elements_is_found() -> None:
+    x = batch(6, 8, grad=True)
+    (finding,) = compared(partial(dropped, 0.2), (x,), ForgetfulDropout.apply)
+    assert (finding.detail, finding.subject) == ("rng.mask", "grad[x]")
+
+
+CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dropout": partial(dropped, 0.2),
+    "normal": lambda x: torch.randn_like(x),
+    "heavy tails": lambda x: torch.empty_like(x).cauchy_(),
+    "whole channels": lambda x: F.dropout1d(x, 0.5),
+    "one element": lambda x: torch.rand(()),
+    "integers": lambda x: torch.randint(3, (5,)),
+    "a mask": lambda x: torch.rand_like(x) < 0.5,
+    "beside what is not drawn": lambda x: (x * 3.1, torch.rand_like(x) * 1e-9 + x),
+    "shapes that are drawn": lambda x: x[torch.rand(40) < 0.5],
+    "in half precision": lambda x: torch.randn_like(x).bfloat16().softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_same_distribution_is_not_accused(name: str) -> None:
+    assert not compared(CLEAN[name], (X,), CLEAN[name])
+
+
+def test_rounding_of_what_is_hardly_random_is_not_accused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 7.7 + torch.rand_like(x) * 1e-4
+
+    assert not compared(program, (X,), lambda x: program(x) * (1 + 3e-7))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_right_network_is_not_accused(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    program = Program(model, (batch(5, 6),), {}, RngState.capture(), gradients=True)
+    assert not compare_own_random(program, partial(torch.compile, backend="aot_eager"), Ledger())
+
+
+def test_a_wrong_dtype_is_a_finding_of_structure() -> None:
+    (finding,) = compared(torch.randn_like, (X,), lambda x: torch.randn_like(x).double())
+    assert (finding.kind, finding.detail) == (cb.Kind.STRUCTURE, "structure.dtype")
+    assert "as without a check" in finding.message
+
+
+def test_what_raises_only_there_is_a_crash() -> None:
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no generator")
+
+    (finding,) = compared(torch.randn_like, (X,), raising)
+    assert finding.kind is cb.Kind.CRASH
+
+
+def test_too_few_runs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    ledger = Ledger()
+    program = Program(torch.randn_like, (X,), {}, RngState.capture(), gradients=True)
+    assert not compare_own_random(program, lambda function: function, ledger)
+    assert "20 runs would take too long" in ledger.coverage().skipped[0].reason
+
+
+def test_the_random_state_and_the_users_seed_stay() -> None:
+    before = torch.get_rng_state()
+    program = Program(torch.randn_like, (X,), {}, RngState.capture(), gradients=True)
+    compare_own_random(program, lambda function: function, Ledger())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_inductor_with_its_own_random_numbers_is_compared() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2))
+    report = agreed(cb.check(model, (batch(32, 8),)))
+    assert report.coverage.checked["runs with the compiler's own random numbers"] >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_a_dtype_that_only_inductors_own_random_operators_get_wrong() -> None:
+    mean, spread = torch.zeros(10), torch.ones(10, dtype=torch.float64)
+    report = cb.check(torch.normal, (mean, spread))
+    assert {detail for detail, _ in found(report)} <= {"structure.dtype"}
+    assert "own random" in str(report) or skips(report)
