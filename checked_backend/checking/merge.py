@@ -14,6 +14,9 @@ __all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]
 VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
 """Kinds of findings about wrong values."""
 
+MOST_LABELS = 8
+"""Calls that are told of one finding."""
+
 _USERS_OWN = "the arguments as given"
 
 
@@ -90,6 +93,11 @@ def showing_calls(shown: Sequence[Shown], trial: Trial) -> list[Call]:
     return [trial.program.calls[index] for index in sorted({0, *first})]
 
 
+def _listed(labels: Sequence[str]) -> str:
+    more = f"; and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+    return "; ".join(labels[:MOST_LABELS]) + more
+
+
 def told(shown: Shown, trial: Trial) -> Finding:
     """A finding that says in words which calls show it."""
     finding, calls = shown.finding, trial.program.calls
@@ -107,4 +115,4 @@ def told(shown: Shown, trial: Trial) -> Finding:
     if labels == [_USERS_OWN]:
         return finding
     message = finding.message if labels[0] == _USERS_OWN else f"{finding.message}; {labels[0]}"
-    return replace(finding, message=message, evidence={**finding.evidence, "calls that show it": "; ".join(labels)})
+    return replace(finding, message=message, evidence={**finding.evidence, "calls that show it": _listed(labels)})
