@@ -12,6 +12,7 @@ from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.regions.failure import Keep
+from checked_backend.regions.folding import fold_other_random_numbers
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.ledger import Ledger, split_ignored
 from checked_backend.regions.session import active_sessions, investigations
@@ -47,6 +48,7 @@ class Response:
         self._silent = silent
         self._options = options
         self._own = Ledger()
+        self._other_random_numbers: Finding | None = None
 
     def _ledgers(self) -> tuple[Ledger, ...]:
         return (self._own, *(session.ledger for session in active_sessions()))
@@ -121,6 +123,7 @@ class Response:
             for finding in findings
         ]
         reported, ignored = split_ignored(map(self._graded, named), self._options.ignore, self._options.layout)
+        reported = self._folded(reported)
         new: tuple[Finding, ...] = ()
         for ledger in reversed(self._ledgers()):
             new = ledger.add_findings(reported, ignored)
@@ -140,6 +143,17 @@ class Response:
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
+
+    def _folded(self, reported: Sequence[Finding]) -> list[Finding]:
+        """Name other random numbers once: what follows from them, in later calls too, is told with the first."""
+        known = self._other_random_numbers
+        folded = fold_other_random_numbers(reported, known)
+        stream = next((finding for finding in folded if finding.detail == "rng.stream"), None)
+        if stream is not None:
+            self._other_random_numbers = stream
+            for ledger in self._ledgers():
+                ledger.complete([stream])
+        return folded
 
     def _graded(self, finding: Finding) -> Finding:
         """What is about layout alone fails nothing, unless the user asked for that."""

@@ -1,0 +1,39 @@
+"""Other random numbers make every result that depends on them another one: that is one finding, not one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from checked_backend.record import Finding
+
+__all__ = ["EXPLAINS", "fold_other_random_numbers"]
+
+EXPLAINS = "explains"
+"""What the evidence calls the other subjects that were seen to agree on eager's random numbers."""
+
+
+def fold_other_random_numbers(findings: Sequence[Finding], known: Finding | None = None) -> list[Finding]:
+    """Fold findings of one region that are seen to follow from other random numbers.
+
+    Only those are folded that agree with eager on its random numbers: an error beside them stays a finding.
+
+    Args:
+        findings: Findings of one call.
+        known: The one of the region's forward pass, where these are of its backward pass.
+
+    Returns:
+        The findings; in the place of several of detail ``rng.stream`` the first, or the known one, whose evidence names
+        the subjects of the others.
+    """
+    streams = [finding for finding in findings if finding.detail == "rng.stream"]
+    if not streams:
+        return list(findings)
+    first = streams[0] if known is None else known
+    before = tuple(first.evidence.get(EXPLAINS, ()))
+    others = tuple(finding.subject for finding in streams if finding.subject != first.subject)
+    explained = tuple(dict.fromkeys((*before, *others)))
+    folded = replace(first, evidence={**first.evidence, EXPLAINS: explained}) if explained else first
+    rest = [finding for finding in findings if finding.detail != "rng.stream"]
+    place = next(place for place, finding in enumerate(findings) if finding.detail == "rng.stream")
+    return [*rest[:place], folded, *rest[place:]]
