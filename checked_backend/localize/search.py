@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.localize.bodies import called_bodies, is_higher_order
-from checked_backend.localize.cut import Cut, Judge, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
 from checked_backend.localize.fused import fused_graph, is_fused
 from checked_backend.localize.gradients import GradientSearch
 from checked_backend.localize.isolated import probe_isolated
@@ -20,10 +21,18 @@ from checked_backend.localize.naming import aten_name, origin_of
 from checked_backend.localize.probe import GROSS, MUCH, Culprit, bytes_of, share_of
 from checked_backend.localize.producers import wrong_producer
 from checked_backend.localize.stages import Recorded, Stage
-from checked_backend.localize.subgraph import calls_of, can_be_walked, is_symbolic, operator_name, outputs_of
+from checked_backend.localize.subgraph import (
+    calls_of,
+    can_be_walked,
+    is_symbolic,
+    operator_name,
+    outputs_of,
+    recorded_value,
+)
 from checked_backend.options import CheckOptions
 from checked_backend.record import Finding, Kind
 from checked_backend.regions.candidate import Compiler
+from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.trial import Trial
 
 __all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit"]
@@ -243,9 +252,18 @@ class Search:
         cut = None
         if recorded.kind != "dynamo" or can_be_walked(recorded.graph):
             cut = cut_out(recorded.graph, inputs, node, self.options, self.deadly, self._is_sure)
+        elif isinstance(recorded_value(node), torch.Tensor):
+            cut = self._alone(recorded, inputs, node)
         if cut is not None and self._is_sure(cut.finding):
             return cut
         return wrong_prefix(recorded.graph, inputs, node, self.options, self.judge) or cut
+
+    def _alone(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
+        """A node alone, on the values that eager has there: a graph that writes is not taken apart any further."""
+        found = Finding(Kind.LOGIC, "output[0]", "")
+        cut = cut_before(recorded.graph, copy_values(inputs), node, self.options, found)
+        findings = self.judge(cut.trial)
+        return replace(cut, finding=findings[0]) if findings else None
 
     def _is_sure(self, finding: Finding) -> bool:
         """Memory that is written wrongly may kill a part of the region; so may a compiler that cannot do with parts."""

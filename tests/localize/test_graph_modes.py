@@ -8,7 +8,7 @@ from typing import Any
 import faults
 import pytest
 import torch
-from locate_tools import located, operator_of
+from locate_tools import calls, located, operator_of
 from torch import Tensor, fx
 from torch.nn import functional as F
 
@@ -130,6 +130,8 @@ def test_bisection_goes_past_modes_too() -> None:
     location = located(inference, function, faults.left_out("mul_", "python"))
     assert operator_of(location) == "Tensor.mul_"
     assert "bisection" in location.notes[-1]
+    assert location.cut is not None
+    assert calls(location.cut.trial) == ["mul_"]  # alone, on the values that eager had there
 
 
 def test_an_operator_that_should_have_raised_under_a_mode() -> None:
