@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -18,9 +21,14 @@ from checked_backend.dump.schema import FORMAT, VERSION, Storage
 from checked_backend.dump.tensors import fingerprint
 from checked_backend.errors import DumpError
 
-__all__ = ["check_memory", "read_json", "read_regions", "read_text", "sha256", "with_checksum"]
+__all__ = ["check_memory", "check_text", "read_json", "read_regions", "sha256", "with_checksum"]
 
-_MAX_JSON = 1 << 28
+_MAX_JSON = 64 << 20
+_MAX_TEXT = 256 << 20
+_MAX_VALUES = 2_000_000
+_MAX_HEADER = 4096
+_MAX_PER_STORAGE = 256
+_BLOCK = 1 << 20
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 
@@ -41,7 +49,8 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     Raises:
         DumpError: It is missing, truncated, edited, of a newer format, or not what it should be.
     """
-    data = _read(path)
+    data = _read(path, _MAX_JSON)
+    _check_values(path, data)
     try:
         document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -66,16 +75,18 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
         raise DumpError(f"{path}: {_first_problem(error)}") from None
 
 
-def read_text(path: Path, expected: str) -> str:
-    """Read a text file whose checksum is known.
+def check_text(path: Path, expected: str) -> None:
+    """Check a text file whose checksum is known, without holding it.
 
     Raises:
-        DumpError: It is missing, or not the file that was written.
+        DumpError: It is missing, too large, or not the file that was written.
     """
-    data = _read(path)
-    if sha256(data) != expected:
+    digest = hashlib.sha256()
+    with _opened(path, _MAX_TEXT) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    if digest.hexdigest() != expected:
         raise DumpError(f"{path}: not the file that was dumped: edited, truncated or damaged. Dump the graph again.")
-    return data.decode("utf-8", "replace")
 
 
 def check_memory(path: Path, needed: int) -> None:
@@ -101,10 +112,9 @@ def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Ten
     Raises:
         DumpError: A storage is missing, of another size, or has other contents than were written.
     """
-    if path.is_symlink() or not path.is_file():
-        raise DumpError(f"{path}: missing, or not a regular file")
     wanted = {f"storage_{i}": storage for i, storage in enumerate(storages) if storage.fingerprint is not None}
     check_memory(path, sum(storage.end - storage.start for storage in wanted.values()))
+    _check_header(path, len(wanted), sum(storage.end - storage.start for storage in wanted.values()))
     found: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stream:
@@ -138,16 +148,50 @@ def _finite(text: str) -> float:
     return value
 
 
-def _read(path: Path) -> bytes:
-    # no links: the names of a stranger's files must not lead out of the folder
-    if path.is_symlink() or not path.is_file():
-        raise DumpError(f"{path}: missing, or not a regular file")
+@contextmanager
+def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
+    """Open a file that is no link and no larger than a limit: a stranger's names must not lead out of the folder."""
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise DumpError(f"{path}: larger than {_MAX_JSON >> 20} MiB")
-        return path.read_bytes()
+        # neither a link nor a pipe that nobody writes to
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EMLINK, errno.ENXIO):
+            raise DumpError(f"{path}: missing, or not a regular file") from None
         raise DumpError(f"{path}: cannot be read: {error.strerror or error}") from None
+    facts = os.fstat(descriptor)
+    if path.is_symlink() or not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        raise DumpError(f"{path}: missing, or not a regular file")
+    with os.fdopen(descriptor, "rb") as stream:
+        if facts.st_size > limit:
+            raise DumpError(f"{path}: larger than {limit >> 20} MiB")
+        yield stream
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with _opened(path, limit) as stream:
+        data = stream.read(limit + 1)  # it may grow
+    if len(data) > limit:
+        raise DumpError(f"{path}: larger than {limit >> 20} MiB")
+    return data
+
+
+def _check_values(path: Path, data: bytes) -> None:
+    """Refuse a JSON text of very many values before they are made: the smallest of them takes 28 times its text."""
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MAX_VALUES:
+        raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
+
+
+def _check_header(path: Path, storages: int, size: int) -> None:
+    """Refuse a safetensors file whose header or contents are larger than what the storages need."""
+    with _opened(path, 1 << 62) as stream:
+        there = os.fstat(stream.fileno()).st_size
+        header = int.from_bytes(stream.read(8), "little")
+    if header > _MAX_HEADER + _MAX_PER_STORAGE * storages:
+        raise DumpError(f"{path}: not a safetensors file of {storages} storages: its header has {header:,} bytes")
+    if there != 8 + header + size:
+        raise DumpError(f"{path}: truncated, or holds other storages than those recorded")
 
 
 def _first_problem(error: ValidationError | RecursionError) -> str:

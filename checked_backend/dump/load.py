@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.dump.files import check_memory, read_json, read_regions, read_text
+from checked_backend.dump.files import check_memory, check_text, read_json, read_regions
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
@@ -156,7 +156,7 @@ def load_dump(path: str | Path, *, imported: Collection[str] = (), registered: C
         raise DumpError(f"{folder / _GRAPH}: missing, so {folder} is not the dump of a graph.{listed}")
     graph = read_json(folder / _GRAPH, GraphFile)
     for name, checksum in graph.files.items():
-        read_text(folder / name, checksum)
+        check_text(folder / name, checksum)
     try:
         check_graph(graph.graph, runs=not graph.unsupported)
     except (BadGraph, RecursionError) as error:

@@ -367,6 +367,19 @@ def test_files_that_only_claim_to_be_large_are_refused_at_once(dump: Path) -> No
     refused(dump, "inputs.safetensors", ".")
 
 
+def test_a_great_many_values_are_refused_before_they_are_made(dump: Path) -> None:
+    (dump / "graph.json").write_text("[" + "[]," * 10_000_000 + "[]]")
+    refused(dump, "graph.json", "has 20,000,002 values, more than the 2,000,000 that a graph may have")
+    (dump / "graph.json").write_text('{"format": "' + "x" * (65 << 20) + '"}')
+    refused(dump, "graph.json", "larger than 64 MiB")
+
+
+def test_a_large_header_is_refused_before_it_is_read(dump: Path) -> None:
+    header = json.dumps({f"storage_{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(10**5)})
+    (dump / "constants.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    refused(dump, "constants.safetensors", "its header has")
+
+
 def test_what_is_no_file_is_not_waited_for(dump: Path) -> None:
     (dump / "inputs.json").unlink()
     os.mkfifo(dump / "inputs.json")
