@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Scripted:
         right: The exact result.
         twin_value: What the twin computes.
         again: What eager gives when it runs again.
+        left_alone: The same without any mode, where that is another.
         replayed: What the candidate gives on recorded random numbers.
         alone: What it gives when it runs again.
         recompiled_value: What it gives when it is compiled once more; None if it cannot be.
@@ -52,6 +54,7 @@ class Scripted:
     right: torch.Tensor
     twin_value: Make
     again: Make | None = None
+    left_alone: Make | None = None
     replayed: Make | None = None
     alone: Make | None = None
     recompiled_value: Make | None = None
@@ -77,7 +80,7 @@ class Scripted:
         return self._give("repeat", self.again or (lambda: self._own(self.right)))
 
     def bare(self) -> Values:
-        return self._give("bare", self.again or (lambda: self._own(self.right)))
+        return self._give("bare", self.left_alone or self.again or (lambda: self._own(self.right)))
 
     def repeat_candidate(self) -> Values:
         return self._give("repeat_candidate", self.replayed or missing)
@@ -588,6 +591,24 @@ def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
 
 
 # eager that does not repeat itself
+
+
+@pytest.mark.parametrize("cause", ["mode", "junk", "itself"])
+def test_eager_is_said_not_to_repeat_itself_only_if_it_does_not(cause: str) -> None:
+    """Torch computes some things otherwise under a mode; and a program may read memory that nothing wrote."""
+    runs = itertools.count(1)
+
+    def under_a_mode() -> torch.Tensor:
+        return (exact() * (1.1 if cause == "mode" else 1 + 0.1 * next(runs))).float()
+
+    controls = Scripted(torch.float32, exact(), exact, again=under_a_mode, jumps=(1, 2), noise=noisy(1.0))
+    if cause != "itself":
+        controls.left_alone = lambda: exact().float()
+    findings = judged(controls, exact() * 1.2, thorough=False).findings
+    assert [finding.kind for finding in findings] == ([] if cause == "mode" else [Kind.NONDETERMINISTIC])
+    for finding in findings:
+        assert ("does not repeat itself from the same inputs" in finding.message) == (cause == "itself")
+        assert ("memory that nothing wrote" in finding.message) == (cause == "junk")
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "later call"])
