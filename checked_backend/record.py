@@ -222,7 +222,9 @@ class Coverage:
         detection_power: Per subject, the smallest relative error that the check would have caught.
         own_precision_power: Per subject, the relative error that noise hides at the tensor's own precision where
             float64 does not show it: of kernels that are wrong in that precision alone, and of what Dynamo traced
-            wrongly. Larger ones are held against more and larger roundings, which may hide a few times as much.
+            wrongly. Where each operator was judged by itself, at the calls that are judged anew, it is the error of an
+            operator's whole result that its own noise hides. It comes from the noise alone; what exceeds it is held
+            against more and larger roundings, which may hide a few times as much.
     """
 
     regions: tuple[RegionInfo, ...] = ()

@@ -6,6 +6,8 @@ The noise of one operator on its own inputs is a rounding or two.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ __all__ = ["OperatorCheck", "OperatorRulings"]
 
 LARGEST = 1 << 31
 """Bytes of tensors inside of a region that are handed out at most; with more, operators are not judged."""
+
+SHARE = 1 / 12
+"""And at most this share of the memory: taps, gradients and float64 copies take several times as much."""
 
 SUBJECT = "operators by themselves"
 
@@ -124,12 +129,13 @@ class OperatorCheck:
         if self._compiled is None:
             try:
                 exposed = expose(self._graph, gradients=self._gradients and bool(inputs.requires_grad))
-                if exposed.size > LARGEST:
-                    raise ProbeError(
-                        f"the tensors inside of the region take {exposed.size / 2**30:.1f} GiB; at most "
-                        f"{LARGEST / 2**30:.0f} GiB are handed out"
-                    )
                 given, _ = inputs.fresh()
+                room = min(LARGEST, SHARE * _memory(given))
+                if exposed.size > room:
+                    raise ProbeError(
+                        f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
+                        f"is, at most {room / 2**30:.2g} GiB are handed out"
+                    )
                 taps = exposed.make_taps(self._example_inputs, given)
                 examples = [*self._example_inputs, *exposed.taps.values()]
                 compiled = compile_again(self._compiler, exposed.graph, examples, [*given, *taps])
@@ -186,6 +192,15 @@ def _limits(
             if node.name in backward:
                 limits[subjects.gradient(place)] = max(common, backward[node.name])
     return limits
+
+
+def _memory(values: Sequence[Any]) -> float:
+    """Bytes of memory where the values are, on an accelerator those that are free; infinite if that cannot be told."""
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    sizes = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    if not sizes and hasattr(os, "sysconf") and {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
+        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    return min(sizes, default=math.inf)
 
 
 def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
