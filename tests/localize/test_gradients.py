@@ -103,6 +103,7 @@ def second_detached(name: str) -> Callable[..., Any]:
         pytest.param(lambda x: x.unflatten(1, (2, 4)).unbind(1), "unbind", "Tensor.unbind", marks=pytest.mark.slow),
         (lambda x: torch.var_mean(x.unflatten(1, (2, 4)), 1), str(torch.var_mean), "torch.var_mean"),
     ],
+    ids=["chunk", "split", "unbind", "var_mean"],
 )
 def test_a_gradient_that_is_lost_between_sibling_outputs(part: Callable[[Tensor], Any], target: str, name: str) -> None:
     def program(compiled: Callable[..., Any]) -> None:
