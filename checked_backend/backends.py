@@ -35,7 +35,7 @@ with random_untouched():
     from checked_backend.record import Finding, RegionInfo
     from checked_backend.regions.backend import build_region
     from checked_backend.regions.graph_info import GraphInfo
-    from checked_backend.regions.session import active_sessions
+    from checked_backend.regions.session import active_sessions, investigations
 
 __all__ = ["aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"]
 
@@ -108,8 +108,8 @@ def debug_interpreter(
     Args:
         gm: The graph from Dynamo.
         example_inputs: Its inputs.
-        options: ``on_divergence``, ``checks``, ``graphs``, ``ignore``, ``ignore_ops``, ``nonfinite``, and those of
-            `nop`.
+        options: ``on_divergence``, ``layout``, ``checks``, ``graphs``, ``ignore``, ``ignore_ops``, ``nonfinite``, and
+            those of `nop`.
         mode: Not taken.
 
     Returns:
@@ -125,6 +125,7 @@ def debug_interpreter(
         parsed,
         RegionInfo(info.name, info.sources, info.nodes),
         lambda: [session.ledger for session in active_sessions()],
+        lambda: investigations().told,
     )
 
     history = History()
@@ -143,6 +144,7 @@ def debug_interpreter(
             nonfinite=parsed.nonfinite,
             history=history,
             immediate=immediate,
+            patient=parsed.layout != "raise",
         )
 
     def compiler_for(kind: str) -> AotCompiler:

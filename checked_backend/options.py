@@ -67,6 +67,9 @@ class InterpreterOptions(AotOptions):
 
     on_divergence: Literal["raise", "warn", "record"] = Field("raise", description="what a mismatch does")
     ignore: Annotated[tuple[str, ...], NoDecode] = Field((), description="findings not to report")
+    layout: OnLayout = Field(
+        "warn", description="what a mismatch does that is about strides or offsets on which nothing depends"
+    )
     nonfinite: bool = Field(False, description="find the first node that makes a NaN or an infinity of finite inputs")
     checks: Annotated[tuple[MetadataCheck, ...], NoDecode] = Field(
         get_args(MetadataCheck), description="what is compared"

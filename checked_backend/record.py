@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 __all__ = [
+    "DEPENDED_ON",
     "LOSES_GRADIENTS",
     "Coverage",
     "Finding",
@@ -137,7 +138,11 @@ class NoiseScale:
 LOSES_GRADIENTS = "gradients are lost"
 """What the evidence of a finding says where gradients flow back through eager's result alone."""
 
+DEPENDED_ON = "depended on"
+"""What the evidence of a finding about a node calls the reason why its layout matters to later nodes or the caller."""
+
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad", "logic.sign_of_zero"})
+_LAYOUT_OF_NODES = frozenset({"structure.stride", "structure.offset"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +180,17 @@ class Finding:
     def is_layout(self) -> bool:
         """Whether it is about layout alone: the same values with other strides, ``requires_grad`` or signs of zeros.
 
-        A result through which gradients flow in eager and not in the compiled program is more than that.
+        A result through which gradients flow in eager and not in the compiled program is more than that. A node of a
+        graph has other strides, or begins elsewhere in its storage, than was traced, and nothing depends on that.
         """
+        if self.of_node:
+            return self.detail in _LAYOUT_OF_NODES and not self.evidence.get(DEPENDED_ON)
         return self.detail in _LAYOUT and not self.evidence.get(LOSES_GRADIENTS)
+
+    @property
+    def of_node(self) -> bool:
+        """Whether it is about what was traced of a node of a graph, not about results of a program."""
+        return self.subject.startswith("node[")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "decompositions": "none",
         "partition": "min_cut",
         "on_divergence": "raise",
+        "layout": "warn",
         "ignore": (),
         "checks": CHECKS,
         "graphs": ("forward", "backward", "inference"),

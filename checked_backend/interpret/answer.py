@@ -16,7 +16,8 @@ from checked_backend.interpret.findings import metadata_error
 from checked_backend.interpret.unmatched import Unmatched
 from checked_backend.options import InterpreterOptions
 from checked_backend.random_state import random_untouched
-from checked_backend.record import Finding, RegionInfo, Skip
+from checked_backend.record import Finding, RegionInfo, Severity, Skip
+from checked_backend.report.layout import layout_warning
 from checked_backend.report.naming import claimed_path, this_moment
 from checked_backend.report.write import write_whole
 
@@ -54,14 +55,20 @@ class Answer:
         options: The user's options.
         region: The region's name and source lines.
         ledgers: The ledgers of the sessions that are active where it is called.
+        told: What the user was warned of in the session that is active where it is called.
     """
 
     def __init__(
-        self, options: InterpreterOptions, region: RegionInfo, ledgers: Callable[[], Sequence[Ledger]]
+        self,
+        options: InterpreterOptions,
+        region: RegionInfo,
+        ledgers: Callable[[], Sequence[Ledger]],
+        told: Callable[[], set[tuple[object, ...]]],
     ) -> None:
         self._options = options
         self._region = region
         self._ledgers = ledgers
+        self._told = told
         self._lock = threading.Lock()
         self._scripts: dict[tuple[str, str | None, str], str | None] = {}
         self._unmatched = Unmatched(options)
@@ -122,7 +129,7 @@ class Answer:
         """Answer the findings of a run as the user asked.
 
         Raises:
-            MetadataError: With ``on_divergence="raise"``.
+            MetadataError: With ``on_divergence="raise"``, if a finding fails.
         """
         if not findings:
             return
@@ -133,21 +140,37 @@ class Answer:
         reported: list[Finding] = []
         ignored: list[Finding] = []
         for finding in findings:
-            named = replace(finding, region=self._region.name)
-            (ignored if "ignored" in named.evidence else reported).append(named)
+            named = self._graded(finding)
+            hidden = "ignored" in named.evidence or (named.is_layout and self._options.layout == "ignore")
+            (ignored if hidden else reported).append(named)
         new = [finding for finding in reported if self._key(finding) not in self._scripts]
         reported = [replace(finding, repro=self._script(finding)) for finding in reported]
         for ledger in self._ledgers():
             ledger.add_findings(reported, ignored)
-        if not reported:
-            return
-        if self._options.on_divergence == "raise":
-            raise metadata_error(reported, self._unmatched.remarks())
-        if self._options.on_divergence == "warn" and new:
-            fresh = {self._key(finding) for finding in new}
-            told = [finding for finding in reported if self._key(finding) in fresh]
-            error = metadata_error(told, self._unmatched.remarks())
+        fresh = {self._key(finding) for finding in new}
+        failing = [finding for finding in reported if finding.fails]
+        if failing and self._options.on_divergence == "raise":
+            raise metadata_error(failing, self._unmatched.remarks())
+        news = [finding for finding in reported if self._key(finding) in fresh]
+        self._warn_of_layout([finding for finding in news if not finding.fails])
+        if self._options.on_divergence == "warn" and any(finding.fails for finding in news):
+            error = metadata_error([finding for finding in news if finding.fails], self._unmatched.remarks())
             warnings.warn(str(error), DivergenceWarning, stacklevel=2)
+
+    def _graded(self, finding: Finding) -> Finding:
+        """What no later node depends on fails nothing, unless the user asked for that."""
+        warns = finding.is_layout and self._options.layout != "raise"
+        severity = Severity.WARNING if warns else finding.severity
+        return replace(finding, region=self._region.name, severity=severity)
+
+    def _warn_of_layout(self, new: Sequence[Finding]) -> None:
+        """Warn once of each: what is compiled anew for other sizes is told no second time in one session."""
+        told = self._told()
+        names = {(self._region.sources, *self._key(finding)): finding for finding in new}
+        fresh = [finding for name, finding in names.items() if name not in told]
+        told.update(names)
+        if fresh and self._options.on_divergence != "record":
+            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=2)
 
     @staticmethod
     def _key(finding: Finding) -> tuple[str, str | None, str]:

@@ -14,7 +14,7 @@ from checked_backend.interpret.fault import likely_fault
 from checked_backend.interpret.schema import operator_name
 from checked_backend.interpret.script import operator_script
 from checked_backend.interpret.source import module_path, source_line
-from checked_backend.record import Finding, Kind
+from checked_backend.record import DEPENDED_ON, Finding, Kind
 
 __all__ = ["Problem", "metadata_error", "subject_of", "to_finding"]
 
@@ -34,6 +34,7 @@ class Problem:
         inputs: The node's real arguments, None if they are not known.
         inherited: Whether it follows from an input of the node that was wrong already.
         ignored: Why the user does not want to hear of it: an entry of the options, or that it follows from such; or "".
+        depended: Why it matters, where it is about layout; "" where no later node depends on it.
     """
 
     node: fx.Node
@@ -43,6 +44,7 @@ class Problem:
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     inherited: bool = False
     ignored: str = ""
+    depended: str = ""
 
     @property
     def subject(self) -> str:
@@ -84,12 +86,15 @@ def to_finding(problem: Problem) -> Finding:
         lines.append(f"    at {source}")
     if module:
         lines.append(f"    in {module}")
+    if problem.depended:
+        lines.append(f"    it matters: {problem.depended}")
     fault, script = "", None
     if not problem.inherited and not problem.ignored:
         fault = likely_fault(node, mismatch, problem.inputs)
         lines.append(f"    likely at fault: {fault}")
         script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
     evidence: dict[str, Any] = {"inherited": problem.inherited}
+    evidence |= {DEPENDED_ON: problem.depended} if problem.depended else {}
     evidence |= {"likely at fault": fault} if fault else {}
     evidence |= {"module": module} if module else {}
     evidence |= {"remark": mismatch.remark} if mismatch.remark else {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import torch
 
 from checked_backend._torch import StorageWeakRef, is_functorch_wrapped_tensor
+from checked_backend.record import Finding
 
 __all__ = ["History", "Memory", "storage_of"]
 
@@ -64,6 +65,7 @@ class History:
         wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
             the same names; each with whether it is so only because of something that the user ignores.
         memory: Storages that operators which do not come with torch have seen.
+        told: Findings of calls before, by what they say: who is at fault is not worked out at every step of a training.
         own_faults: For a graph's nodes whose inputs were wrong: whether the operator is wrong of itself.
     """
 
@@ -71,6 +73,7 @@ class History:
         self.wrong: dict[str, bool] = {}
         self.memory = Memory()
         self.own_faults: dict[str, bool] = {}
+        self.told: dict[Hashable, Finding] = {}
 
     def hand_on(self, names: Iterable[str], *, excused: bool) -> None:
         """Note values of a forward graph that are wrong."""

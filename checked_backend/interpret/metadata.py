@@ -44,6 +44,7 @@ class MetadataInterpreter:
         nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
         history: What the graphs that ran before this one found; this graph adds its own.
         immediate: Give each node's findings to ``on_findings`` before the next node runs, not at the end.
+        patient: Even so, wait with strides and storage offsets until it is known whether a later node depends on them.
 
     Findings that the user asked not to report, and those that only follow from them, are given to ``on_findings`` too;
     their evidence says which entry it was, as ``ignored``.
@@ -66,6 +67,7 @@ class MetadataInterpreter:
         ignore: Collection[str] = (),
         nonfinite: bool = False,
         immediate: bool = False,
+        patient: bool = True,
         history: History | None = None,
         _parent: MetadataInterpreter | None = None,
         _place: tuple[int, str] = (0, ""),
@@ -74,6 +76,7 @@ class MetadataInterpreter:
         self.kind = kind
         self.on_findings = on_findings
         self.immediate = immediate
+        self.patient = patient
         self.settings = Settings(frozenset(checks), tuple(ignore_ops), frozenset(ignore), nonfinite, _light)
         self.parent = _parent
         self.place = _place
@@ -139,6 +142,7 @@ class MetadataInterpreter:
                 ignore=self.settings.ignore,
                 nonfinite=self.settings.nonfinite,
                 immediate=self.immediate,
+                patient=self.patient,
                 history=self.history,
                 _parent=self,
                 _place=(position, f"{node.target} of {operator_name(user)}"),
@@ -172,13 +176,11 @@ class MetadataInterpreter:
             raise
         except Exception as error:
             # an operator often fails because of a mismatch before it: that mismatch is the better message
-            if run.findings:
-                self._report(run.findings, error)
+            self._report(run, error)
             raise
         finally:
             self.running.run = before
-        if run.findings:
-            self.on_findings(tuple(run.findings))
+        run.tell()
         return result
 
     def _note_inputs(self, args: Sequence[Any]) -> None:
@@ -189,9 +191,9 @@ class MetadataInterpreter:
             if isinstance(arg, torch.Tensor)
         )
 
-    def _report(self, findings: Sequence[Finding], error: Exception) -> None:
+    def _report(self, run: Run, error: Exception) -> None:
         try:
-            self.on_findings(tuple(findings))
+            run.tell()
         except MetadataError as mismatch:
             raise mismatch from error
 

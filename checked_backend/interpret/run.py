@@ -14,17 +14,19 @@ from checked_backend._torch import tree_leaves, tree_map_only
 from checked_backend.interpret.expected import ExpectedTensor, Mismatch, Size, compare
 from checked_backend.interpret.fault import is_own_fault
 from checked_backend.interpret.findings import Problem, to_finding
+from checked_backend.interpret.layout import LAYOUT, dependent
 from checked_backend.interpret.nonfinite import MAY_BE_ANYTHING, first_nonfinite
 from checked_backend.interpret.plan import NodePlan, producer
 from checked_backend.interpret.schema import is_custom, operator_name
 from checked_backend.interpret.watch import call_watched
-from checked_backend.record import Finding
+from checked_backend.record import DEPENDED_ON, Finding
 
 if TYPE_CHECKING:
     from checked_backend.interpret.metadata import MetadataInterpreter
 
 __all__ = ["Run", "place_of"]
 
+_REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
 # what an operator does whatever it is given
 _OF_ITSELF = frozenset({"mutation", "requires_grad", "nonfinite"})
@@ -52,12 +54,14 @@ class Run:
     """
 
     def __init__(self, owner: MetadataInterpreter, outer: Run | None) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[Finding] = []  # those of the whole run are with the outermost one
         self._owner = owner
         self._code = owner.code
         self._outer = outer
         self.wrong: dict[int, bool] = {}
-        self._seen: set[tuple[str, str]] = set()
+        self._seen: dict[tuple[str, str], int] = {}
+        self._untold: list[int] = []  # which of the findings were not handed on
+        self._layout: dict[int, frozenset[int]] = {}  # findings on which nothing depends yet, by nodes that have them
 
     # called by generated code
 
@@ -201,7 +205,7 @@ class Run:
             if plan.node.op != "placeholder" and self._owner.kind == "forward":
                 names = (item.name for item in (plan.node, *plan.node.users))
                 self._owner.history.hand_on(names, excused=excused)
-            self._deliver(problem, excused=excused)
+            self._deliver(problem, plan, excused=excused)
 
     def _blamed(self, problem: Problem, plan: NodePlan) -> Problem:
         """Whether a problem merely follows from an earlier one, and whether the user does not want to hear of it."""
@@ -245,22 +249,57 @@ class Run:
         args, kwargs = fx.node.map_arg((plan.node.args, plan.node.kwargs), lambda item: variables[names[item]])
         return args, kwargs
 
-    def _deliver(self, problem: Problem, *, excused: bool) -> None:
-        root, run = self, self
-        while run._outer is not None:
+    def tell(self) -> None:
+        """Hand on the findings that were not handed on yet."""
+        untold, self._untold = sorted(self._untold), []
+        if untold:
+            self._owner.on_findings(tuple(self.findings[number] for number in untold))
+
+    def _deliver(self, problem: Problem, plan: NodePlan, *, excused: bool) -> None:
+        root, runs = self, [(self, self._position[plan.node])]
+        while root._outer is not None:
             # what the subgraph returns is wrong because of this
-            place, outer = run._owner.place[0], run._outer
-            outer.wrong[place] = excused and outer.wrong.get(place, True)
-            root = run = outer
+            place, root = root._owner.place[0], root._outer
+            root.wrong[place] = excused and root.wrong.get(place, True)
+            runs.append((root, place))
         key = (problem.subject, problem.mismatch.what)
-        if key in root._seen:  # a loop's body runs many times
+        known = root._seen.get(key)  # a loop's body runs many times
+        number = root._seen.setdefault(key, len(root.findings))
+        before = self._layout_before(plan) if problem.inherited else frozenset()
+        layout = problem.mismatch.what in LAYOUT
+        reason = dependent(problem.node, problem.mismatch.index) if layout else ""
+        if known is None:
+            root.findings.append(self._finding(replace(problem, depended=reason)))
+            root._untold.append(number)
+        if problem.ignored:
             return
-        root._seen.add(key)
-        finding = to_finding(problem)
-        if root._owner.immediate:
-            root._owner.on_findings((finding,))
+        if layout and not reason:
+            for run, place in runs:
+                run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
         else:
-            root.findings.append(finding)
+            root._depend(before, problem.subject)
+        if root._owner.immediate and not (layout and not reason and root._owner.patient):
+            root.tell()
+
+    def _finding(self, problem: Problem) -> Finding:
+        """The finding of a problem, which the next call has as well."""
+        told = self._owner.history.told
+        if len(told) >= _REMEMBERED:  # sizes may be others in each call
+            told.clear()
+        key = (problem.graph, problem.subject, problem.mismatch, problem.inherited, problem.ignored, problem.depended)
+        return told.get(key) or told.setdefault(key, to_finding(problem))
+
+    def _layout_before(self, plan: NodePlan) -> frozenset[int]:
+        """The findings on which nothing depended until a node that is wrong because of them."""
+        return frozenset().union(*(self._layout.get(position, frozenset()) for position in plan.inputs))
+
+    def _depend(self, numbers: frozenset[int], subject: str) -> None:
+        """Something is wrong because of these findings, and depended on: so are they."""
+        for number in numbers:
+            finding = self.findings[number]
+            if DEPENDED_ON not in finding.evidence:
+                evidence = {**finding.evidence, DEPENDED_ON: f"{subject} follows from it"}
+                self.findings[number] = replace(finding, evidence=evidence)
 
 
 def place_of(owner: MetadataInterpreter) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from checked_backend.record import Finding, Verdict
+from checked_backend.record import Finding, Kind, Verdict
 
 __all__ = ["ADVICE", "NOTHING_CHECKED", "advise"]
 
@@ -20,6 +20,17 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous() from 'your "
             "line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck takes "
             'options={"layout": "ignore"}.'
+        ),
+        "node.layout": (
+            "traced layout: a node's real strides or storage offset are not the traced ones, and nothing in the graph "
+            "depends on them. A compiler that trusts them, and runs the operator as it is, may still read at the wrong "
+            "places: mend the operator's fake kernel, or report it if it is torch's. If nothing of yours depends on "
+            'it, debug_interpreter takes options={"layout": "ignore"}.'
+        ),
+        "node": (
+            "traced metadata: what ran is not what was traced, and a compiler that trusts the trace makes wrong code. "
+            "For a custom operator make its register_fake and its schema say what its kernel does; for an operator of "
+            "torch report it."
         ),
         "structure.requires_grad": (
             "requires_grad: a result takes part in autograd on one side only, so a gradient is lost or made up. "
@@ -181,6 +192,8 @@ def _is_low(finding: Finding) -> bool:
 
 
 def _key(finding: Finding) -> str:
+    if finding.of_node and finding.kind is not Kind.NONFINITE:
+        return "node.layout" if finding.is_layout else "node"
     key = finding.detail
     while key and key not in ADVICE:
         key = key.rpartition(".")[0]

@@ -11,6 +11,21 @@ __all__ = ["layout_sentence", "layout_warning"]
 
 _SHOWN = 3
 
+# for one node, for more, of those whose real layout is not the one that was traced
+_TRACED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "structure.stride": ("has other strides than were traced", "have other strides than were traced"),
+        "structure.offset": (
+            "begins elsewhere in its storage than was traced",
+            "begin elsewhere in their storages than was traced",
+        ),
+    }
+)
+_UNUSED = (
+    "A compiler that trusts the traced layout, and runs the operator as it is, may still read at the wrong places. For "
+    "a custom operator make its register_fake say what its kernel does; for an operator of torch report it."
+)
+
 # for one result, for more, and what may come of it
 _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
@@ -39,10 +54,23 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 def layout_sentence(findings: Sequence[Finding]) -> str:
     """``values agree; 8 outputs have other strides than in eager``.
 
+    Of nodes whose metadata was compared no values are known: ``1 node has other strides than were traced, on which
+    nothing depends``.
+
     Args:
         findings: At least one, all about layout alone.
     """
-    return f"values agree; {', '.join(_told(findings))}"
+    of_results = ", ".join(_told([finding for finding in findings if not finding.of_node]))
+    of_nodes = ", ".join(_told_of_nodes([finding for finding in findings if finding.of_node]))
+    parts = [f"values agree; {of_results}"] if of_results else []
+    return "; ".join([*parts, f"{of_nodes}, on which nothing depends"] if of_nodes else parts)
+
+
+def _told_of_nodes(findings: Sequence[Finding]) -> Iterator[str]:
+    for detail, (one, more) in _TRACED.items():
+        nodes = {(finding.region, finding.graph, finding.subject) for finding in findings if finding.detail == detail}
+        if nodes:
+            yield f"1 node {one}" if len(nodes) == 1 else f"{len(nodes)} nodes {more}"
 
 
 def _told(findings: Sequence[Finding]) -> Iterator[str]:
@@ -61,11 +89,15 @@ def layout_warning(findings: Sequence[Finding]) -> str:
     """
     lines = [f"{layout_sentence(findings)}."]
     for finding in findings[:_SHOWN]:
+        operator = f" ({finding.op})" if finding.of_node else ""
         where = f", at {finding.source}" if finding.source else ""
-        lines.append(f"  {finding.subject}: {_difference(finding)}{where}")
+        lines.append(f"  {finding.subject}{operator}: {_difference(finding)}{where}")
+        if finding.of_node and (fault := finding.evidence.get("likely at fault")):
+            lines.append(f"    likely at fault: {fault}")
     if len(findings) > _SHOWN:
         lines.append(f"  and {len(findings) - _SHOWN} more")
-    details = {finding.detail for finding in findings}
+    lines += [_UNUSED] if any(finding.of_node for finding in findings) else []
+    details = {finding.detail for finding in findings if not finding.of_node}
     lines += [breaks for detail, (_, _, breaks) in _WORDS.items() if detail in details]
     lines.append(
         'The check goes on, and this is not said again. options={"layout": "raise"} treats it as an error, '
@@ -77,4 +109,7 @@ def layout_warning(findings: Sequence[Finding]) -> str:
 def _difference(finding: Finding) -> str:
     if finding.expected is None or finding.actual is None:
         return finding.message
+    if finding.of_node:
+        what = finding.detail.removeprefix("structure.")
+        return f"{what} {finding.expected} traced, {finding.actual} ran"
     return f"{finding.expected} in eager, {finding.actual} compiled"
