@@ -156,6 +156,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
+    "is_writing_out",
     "is_zero_tensor",
     "jit_autocast_off",
     "list_backends",
@@ -1048,6 +1049,11 @@ def registered_operators() -> frozenset[str]:
 def has_dispatched(overload: OpOverload) -> bool:
     """Whether an operator is one of the dispatcher's; TorchScript has others, for text, dictionaries and classes."""
     return bool(torch._C._dispatch_has_kernel(overload.name()))
+
+
+def is_writing_out(overload: OpOverload) -> bool:
+    """Whether an operator writes to tensors that it is given for its results, as ``out`` and the like."""
+    return any(one.kwarg_only and one.is_write for one in overload._schema.arguments)
 
 
 def registration_file(name: str) -> str:

@@ -180,7 +180,9 @@ def _limit(limits: Limits) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limits.memory is not None and sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, limits.memory))
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)  # which this process may not raise
+        memory = limits.memory if most == resource.RLIM_INFINITY else min(limits.memory, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     # if there is not enough for all, it is this one that goes
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

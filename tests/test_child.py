@@ -94,6 +94,13 @@ def test_memory_has_a_limit() -> None:
     assert done.stdout.splitlines()[1:] == ["child ended with 9 None working"]
 
 
+def test_a_process_that_is_limited_itself_can_confine() -> None:
+    limited = "\n    import resource\n    resource.setrlimit(resource.RLIMIT_DATA, (2**32, 2**32))\n    "
+    nested = "e = confined(lambda _: 5, Limits(60, 2**40))\n    return e.status"
+    done = subprocess.run(program(limited + nested, "60, None"), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["child ended with 5 None working"]
+
+
 def test_a_child_of_a_process_that_collects_output_is_collected_too(capsys: pytest.CaptureFixture[str]) -> None:
     def work(_board: Noticeboard) -> int:
         print("out")

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import OpOverload, tree_leaves
+from checked_backend.dump.forwards import forward_problem, out_problem
 from checked_backend.dump.load import Dump
 from checked_backend.dump.ranges import argument_problem, memory_problem
 from checked_backend.errors import DumpError
@@ -30,7 +31,8 @@ class _Guard(OperatorMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_memory(func, (args, kwargs))
         name = func.name().partition(".")[0]
-        why = argument_problem(name, _named(func, args, kwargs))
+        given = _named(func, args, kwargs)
+        why = out_problem(func) or argument_problem(name, given) or forward_problem(name, given)
         if why is not None:
             raise OutOfRange(f"{name.replace('::', '.')}: {why}")
         result = func(*args, **kwargs)

@@ -57,7 +57,12 @@ _REFUSED = re.compile(
     | quantize_.* | quantized_.* | q_.* | qscheme | .*affine_quantized.* | empty_quantized | .*quantized_tensor.*
     | int_repr.* | _?dequantize.* | fbgemm_.* | _wrapped_.* | _dyn_quant.* | _cslt_.* | _rowwise_prune | _sobol_.*
     | choose_qparams_optimized | _mixed_dtypes_linear | .*(mps|vulkan|nnpack|miopen_rnn|_xla).*
-    | _segment_reduce_backward | _cudnn_init_dropout_state | _triton_.* | _has_compatible_shallow_copy_type
+    # steps of a kernel that trust it, and that no traced graph holds
+    | _batch_norm_(impl_index(_backward)?|no_update) | _cholesky_solve_helper | _compute_linear_combination | _stack
+    | _conv_depthwise2d | _convolution_double_backward | _debug_has_internal_overlap | _slow_conv2d_.* | _dim_arange
+    | _grid_sampler_2d_cpu_fallback(_backward)? | _reshape_from_tensor | _thnn_differentiable_.*
+    | _transform_bias_rescale_qkv | _saturate_weight_to_fp16 | _segment_reduce_backward
+    | _cudnn_init_dropout_state | _triton_.* | _has_compatible_shallow_copy_type
     """,
     re.VERBOSE,
 )

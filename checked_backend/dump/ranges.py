@@ -74,8 +74,25 @@ def _shaped(shape: Sequence[int], **tensors: torch.Tensor | None) -> Iterator[st
 
 def _pooled(spatial: int) -> Callable[[_Named], Iterator[str]]:
     def rule(given: _Named) -> Iterator[str]:
-        yield from _shaped(given["grad_output"].shape, indices=given["indices"])
-        yield from _within("indices", given["indices"], 0, math.prod(given["self"].shape[-spatial:]))
+        source, result = given["self"], given["grad_output"].shape
+        yield from _shaped(result, indices=given["indices"])
+        if source.dim() not in (spatial + 1, spatial + 2) or len(result) != source.dim():
+            yield f"self has {source.dim()} dimensions, grad_output {len(result)}"
+        yield from _shaped((*source.shape[:-spatial], *result[-spatial:]), grad_output=given["grad_output"])
+        for what in ("kernel_size", "output_size"):
+            if len(given.get(what, range(spatial))) not in (1, spatial):
+                yield f"{what} has {len(given[what])} sizes"
+        if "output_size" in given and tuple(given["output_size"]) != tuple(result[-spatial:]):
+            yield f"output_size is {tuple(given['output_size'])}, and grad_output of shape {tuple(result)}"
+        yield from _within("indices", given["indices"], 0, math.prod(source.shape[-spatial:]))
+
+    return rule
+
+
+def _averaged(spatial: int) -> Callable[[_Named], Iterator[str]]:
+    def rule(given: _Named) -> Iterator[str]:
+        gradient, source = given["grad_output"], given["self"]
+        yield from _shaped((*source.shape[:-spatial], *gradient.shape[-spatial:]), grad_output=gradient)
 
     return rule
 
@@ -127,6 +144,14 @@ def _layer_norm_back(given: _Named) -> Iterator[str]:
 
 def _batch_norm(given: _Named) -> Iterator[str]:
     channels = given["input"].shape[1]
+    if "grad_out" in given and not given["input"].numel():
+        yield "there are no elements, and the backward pass divides by their number"
+    training = given.get("train", given.get("training", given.get("update", True)))
+    backward = "train" in given or "update" in given
+    needed = ("save_mean", "save_invstd" if "save_invstd" in given else "save_var") if backward else ()
+    for what in needed if training else ("running_mean", "running_var"):
+        if given.get(what) is None:
+            yield f"there is no {what}"
     for what in ("weight", "bias", "running_mean", "running_var"):
         yield from _counts(channels, **{what: given.get(what)})
     for what in ("save_mean", "save_invstd", "save_var"):
@@ -186,9 +211,37 @@ def _attention_back(given: _Named) -> Iterator[str]:
         yield f"{query.shape[1]} heads of the query do not fit {key.shape[1]} of the key"
 
 
+def _alike(given: _Named) -> Iterator[str]:
+    yield from _shaped(given["grad_output"].shape, output=given["output"])
+
+
+def _transformed(given: _Named) -> Iterator[str]:
+    dimensions = given["self"].dim()
+    chosen = [int(dimension) for dimension in given["dim"]]
+    if any(not 0 <= dimension < dimensions for dimension in chosen):  # the operator around it counts from the front
+        yield f"dimensions {chosen} of a tensor that has {dimensions}"
+    elif len(set(chosen)) < len(chosen):
+        yield f"dimensions {chosen} are not distinct"
+
+
+def _copied(given: _Named) -> Iterator[str]:
+    if len(given["self"]) != len(given["src"]):
+        yield f"{len(given['src'])} tensors are copied to {len(given['self'])}"
+
+
+def _weight_norm(given: _Named) -> Iterator[str]:
+    v, g = given.get("v", given.get("saved_v")), given.get("g", given.get("saved_g"))
+    if v is None or g is None or not v.numel() or int(given["dim"]) not in (0, v.dim() - 1):
+        yield "it is along the first or the last dimension of a tensor that is not empty"
+        return
+    length = v.shape[int(given["dim"])]
+    yield from _counts(length, g=g, saved_norms=given.get("saved_norms"))
+    yield from _shaped(v.shape, grad_w=given.get("grad_w"))
+
+
 def _pairs_back(given: _Named) -> Iterator[str]:
     rows = given["self"].shape[0]
-    yield from _counts(rows * (rows - 1) // 2, pdist=given["pdist"], grad=given["grad"])
+    yield from _shaped((rows * (rows - 1) // 2,), pdist=given["pdist"], grad=given["grad"])
 
 
 def _distances_back(given: _Named) -> Iterator[str]:
@@ -240,6 +293,8 @@ _RULES: Mapping[str, Callable[[_Named], Iterator[str]]] = MappingProxyType(
                 "max_pool3d_with_indices_backward adaptive_max_pool3d_backward fractional_max_pool3d_backward",
                 _pooled(3),
             ),
+            ("_adaptive_avg_pool2d_backward", _averaged(2)),
+            ("_adaptive_avg_pool3d_backward", _averaged(3)),
             ("_unsafe_index _unsafe_index_put _index_put_impl_ _index_put_impl", _indexed),
             ("embedding_dense_backward", _embedded_back),
             ("_embedding_bag _embedding_bag_forward_only", _bags),
@@ -252,7 +307,7 @@ _RULES: Mapping[str, Callable[[_Named], Iterator[str]]] = MappingProxyType(
             (
                 "native_batch_norm native_batch_norm_backward batch_norm_backward _native_batch_norm_legit "
                 "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
-                "_batch_norm_with_update_functional _batch_norm_no_update",
+                "_batch_norm_with_update_functional batch_norm_update_stats",
                 _batch_norm,
             ),
             ("native_group_norm native_group_norm_backward", _group_norm),
@@ -263,6 +318,10 @@ _RULES: Mapping[str, Callable[[_Named], Iterator[str]]] = MappingProxyType(
             ),
             ("linalg_lu_solve linalg_ldl_solve lu_unpack", _pivots),
             ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_back),
+            ("_softmax_backward_data _log_softmax_backward_data", _alike),
+            ("_fft_r2c _fft_c2r _fft_c2c", _transformed),
+            ("_foreach_copy", _copied),
+            ("_weight_norm_interface _weight_norm_interface_backward", _weight_norm),
             ("_pdist_backward", _pairs_back),
             ("_cdist_backward", _distances_back),
             ("_ctc_loss _ctc_loss_backward", _aligned),

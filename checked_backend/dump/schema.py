@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
+import struct
 from typing import Annotated, Any, Literal
 
 import torch
@@ -58,6 +60,23 @@ def _path(name: str) -> str:
     return name
 
 
+def _random_state(text: str) -> str:
+    """Torch believes the place in the generator's table that a state says it has reached: it is to be in the table."""
+    try:
+        state = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError(f"no random state: {error}") from None
+    if len(state) == _TWISTER.size:
+        left, seeded, place = _TWISTER.unpack(state)
+        if seeded != 1 or not 1 <= left <= _TABLE + 1 - place:
+            raise ValueError("no random state: its place lies outside of its table")
+    return text
+
+
+_TABLE = 624
+_TWISTER = struct.Struct(f"<8xiiQ{8 * _TABLE + 8 * 4 + 8}x")
+"""The state of a CPU's generator: numbers left in the table, whether it is seeded, and the place in the table."""
+
 Size = Annotated[int, Field(ge=0, lt=2**48)]
 Sizes = Annotated[list[Size], Field(max_length=1000)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -66,6 +85,9 @@ Identifier = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_
 Path = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_path)]
 Device = Annotated[str, StringConstraints(pattern=DEVICE)]
 Line = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(_line)]
+RandomState = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$", max_length=100_000), AfterValidator(_random_state)
+]
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -289,7 +311,7 @@ class InputsFile(_Model):
     relations: list[Line]
     called: bool
     ambient: Ambient
-    rng: dict[Device, Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]] | None
+    rng: dict[Device, RandomState] | None
     values: Literal["inputs.safetensors"] | None
     graph: Hash
     checksum: Hash

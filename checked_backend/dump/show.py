@@ -57,10 +57,15 @@ def _input(entry: Mapping[str, Any]) -> str:
     if spec["requires_grad"]:
         parts.append("requires grad")
     if spec["range"] is not None:
-        parts.append(f"in [{spec['range'][0]:g}, {spec['range'][1]:g}]")
+        parts.append(f"in [{_number(spec['range'][0])}, {_number(spec['range'][1])}]")
     if spec["alias_group"] is not None:
         parts.append(f"shares storage {spec['alias_group']}")
     return ", ".join(parts)
+
+
+def _number(value: int | float) -> str:
+    """A bound in few digits; an integer of a file may be greater than any float."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _graph(graph: Mapping[str, Any], title: str) -> Iterator[str]:

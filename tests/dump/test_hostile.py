@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import os
 import pickle
 import py_compile
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,3 +396,25 @@ def test_a_folder_above_names_the_dumps_in_it(original: Path) -> None:
         cb.load_dump(original.parent)
     with pytest.raises(cb.DumpError, match="not a folder"):
         cb.load_dump(original / "nothing")
+
+
+def test_bounds_greater_than_any_float_are_shown(dump: Path) -> None:
+    bounds = [-(10**400), 10**4000]
+
+    def change(document: dict[str, Any]) -> None:
+        next(entry for entry in document["inputs"] if entry["tensor"])["tensor"]["range"] = bounds
+
+    edit(dump / "inputs.json", change)
+    assert f"in [{bounds[0]}, {bounds[1]}]" in render_dump(cb.load_dump(dump))
+
+
+@pytest.mark.parametrize(("left", "place", "fine"), [(1, 0, True), (100, 525, True), (624, 624, False), (0, 0, False)])
+def test_a_random_state_stays_in_its_table(dump: Path, left: int, place: int, fine: bool) -> None:
+    state = bytearray(torch.get_rng_state().tolist())
+    struct.pack_into("<iiQ", state, 8, left, 1, place)
+    edit(dump / "inputs.json", lambda document: document["rng"].update(cpu=base64.b64encode(state).decode()))
+    if fine:
+        with cb.load_dump(dump).ambient():
+            torch.rand(3)
+    else:
+        refused(dump, "inputs.json", "no random state: its place lies outside of its table")

@@ -1,0 +1,100 @@
+"""Operators with arguments that fit nothing: refused by the guard of a replay or by torch, and nobody dies."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dump_tools import python
+
+from checked_backend._torch import tree_leaves
+from checked_backend.dump.eager import OutOfRange, _Guard
+from checked_backend.dump.operators import refusal_by_name
+
+PROGRAM = Path(__file__).parent / "wild_program.py"
+FATAL = (
+    "_adaptive_avg_pool2d_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _log_softmax_backward_data "
+    "_native_batch_norm_legit _pdist_backward _softmax_backward_data _weight_norm_interface "
+    "_weight_norm_interface_backward batch_norm_backward batch_norm_update_stats fractional_max_pool2d_backward "
+    "fractional_max_pool3d_backward native_batch_norm_backward reflection_pad1d_backward reflection_pad2d_backward "
+    "rrelu_with_noise"
+)
+"""Kernels that killed the process before the guard looked at their arguments."""
+
+
+def tried(part: int, parts: int, tries: int, folder: Path, names: str = "") -> dict[str, Any]:
+    done = python(PROGRAM, part, parts, tries, *names.split(), folder=folder, module_path=Path(__file__).parents[2])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def test_what_trusts_its_caller_kills_nobody(tmp_path: Path) -> None:
+    told = tried(0, 1, 60, tmp_path, FATAL)
+    assert told["deaths"] == {}
+    assert told["worked"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(12))
+def test_no_operator_that_a_dump_may_call_kills_its_process(part: int, tmp_path: Path) -> None:
+    told = tried(part, 12, 20, tmp_path)
+    assert told["deaths"] == {}
+    assert told["worked"] > 500
+
+
+def test_steps_of_a_kernel_are_not_called_by_themselves() -> None:
+    for name in ("_compute_linear_combination", "_slow_conv2d_backward", "_batch_norm_no_update", "_stack"):
+        assert refusal_by_name(f"aten.{name}") == "a dump may not call this operator"
+    for name in ("convolution_backward", "native_batch_norm", "_log_softmax", "stack"):
+        assert refusal_by_name(f"aten.{name}") is None
+
+
+X = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+HONEST: dict[str, Any] = {
+    "reflection_pad2d": lambda x: torch.nn.functional.pad(x, (1, 1, 2, 1), "reflect"),
+    "avg_pool2d": lambda x: torch.nn.functional.avg_pool2d(x, 3, 2, 1, True),
+    "adaptive_avg_pool2d": lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 3),
+    "fractional_max_pool2d": lambda x: torch.nn.functional.fractional_max_pool2d(x, 2, 3),
+    "upsample": lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5, mode="bicubic"),
+    "grid_sampler": lambda x: torch.nn.functional.grid_sample(x, x.permute(0, 2, 3, 1), align_corners=False),
+    "fft": lambda x: torch.fft.irfft2(torch.fft.rfft2(x, dim=(-1, 1)), dim=(1, -1)),
+    "batch_norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    "weight_norm": lambda x: torch._weight_norm(x[0, 0], x[0, 1, :, :1], 0),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "nll_loss": lambda x: torch.nn.functional.nll_loss(x, torch.zeros(1, 4, 4, dtype=torch.int64)),
+    "pdist": lambda x: torch.pdist(x.reshape(8, 4)),
+    "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_autograd_calls_is_not_refused(name: str) -> None:
+    x = X.clone().requires_grad_()
+    with _Guard():
+        result = HONEST[name](x)
+        torch.autograd.backward(result, torch.ones_like(result))
+    assert x.grad is not None
+    assert all(math.isfinite(leaf.sum()) for leaf in tree_leaves(x.grad))
+
+
+def test_a_gradient_must_fit_its_forward() -> None:
+    backward = torch.ops.aten.reflection_pad2d_backward.default
+    with _Guard():
+        assert backward(torch.ones(1, 2, 6, 6), X, [1, 1, 1, 1]).shape == X.shape
+        with pytest.raises(OutOfRange, match=r"grad_output is of shape \(1, 2, 4, 4\), not \(1, 2, 6, 6\)"):
+            backward(X, X, [1, 1, 1, 1])
+        with pytest.raises(OutOfRange, match="reflection_pad2d does not take what it is given back"):
+            backward(X, X, [])
+
+
+def test_inner_operators_are_not_told_where_to_write() -> None:
+    with _Guard():
+        torch.add(X, X, out=(out := torch.empty(0)))
+        assert out.shape == X.shape
+        with pytest.raises(OutOfRange, match="it may not be told where to write"):
+            torch.ops.aten._softmax.out(X, 1, False, out=torch.empty(0))
