@@ -60,7 +60,8 @@ _REFUSED = re.compile(
     # steps of a kernel that trust it, and that no traced graph holds
     | _batch_norm_(impl_index(_backward)?|no_update) | _cholesky_solve_helper | _compute_linear_combination | _stack
     | _conv_depthwise2d | _convolution_double_backward | _debug_has_internal_overlap | _slow_conv2d_.* | _dim_arange
-    | _grid_sampler_2d_cpu_fallback(_backward)? | _reshape_from_tensor | _thnn_differentiable_.*
+    | _grid_sampler_2d_cpu_fallback(_backward)? | _reshape_from_tensor | _cum(max|min)_helper
+    | _new_zeros_with_same_feature_meta | _thnn_differentiable_.*
     | _transform_bias_rescale_qkv | _saturate_weight_to_fp16 | _segment_reduce_backward
     | _cudnn_init_dropout_state | _triton_.* | _has_compatible_shallow_copy_type
     """,

@@ -239,6 +239,21 @@ def _weight_norm(given: _Named) -> Iterator[str]:
     yield from _shaped(v.shape, grad_w=given.get("grad_w"))
 
 
+def _unfolded(given: _Named) -> Iterator[str]:
+    whole = torch.empty([int(size) for size in given["input_sizes"]], device="meta")
+    try:
+        parts = whole.unfold(given["dim"], given["size"], given["step"])
+    except RuntimeError as error:
+        yield str(error).partition("\n")[0]
+        return
+    yield from _shaped(parts.shape, grad_in=given["grad_in"])
+
+
+def _smoothed(given: _Named) -> Iterator[str]:
+    if not given["self"].is_floating_point() or not given["target"].is_floating_point():
+        yield "integers are divided by beta, which is zero as an integer"
+
+
 def _pairs_back(given: _Named) -> Iterator[str]:
     rows = given["self"].shape[0]
     yield from _shaped((rows * (rows - 1) // 2,), pdist=given["pdist"], grad=given["grad"])
@@ -322,6 +337,8 @@ _RULES: Mapping[str, Callable[[_Named], Iterator[str]]] = MappingProxyType(
             ("_fft_r2c _fft_c2r _fft_c2c", _transformed),
             ("_foreach_copy", _copied),
             ("_weight_norm_interface _weight_norm_interface_backward", _weight_norm),
+            ("unfold_backward", _unfolded),
+            ("smooth_l1_loss_backward", _smoothed),
             ("_pdist_backward", _pairs_back),
             ("_cdist_backward", _distances_back),
             ("_ctc_loss _ctc_loss_backward", _aligned),

@@ -85,7 +85,7 @@ def replay_program(name: str, root: Path) -> dict[str, Any]:
         here = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in run(dump)]
         computed.setdefault(dump.kind, []).extend(here)
         problems += [f"{title}: {problem}" for problem in _compare_alone(path, alone, here, dump)]
-        problems += [f"{title}: {problem}" for problem in _command_line(path)]
+        problems += [f"{title}: {problem}" for problem in _command_line(path, dump)]
     for kind in computed.keys() & {"dynamo", "forward", "inference"}:
         same_as = _near if kind == "dynamo" else same_leaf  # AOT autograd may compute with a decomposition instead
         missing = [leaf for leaf in outputs if not any(same_as(leaf, other) for other in computed[kind])]
@@ -149,9 +149,11 @@ def _compare_alone(path: Path, alone: dict[str, Any], here: list[Any], dump: cb.
     return [] if same(here, outputs) else ["repro.py does not compute the same bits as the loaded dump"]
 
 
-def _command_line(path: Path) -> list[str]:
+def _command_line(path: Path, dump: cb.Dump) -> list[str]:
     problems = []
-    for words in (["show", path], ["replay", path, "--compiler", "aot_eager"]):
+    # a replay calls no operators but torch's unless it is told whose
+    trusted = [word for name in dump.metadata["requires"] for word in ("--import", name)]
+    for words in (["show", path], ["replay", path, "--compiler", "aot_eager", *trusted]):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:

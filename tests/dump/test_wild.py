@@ -21,7 +21,7 @@ FATAL = (
     "_native_batch_norm_legit _pdist_backward _softmax_backward_data _weight_norm_interface "
     "_weight_norm_interface_backward batch_norm_backward batch_norm_update_stats fractional_max_pool2d_backward "
     "fractional_max_pool3d_backward native_batch_norm_backward reflection_pad1d_backward reflection_pad2d_backward "
-    "rrelu_with_noise"
+    "nanmedian rrelu_with_noise smooth_l1_loss_backward unfold_backward"
 )
 """Kernels that killed the process before the guard looked at their arguments."""
 
@@ -48,7 +48,13 @@ def test_no_operator_that_a_dump_may_call_kills_its_process(part: int, tmp_path:
 
 
 def test_steps_of_a_kernel_are_not_called_by_themselves() -> None:
-    for name in ("_compute_linear_combination", "_slow_conv2d_backward", "_batch_norm_no_update", "_stack"):
+    for name in (
+        "_compute_linear_combination",
+        "_slow_conv2d_backward",
+        "_batch_norm_no_update",
+        "_stack",
+        "_cummax_helper",
+    ):
         assert refusal_by_name(f"aten.{name}") == "a dump may not call this operator"
     for name in ("convolution_backward", "native_batch_norm", "_log_softmax", "stack"):
         assert refusal_by_name(f"aten.{name}") is None
@@ -68,6 +74,8 @@ HONEST: dict[str, Any] = {
     "log_softmax": lambda x: x.log_softmax(1),
     "nll_loss": lambda x: torch.nn.functional.nll_loss(x, torch.zeros(1, 4, 4, dtype=torch.int64)),
     "pdist": lambda x: torch.pdist(x.reshape(8, 4)),
+    "smooth_l1": lambda x: torch.nn.functional.smooth_l1_loss(x, x.detach() * 2),
+    "unfold": lambda x: x.unfold(2, 3, 1),
     "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
 }
 
