@@ -25,6 +25,8 @@ from checked_backend._torch import find_op_packet, has_dispatched, operator_name
 from checked_backend.dump.eager import _Guard
 from checked_backend.dump.operators import operator_problem, refusal_by_name
 
+DONE = 99
+TURNS = 300  # of one child: the memory of a turn is not given back, and where there is none nothing is tried
 PAGE = mmap.PAGESIZE
 SHAPES = [(), (1,), (2,), (3,), (0,), (2, 3), (3, 3), (1, 4), (4, 4), (0, 3), (2, 0), (1, 2, 4), (2, 3, 4), (1, 1, 1)]
 SHAPES += [(2, 2, 4, 4), (1, 1, 4, 4), (1, 2, 3, 4), (2, 3, 4, 5), (1, 1, 2, 2, 2), (1, 2, 4, 4, 4), (16,), (64,)]
@@ -130,7 +132,7 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             torch.manual_seed(0)
-            for place in range(start, len(turns)):
+            for place in range(start, min(start + TURNS, len(turns))):
                 board[:8] = place.to_bytes(8, "little")
                 signal.alarm(5)
                 try:
@@ -138,13 +140,14 @@ def main() -> None:
                     board[8:] = (int.from_bytes(board[8:], "little") + 1).to_bytes(8, "little")
                 except Exception:
                     pass
-            os._exit(0)
+            os._exit(DONE)  # a kernel that leaves the process otherwise has ended it
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            break
+        if os.waitstatus_to_exitcode(status) == DONE:
+            start += TURNS
+            continue
         place = int.from_bytes(board[:8], "little")
-        if os.WTERMSIG(status) != signal.SIGALRM:
-            deaths[f"{turns[place][0]} {turns[place][1]}"] = signal.Signals(os.WTERMSIG(status)).name
+        if os.waitstatus_to_exitcode(status) != -signal.SIGALRM:
+            deaths[f"{turns[place][0]} {turns[place][1]}"] = f"status {os.waitstatus_to_exitcode(status)}"
         start = place + 1
     worked = int.from_bytes(board[8:], "little")
     print(json.dumps({"operators": len(chosen), "worked": worked, "deaths": deaths}))
