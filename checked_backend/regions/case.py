@@ -13,6 +13,7 @@ from checked_backend.numerics.judge import (
     TWIN_ENVELOPE_FACTOR,
     TWIN_TOLERANCE,
     Outside,
+    outside_noise,
 )
 from checked_backend.numerics.noise import (
     Envelope,
@@ -199,6 +200,22 @@ class Case:
         )
         lost = ENVELOPE_FACTOR * noise >= size
         return lost if self.envelope.unstable is None else lost | self.envelope.unstable
+
+    def excused_by_jumps_alone(self) -> int:
+        """How many elements differ by more than noise, and only larger roundings explain them, not float64.
+
+        Larger roundings make what is next to a singularity jump by any factor. Float64 tells a candidate that jumps
+        from one that is wrong. Where it has no number, nothing does.
+        """
+        if self.blind is None or self.strong is None or self.envelope is None or self.same_bits:
+            return 0
+        found = outside_noise(
+            reference=self.pair.reference,
+            candidate=self.pair.candidate,
+            envelope=self.envelope,
+            high_precision=self.high_precision,
+        )
+        return found.unconfirmed
 
     def has_numbers(self) -> bool:
         """Whether eager has any number here: of NaN and infinity no error has a size."""

@@ -18,6 +18,7 @@ __all__ = [
     "UNSUPPORTED",
     "Charge",
     "charge",
+    "singular",
 ]
 
 COARSEST = torch.finfo(torch.bfloat16).eps
@@ -68,6 +69,15 @@ CHANGES_IN_FLOAT64 = Charge(
 UNSUPPORTED = Charge(
     Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
 )
+
+
+def singular(count: int) -> str:
+    """Why a tensor is not judged of which some elements differ where float64 has no number."""
+    return (
+        f"{count} of its elements differ from eager by more than noise, but there float64 has NaN or infinity where "
+        "eager has numbers, so nothing tells who is wrong; the program is singular there, or leaves the range of "
+        "float64"
+    )
 
 
 def charge(case: Case) -> Charge:

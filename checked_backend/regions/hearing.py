@@ -34,6 +34,7 @@ from checked_backend.regions.charges import (
     UNSUPPORTED,
     Charge,
     charge,
+    singular,
 )
 from checked_backend.regions.control_runs import ControlRuns
 from checked_backend.regions.controls import Controls, Values
@@ -293,6 +294,9 @@ class Hearing:
         if self._low_precision and self._fused.loses(case):
             self._not_judged(case, "it is what rounding leaves, and of that the compiled program has nothing")
             return True
+        if blindly_excused := case.excused_by_jumps_alone():
+            self._not_judged(case, singular(blindly_excused))
+            return True
         if case.detection_power() < 1 or case.vanishes or not case.mostly_hidden():
             return False
         if case.same_bits and case.blind is not None:
@@ -345,12 +349,7 @@ class Hearing:
             self._not_judged(case, reason)
             return
         if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
-            reason = (
-                f"{case.outside.count} of its elements differ from eager by more than noise, but there float64 has NaN "
-                "or infinity where eager has numbers, so nothing tells who is wrong; the program is singular there, "
-                "or leaves the range of float64"
-            )
-            self._not_judged(case, reason)
+            self._not_judged(case, singular(case.outside.count))
             return
         if not case.same_bits:
             case.evidence["elements outside of the noise"] = case.outside.count
