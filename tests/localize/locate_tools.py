@@ -35,7 +35,7 @@ def located(program: Callable[[Callable[..., Any]], Any], function: Callable[...
         return findings
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = CheckOptions(compiler=compiler, on_divergence="record")
+        options = CheckOptions(compiler=compiler, on_divergence="record", layout="raise")
         return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
 
     program(torch.compile(function, backend=backend))
