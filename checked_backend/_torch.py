@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 from torch import fx
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C import _DisableTorchDispatch as DisableTorchDispatch
 from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
@@ -66,6 +67,7 @@ from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type:
 from torch.autograd import forward_ad
 from torch.fx.graph_module import _forward_from_src
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._device import DeviceContext as _DeviceContext
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
@@ -80,7 +82,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputationError
 
 __all__ = [
+    "FP32_PRECISIONS",
     "DisableTorchDispatch",
+    "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensor",
     "FakeTensorMode",
@@ -99,6 +103,7 @@ __all__ = [
     "call_after_backward",
     "catch_backward_error",
     "changed_settings",
+    "check_sparse_invariants",
     "clone_preserve_strides",
     "compile_id",
     "compile_trifle",
@@ -107,12 +112,14 @@ __all__ = [
     "current_graph_task_id",
     "custom_op_module",
     "decomposition",
+    "default_device",
     "default_partition",
     "default_settings",
     "deferred_asserts",
     "detect_fake_mode",
     "disable_current_modes",
     "disable_fake_tensor_cache",
+    "dispatch_modes",
     "dump_code",
     "dynamo_captures_data",
     "dynamo_control_flow",
@@ -132,7 +139,9 @@ __all__ = [
     "fall_back",
     "find_op_packet",
     "forward_from_source",
+    "fp32_precision",
     "fresh_compile_caches",
+    "function_modes",
     "get_decompositions",
     "graph_task_keeps_graph",
     "grouped_mm_functions",
@@ -174,10 +183,17 @@ __all__ = [
     "renew_compile_threads",
     "rewrapped",
     "run_composite",
+    "saved_tensor_hooks",
     "saved_tensor_hooks_lifted",
     "set_cudnn_flags",
+    "set_dispatch_modes",
+    "set_fp32_precision",
+    "set_function_modes",
+    "set_inference_mode",
+    "set_saved_tensor_hooks",
     "shape_facts",
     "size_hint",
+    "sparse_invariants_checked",
     "storage_identity",
     "tracing",
     "transforms_unharmed",
@@ -212,8 +228,12 @@ def dynamo_control_flow() -> tuple[type[BaseException], ...]:
 
 
 def dynamo_counters() -> dict[str, Counter[str]]:
-    """What Dynamo has counted so far: ``graph_break`` by its words, ``frames`` by what became of them."""
-    return {name: Counter(counters[name]) for name in ("graph_break", "frames")}
+    """What Dynamo has counted so far.
+
+    ``graph_break`` and ``unimplemented`` (which has the recompile limit too) by its words, ``frames`` by what became of
+    them.
+    """
+    return {name: Counter(counters[name]) for name in ("graph_break", "unimplemented", "frames")}
 
 
 def dynamo_restarts() -> tuple[type[BaseException], ...]:
@@ -396,6 +416,92 @@ def _in_dual_level() -> bool:
         return True
     torch._C._exit_dual_level(level=level)
     return False
+
+
+FP32_PRECISIONS = (
+    ("generic", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+)
+"""Where torch keeps how precisely float32 is computed with, the most general first."""
+
+
+def fp32_precision(backend: str, operation: str) -> str:
+    """How precisely a library computes with float32: ``none``, ``ieee``, ``tf32``, ``bf16``."""
+    return str(torch._C._get_fp32_precision_getter(backend, operation))
+
+
+def set_fp32_precision(backend: str, operation: str, precision: str) -> None:
+    """Set what `fp32_precision` reads."""
+    torch._C._set_fp32_precision_setter(backend, operation, precision)
+
+
+def default_device() -> torch.device | None:
+    """What ``torch.set_default_device`` was given; None where nothing was set."""
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
+
+
+def function_modes() -> tuple[Any, ...]:
+    """The active torch function modes, outermost first, but for that of the default device."""
+    found = torch.overrides._get_current_function_mode_stack()
+    return tuple(mode for mode in found if not isinstance(mode, _DeviceContext))
+
+
+def set_function_modes(modes: Sequence[Any]) -> None:
+    """Leave those torch function modes that are not among these, and enter these that are missing."""
+    wanted = [
+        *(mode for mode in torch.overrides._get_current_function_mode_stack() if isinstance(mode, _DeviceContext))
+    ]
+    while torch._C._len_torch_function_stack():
+        torch.overrides._pop_mode()
+    for mode in (*wanted, *modes):
+        torch.overrides._push_mode(mode)
+
+
+def dispatch_modes() -> tuple[Any, ...]:
+    """The active dispatch modes, outermost first."""
+    return tuple(torch.utils._python_dispatch._get_current_dispatch_mode_stack())
+
+
+def set_dispatch_modes(modes: Sequence[Any]) -> None:
+    """Leave the dispatch modes that were entered since these were the active ones."""
+    while len(dispatch_modes()) > len(modes):
+        torch.utils._python_dispatch._pop_mode()
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost hooks on tensors that autograd saves; None if there are none."""
+    return _top_saved_tensors_default_hooks(True)
+
+
+def set_saved_tensor_hooks(hooks: Any) -> None:
+    """Leave the hooks on saved tensors that were entered since these were the innermost ones, or enter these again."""
+    while saved_tensor_hooks() not in (None, hooks):
+        _pop_saved_tensors_default_hooks()
+    if hooks is not None and saved_tensor_hooks() is None:
+        _push_saved_tensors_default_hooks(*hooks)
+
+
+def set_inference_mode(enabled: bool) -> None:
+    """Switch inference mode for this thread for good.
+
+    Torch has a guard for that only, which sets the mode back when it dies: so it lives as long as the thread.
+    """
+    vars(threading.current_thread()).setdefault("checked_backend_modes", []).append(torch._C._InferenceMode(enabled))
+
+
+def sparse_invariants_checked() -> bool:
+    """Whether the indices of sparse tensors are checked when these are made."""
+    return bool(torch._C._check_sparse_tensor_invariants())
+
+
+def check_sparse_invariants(enabled: bool) -> None:
+    """Set what `sparse_invariants_checked` reads."""
+    torch._C._set_check_sparse_tensor_invariants(enabled)
 
 
 def inner_exception(error: BaseException) -> BaseException | None:

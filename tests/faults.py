@@ -49,6 +49,7 @@ __all__ = [
     "dropped_mutation",
     "extra_output",
     "from_call",
+    "leaves_setting",
     "left_out",
     "lost_alias",
     "made_nan",
@@ -542,6 +543,29 @@ def other_random_numbers(how: How = "python") -> Compiler:
 
 
 # how it is done
+
+
+def leaves_setting(
+    change: Callable[[], object], when: Literal["compiling", "running", "raising", "backward"] = "running"
+) -> Compiler:
+    """Changes a setting of the process and does not set it back."""
+
+    def then(outputs: Any) -> Any:
+        change()
+        if when == "raising":
+            raise PlantedError("after a setting was changed")
+        return outputs
+
+    if when == "backward":
+        return compiled_by_aot(backward=lambda _gm: lambda outputs, _inputs: then(outputs))
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if when == "compiling":
+            change()
+            return gm.forward
+        return lambda *args: then(gm.forward(*args))
+
+    return compiler
 
 
 def _replace(at: int, spoil: Spoil) -> Edit:

@@ -38,14 +38,18 @@ class Objective:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
-def roots_of(outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def roots_of(outputs: Mapping[str, Any], *, refusing: bool = True) -> dict[str, torch.Tensor]:
     """The outputs at which a backward pass begins: those that require grad (and have a history, as not all views do).
 
-    If none does, all that could: eager then refuses to differentiate, and so must the compiled program.
+    Args:
+        outputs: All of them.
+        refusing: If none does, take all that could: eager then refuses to differentiate, and so must the compiled
+            program.
     """
     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
     floating = {name: value for name, value in tensors.items() if value.is_floating_point() or value.is_complex()}
-    return {name: root for name, root in floating.items() if root.requires_grad and gradient_edge(root)} or floating
+    found = {name: root for name, root in floating.items() if root.requires_grad and gradient_edge(root)}
+    return found or (floating if refusing else {})
 
 
 def run_backward(

@@ -186,11 +186,9 @@ class _Plan:
         if any(entry.finding.fails for entry in shown):
             keep([told(entry, trial) for entry in shown])
         findings = self._explained(shown, trial)
-        if not trial.regions.regions:
-            agreed = any(outcome.error is not None for outcome in trial.references) or bool(findings)
-            skip = trial.tracing.no_region()
-            trial.own.skip(replace(skip, matters=skip.matters and not agreed))
-        elif (remark := trial.tracing.between_regions()) is not None:
+        for skip in trial.tracing.not_compiled(len(trial.regions.regions)):
+            trial.own.skip(skip)
+        if trial.regions.regions and (remark := trial.tracing.between_regions()) is not None:
             trial.own.note(remark)
         reference = trial.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
@@ -198,7 +196,7 @@ class _Plan:
         if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
             findings += self._with_own_random(trial.own, fails=any(finding.kind.fails for finding in findings))
         trial.own.add_findings(findings)
-        return trial.own.findings(), _told_once(trial.regions, trial.own.coverage())
+        return trial.own.findings(), _told_once(trial.regions, trial.own.coverage(), trial.names)
 
     def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
         """Compile once more where Inductor would have drawn random numbers of its own, as users have it draw."""
@@ -244,30 +242,40 @@ class _Plan:
         return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
 
 
-def _told_once(regions: Coverage, program: Coverage) -> tuple[Coverage, Coverage]:
+def _told_once(
+    regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
+) -> tuple[Coverage, Coverage]:
     """Both coverages of a trial, with the better detection power of what both judged.
 
-    In a program of one region its gradients are the program's, and so is its output if there is one only. More of them
-    may have another order. The region's float64 twin says nothing of what Dynamo made of the program: such an error
-    shows in the program's own comparison alone.
+    In a program of one region its gradients are the program's, and those of its results that the program returns. The
+    region's float64 twin says nothing of what Dynamo made of the program: such an error shows in the program's own
+    comparison alone.
+
+    Args:
+        regions: The regions'.
+        program: The whole program's.
+        names: The program's names of the regions' results: the two may be in another order.
     """
     if len(regions.regions) != 1:
         return regions, program
-    powers = dict(regions.detection_power), dict(program.detection_power)
-    own = dict(regions.own_precision_power)
-    ordered = any(len(_outputs(names)) > 1 for names in powers)
-    for name in powers[0].keys() & powers[1].keys():
-        if name.startswith("grad[") or (name in _outputs(powers[0]) and not ordered):
-            own[name] = max(own.get(name, 0.0), powers[1][name])
-            powers[0][name] = powers[1][name] = min(powers[0][name], powers[1][name])
+    region = regions.regions[0].name
+
+    def named(subject: str) -> str:
+        """The program's name of it; a result that the program does not return gets one of its own."""
+        known = names.get((region, subject))
+        return known or (f"{subject} of {region}" if subject.startswith("output") else subject)
+
+    powers = {named(subject): power for subject, power in regions.detection_power.items()}
+    own = {named(subject): power for subject, power in regions.own_precision_power.items()}
+    whole = dict(program.detection_power)
+    for name in powers.keys() & whole.keys():
+        if name.startswith(("grad[", "output")):
+            own[name] = max(own.get(name, 0.0), whole[name])
+            powers[name] = whole[name] = min(powers[name], whole[name])
     return (
-        replace(regions, detection_power=powers[0], own_precision_power=own),
-        replace(program, detection_power=powers[1]),
+        replace(regions, detection_power=powers, own_precision_power=own),
+        replace(program, detection_power=whole),
     )
-
-
-def _outputs(names: Iterable[str]) -> set[str]:
-    return {name for name in names if name.startswith("output")}
 
 
 def _joined(coverages: Sequence[Coverage]) -> Coverage:

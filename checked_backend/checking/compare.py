@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from checked_backend.checking.backward import roots_of
 from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
 from checked_backend.numerics.noise import RememberedScale
@@ -26,10 +27,13 @@ from checked_backend.regions.problems import (
     same_message,
     told_exception,
 )
+from checked_backend.regions.process_state import FILTERS, settings_changed
 from checked_backend.regions.unsupported import unsupported_here
+from checked_backend.report.advice import PROGRAM_RUNS
 
 __all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
 
+_MEND = "mend that first, or give arguments that the program takes"
 _CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
 
 
@@ -88,18 +92,24 @@ def compare_runs(
     found: list[tuple[int, Finding]] = []
     pairs: list[Pair] = []
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
-        ledger.count({"program runs": 1})
+        ledger.count({PROGRAM_RUNS: 1})
+        found += [(index, finding) for finding in _compare_settings(reference, candidate)]
         needed = partial(_bytes_of, reference)
         if reference.error is not None or candidate.error is not None:
             ledger.count({"exceptions": 1})
-            found += [(index, f) for f in compare_errors(reference.error, candidate.error, ledger, needed)]
+            differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
+            found += [(index, f) for f in differing]
+            if not differing:  # what both raise is no result that could be compared
+                why = f"eager itself raises {told_exception(reference.error)}, so there are none to compare; {_MEND}"
+                ledger.skip(Skip("results", why, matters=True))
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
             ledger.count({"exceptions": 1})
             errors = (reference.backward_error, candidate.backward_error)
             found += [(index, f) for f in compare_errors(*errors, ledger, needed, during="backward")]
             if reference.backward_error is not None:
-                ledger.skip(Skip("gradients", f"eager has none: {told_exception(reference.backward_error)}"))
+                why = f"eager has none: {told_exception(reference.backward_error)}"
+                ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
         structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
         structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
         for skip in flipped:
@@ -233,6 +243,16 @@ def _compare_random_state(reference: Outcome, candidate: Outcome) -> Iterator[Fi
         return  # an optimizer that asks for its loss until it is content has drawn more often
     if reference.rng is not None and candidate.rng is not None and not reference.rng.same_as(candidate.rng):
         yield rng_state_differs()
+
+
+def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
+    """Settings that the program leaves otherwise when it is compiled; what it sets itself, it sets in eager too."""
+    if reference.settings is None or candidate.settings is None:
+        return []
+    start, end = candidate.settings
+    expected = start.moved(*reference.settings)
+    names = [name for name in expected.changed(end) if name != FILTERS]  # which imports change as it is compiled
+    return settings_changed(names, before=start, expected=expected, actual=end)
 
 
 def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int) -> bool:

@@ -86,7 +86,10 @@ class ProgramControls:
         return self._values(self.program.run_all(modes=self._replaying(noise, held=held)))
 
     def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
-        """Eager's values, moved by what the noise does to the same program with torch in NumPy's place."""
+        """Eager's values, moved by what the noise does to the same program with torch in NumPy's place.
+
+        Where that other program is not finite to begin with, the noise says nothing: eager's value stays.
+        """
         quiet, noisy = (self._values(self.program.run_all(self._traced.under(mode))) for mode in (nullcontext(), noise))
         values = self._values(self.program.run_all())
         for name in values.keys() & quiet.keys() & noisy.keys():
@@ -94,7 +97,7 @@ class ProgramControls:
             if eager.dtype == torch.bool:
                 values[name] = torch.where(moved == still, eager, moved)
             elif eager.shape == still.shape == moved.shape and eager.dtype == still.dtype == moved.dtype:
-                values[name] = eager + (moved - still)
+                values[name] = torch.where(still.isfinite(), eager + (moved - still), eager)
         return values
 
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:

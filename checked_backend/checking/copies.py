@@ -22,7 +22,7 @@ from checked_backend.checking.tree import argument_leaves, has_attributes, leave
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.promote import promote
 
-__all__ = ["Copier", "eager_function"]
+__all__ = ["Copier", "called_inside", "eager_function"]
 
 
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,10 +30,31 @@ def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     What ``torch.compiler.disable`` returned stays as it is.
     """
-    if getattr(function, "_torchdynamo_disable", False):
+    if _is_disabled(function):
         return function
     inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
     return function if inner is None else eager_function(inner)
+
+
+def called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What to compile in place of a function: of one that is disabled, a function that calls it.
+
+    ``torch.compile`` takes ``torch.compiler.disable`` off the very function that it is given. Everywhere else in the
+    user's program, that is where compiled code calls the function, it is not compiled.
+    """
+    if not _is_disabled(function):
+        return function
+
+    def calls_disabled(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return calls_disabled
+
+
+def _is_disabled(function: Callable[..., Any]) -> bool:
+    """Whether it is, or of a module its ``forward`` is, what ``torch.compiler.disable`` returned."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    return bool(getattr(called, "_torchdynamo_disable", False))
 
 
 class _Handover(torch.autograd.Function):
@@ -226,12 +247,16 @@ class Copier:
         if known is not None:
             made: FunctionType = known
             return made
-        # Dynamo finds an inlined function's globals by its module's name, unless they are the outermost function's.
-        # So there is one copy of those, for all functions of that module, and none of any other module's.
+        # There is one copy of the outermost function's globals, for all functions of that module, and none of any other
+        # module's. It has no name: Dynamo finds by their module's name the globals of functions that it inlines, which
+        # in the body of ``map`` or ``cond``, which torch compiles in eager too, would be the original ones.
         if self._globals is None:
             self._globals = function.__globals__, dict(function.__globals__)
+            self._globals[1].pop("__name__", None)
         ours = self._globals[0] is function.__globals__
         namespace = self._globals[1] if ours else function.__globals__
+        if _asks_its_name(function):
+            namespace["__name__"] = function.__globals__["__name__"]
         cells = tuple(CellType() for _ in function.__closure__ or ())
         made = FunctionType(function.__code__, namespace, function.__name__, None, cells or None)
         self._remember(function, made)
@@ -325,6 +350,11 @@ def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
         if value is not None and (not isinstance(value, FunctionType) or value.__globals__ is namespace):
             read[instruction.argval] = value
     return read, stored
+
+
+def _asks_its_name(function: FunctionType) -> bool:
+    """Whether a function reads its module's name, as making a class does."""
+    return any(instruction.argval == "__name__" for instruction in _instructions(function.__code__))
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from checked_backend.checking.program import Call
 from checked_backend.checking.trial import Trial
 from checked_backend.record import Finding, Kind
+from checked_backend.regions.process_state import is_setting
 
 __all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]
 
@@ -54,7 +55,9 @@ def merged(trial: Trial) -> list[Shown]:
 
 def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
     """Wrong values in a region make wrong values in the program, of whatever kind."""
-    known = {other.kind for other in regions}
+    if is_setting(finding):
+        return any(other.subject == finding.subject for other in regions)
+    known = {other.kind for other in regions if not is_setting(other)}
     return finding.kind in known or (finding.kind in VALUES and bool(known & VALUES))
 
 

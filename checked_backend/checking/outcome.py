@@ -10,6 +10,7 @@ import torch
 
 from checked_backend.regions.ambient import RngState
 from checked_backend.regions.execution import flat_tensors
+from checked_backend.regions.process_state import ProcessState
 
 __all__ = ["Outcome", "as_tensor"]
 
@@ -29,6 +30,7 @@ class Outcome:
         gradients: Gradients of inputs and parameters, by subject; None for one that got none.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
         rng: The random state that the call left.
+        settings: The process's settings as the call found and left them.
         error: The exception that the function raised instead of returning.
         backward_error: The exception that the backward pass raised.
     """
@@ -41,6 +43,7 @@ class Outcome:
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     evaluations: int = 0
     rng: RngState | None = None
+    settings: tuple[ProcessState, ProcessState] | None = None
     error: Exception | None = None
     backward_error: Exception | None = None
 

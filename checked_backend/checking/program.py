@@ -13,7 +13,7 @@ import torch
 
 from checked_backend._torch import inner_exception
 from checked_backend.checking.backward import Objective, roots_of, run_backward
-from checked_backend.checking.copies import Copier
+from checked_backend.checking.copies import Copier, called_inside
 from checked_backend.checking.cotangents import Layout
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.state import State
@@ -21,6 +21,7 @@ from checked_backend.checking.training import MakeOptimizer, make_optimizer, opt
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.ambient import RngState, modes_unharmed
+from checked_backend.regions.process_state import ProcessState
 
 __all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
 
@@ -142,13 +143,14 @@ class Run:
         self._modes = modes
         self._copier = Copier(wide)
         self._function = self._copier.function(program.function)
-        self._called = self._function if transform is None else transform(self._function)
+        self._called = self._function if transform is None else transform(called_inside(self._function))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[Call, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rng = program.rng
+        self._left: ProcessState | None = None
         self._started = False
         self.evaluations = 0
 
@@ -189,9 +191,10 @@ class Run:
         )
         outcome = Outcome()
         before = RngState.capture(tuple(self._rng.cuda))
+        settings = ProcessState.capture()
         try:
             self._rng.restore()
-            with self._entered():
+            with self._entered(), self._settings_noted(outcome):
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
@@ -200,6 +203,7 @@ class Run:
             _raise_if_ours(raised.error)
             outcome.error = raised.error
         finally:
+            settings.restore()
             before.restore()
         self._started = True
         self._look(call, outcome)
@@ -235,6 +239,18 @@ class Run:
         with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
             _no_warning_is_an_error()
             yield
+
+    @contextmanager
+    def _settings_noted(self, outcome: Outcome) -> Iterator[None]:
+        """Note the process's settings before and after a call, which goes on with those that the last one left."""
+        if self._program.continued and self._left is not None:
+            self._left.restore()
+        start = ProcessState.capture()
+        try:
+            yield
+        finally:
+            self._left = ProcessState.capture()
+            outcome.settings = start, self._left
 
     # the call
 

@@ -19,8 +19,12 @@ class RegionResults:
     """What compiled regions returned during one call of a program.
 
     A region's results are a flat list: ``output[1]`` of a region may be ``output[loss]`` of the program.
+
+    Attributes:
+        names: The program's name of a region's result, by region and result; None where calls do not agree on it.
     """
 
+    names: dict[tuple[str, str], str | None] = field(default_factory=dict)
     _returned: dict[str, list[list[weakref.ref[torch.Tensor] | None]]] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -55,6 +59,8 @@ class RegionResults:
                 tensor = None if reference is None else reference()
                 if tensor is not None and id(tensor) in names:
                     renamed[region, f"output[{index}]"] = names[id(tensor)]
+        for place, name in renamed.items():
+            self.names[place] = name if self.names.get(place, name) == name else None
         return [
             replace(finding, subject=renamed.get((finding.region, finding.subject), finding.subject))
             for finding in findings

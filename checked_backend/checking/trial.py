@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,6 +47,7 @@ class Trial:
         own: What the whole program's comparison covered.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
+        names: The program's names of the regions' results, as `RegionResults` has them.
     """
 
     program: Program
@@ -56,6 +57,7 @@ class Trial:
     own: Ledger = field(default_factory=Ledger)
     found: list[tuple[int, Finding]] = field(default_factory=list)
     in_regions: list[tuple[int, Finding]] = field(default_factory=list)
+    names: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
 
     def label(self, index: int) -> str:
         """What is special about a call; "" for the user's own."""
@@ -105,7 +107,8 @@ def run_trial(
         if pair.anew:
             ledger.note(f"compiled anew {'; '.join(pair.anew)}")
     made = replace(program, calls=pair.calls)
-    return Trial(made, session.ledger.coverage(), pair.references, pair.tracing, ledger, pair.found, pair.in_regions)
+    regions = session.ledger.coverage()
+    return Trial(made, regions, pair.references, pair.tracing, ledger, pair.found, pair.in_regions, results.names)
 
 
 class _Pair:

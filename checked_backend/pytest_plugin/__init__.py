@@ -120,9 +120,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Gather what the checks of one test find, its fixtures included."""
     marker = item.get_closest_marker("numcheck")
-    if marker is None and item.config.option.numcheck is None and "numcheck" not in getattr(item, "fixturenames", ()):
+    has_fixture = "numcheck" in getattr(item, "fixturenames", ())
+    if marker is None and item.config.option.numcheck is None and not has_fixture:
         return (yield)
-    with _watch(item.config).test(None if marker is None else (marker.args, marker.kwargs)) as check:
+    marked = None if marker is None else (marker.args, marker.kwargs)
+    with _watch(item.config).test(marked, judges_itself=has_fixture) as check:
         item.stash[_CHECK] = check
         return (yield)
 

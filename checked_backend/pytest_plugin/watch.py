@@ -56,6 +56,8 @@ class TestCheck:
         reports: Of `check`, called through the fixture.
         told: Whether the test was failed for it.
         misuse: What is wrong with the marker.
+        asked: Whether the test has the marker.
+        compiled: Whether the test asked torch to compile something.
     """
 
     __test__ = False  # pytest collects classes of this name
@@ -65,12 +67,16 @@ class TestCheck:
     reports: list[Report] = field(default_factory=list)
     told: bool = False
     misuse: str = ""
+    asked: bool = False
+    compiled: bool = False
 
     @property
     def _all(self) -> list[Report]:
         collected = self.session.report
         seen = bool(collected.coverage.regions or collected.findings)
-        return [*self.reports, *([collected] if seen else [])]
+        # A check that was asked for and looked at nothing is no pass. What calls `check` has its own report.
+        missed = (self.asked and not self.reports) or (self.compiled and self.session.dynamo_looked)
+        return [*self.reports, *([collected] if seen or missed else [])]
 
     @property
     def failed(self) -> bool:
@@ -184,11 +190,14 @@ class Watch:
         self._restore()
 
     @contextmanager
-    def test(self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None) -> Iterator[TestCheck]:
+    def test(
+        self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, *, judges_itself: bool = False
+    ) -> Iterator[TestCheck]:
         """Gather what is found while one test runs.
 
         Args:
             marker: The marker's arguments; if None, ``torch.compile`` is checked only if everything is.
+            judges_itself: Whether the test has the fixture, and so its own reports.
         """
         misuse, settings = "", self._now()
         try:
@@ -196,7 +205,7 @@ class Watch:
         except OptionError as error:
             misuse = str(error)
         with collect() as session:
-            check = TestCheck(session, settings, misuse=misuse)
+            check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not judges_itself)
             self._checks.append(check)
             try:
                 if marker and not misuse:
@@ -265,6 +274,8 @@ class Watch:
             if not self._settings or not settings.enabled or kwargs.get("disable") or _checks_itself(kwargs):
                 return original(model, **kwargs)
             original(_nothing, **kwargs)  # what torch refuses is refused when and as torch does it
+            for check in self._checks[-1:]:
+                check.compiled = True
             return original(model, **self._redirected(settings, kwargs))
 
         return compile_checked

@@ -33,6 +33,7 @@ from checked_backend.regions.judgement import Call
 from checked_backend.regions.lift import lift_written_attributes
 from checked_backend.regions.operators.check import OperatorCheck
 from checked_backend.regions.operators.judge import OperatorJudge
+from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion, NotCompiled
 from checked_backend.regions.spread import spread_lists
@@ -85,12 +86,14 @@ def build_region(
     ]
     candidate: Callable[..., Any]
     remark = ""
+    settings = ProcessState.capture()
     try:
         candidate = compile_candidate(compiler, gm, example_inputs)
     except dynamo_control_flow():
         raise
     except Exception as error:  # becomes a finding at the first call
         candidate, remark = _compiled_anew(compiler, pristine, example_inputs, error)
+    left = _left_by_compiler(settings)
 
     unfused = unfused_compiler(options, mode)
     own_random = own_random_compiler(options, pristine, mode)
@@ -149,6 +152,7 @@ def build_region(
         recompile=None if symbolic else recompile,
         investigate=investigate if options.localize and investigator is not None else None,
         draws=DrawInputs(compiler, pristine, traced) or None,
+        left_compiling=left,
     )
     if spread is not None:
         return lambda *args: region(*spread(args), *held)
@@ -187,3 +191,12 @@ def _bytes_of(gm: fx.GraphModule) -> int:
                 sizes = [size_hint(size) if isinstance(size, torch.SymInt) else size for size in shape]
                 total += math.prod(int(size or 1) for size in sizes) * part.dtype.itemsize
     return total
+
+
+def _left_by_compiler(before: ProcessState) -> list[Finding]:
+    """Findings about settings that compiling changed, which are set back."""
+    after = ProcessState.capture()
+    changed = before.changed(after)
+    before.restore([name for name in changed if name != FILTERS])  # modules that were imported may have changed those
+    names = outlast_compiling(changed)
+    return settings_changed(names, before=before, expected=before, actual=after, during="while it is compiled")

@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.record import LOSES_GRADIENTS, Finding, Kind
-from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, gradient_edge
+from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
 from checked_backend.regions.inputs import storage_key
 
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
@@ -84,7 +84,8 @@ def _history(part: Part) -> Iterator[Finding]:
     both = part.reference, part.candidate
     if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both):
         return
-    if part.reference.grad_fn is not None or part.candidate.grad_fn is None or gradient_edge(part.reference):
+    made_by = grad_fn(part.candidate)
+    if grad_fn(part.reference) is not None or made_by is None or gradient_edge(part.reference):
         return
     yield Finding(
         kind=Kind.STRUCTURE,
@@ -92,7 +93,7 @@ def _history(part: Part) -> Iterator[Finding]:
         subject=part.subject,
         message="gradients flow back through it, and not through eager's: that is a view made with grad mode off",
         expected="requires_grad=True, without a grad_fn",
-        actual=f"requires_grad=True, grad_fn {part.candidate.grad_fn.name()}",
+        actual=f"requires_grad=True, grad_fn {made_by.name()}",
         source=part.source or None,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from checked_backend._torch import inner_tensors
 from checked_backend.numerics.bits import with_memory
@@ -21,6 +21,7 @@ __all__ = [
     "compressed_indices",
     "execute",
     "flat_tensors",
+    "grad_fn",
     "gradient_edge",
 ]
 
@@ -154,11 +155,27 @@ def gradient_edge(tensor: torch.Tensor) -> GradientEdge | None:
     """Where in the autograd graph the gradient of a tensor that requires grad arrives.
 
     Returns:
-        None for a view that was made, with grad mode off, of a tensor that has a history: it has none itself.
+        None for a view that was made, with grad mode off, of a tensor that has a history: it has none itself. None
+        also where inference mode keeps autograd from giving it any.
     """
+    if grad_fn(tensor) is None and not tensor.is_leaf:
+        return None
     try:
         return get_gradient_edge(tensor)
-    except AssertionError:  # torch's own, and the one way to learn it
+    except (AssertionError, AttributeError):  # torch's own, and the one way to learn it
+        return None
+
+
+def grad_fn(tensor: torch.Tensor) -> Node | None:
+    """The autograd node that made a tensor.
+
+    Returns:
+        None also for a view that was made with grad mode off, of a base that was written to since: autograd refuses to
+        say what its history is.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
         return None
 
 

@@ -32,7 +32,8 @@ from checked_backend._torch import (
     will_engine_execute_node,
 )
 from checked_backend.numerics.bits import same_bits, with_memory
-from checked_backend.regions.execution import Cotangents, gradient_edge
+from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
+from checked_backend.regions.process_state import ProcessState
 
 __all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges", "was_written_to"]
 
@@ -50,6 +51,7 @@ class BackwardPass:
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
         differentiable: Whether it records its own graph (``create_graph=True``).
         overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
+        settings: The process's settings when the pass came to the region, and when it left it.
         begun: What the watch's ``on_begin`` gave when the pass began.
     """
 
@@ -57,6 +59,7 @@ class BackwardPass:
     gradients: Mapping[int, torch.Tensor | None]
     keeps_graph: bool
     differentiable: bool
+    settings: tuple[ProcessState, ProcessState]
     overwritten: tuple[tuple[str, int], ...] = ()
     begun: object = None
 
@@ -134,6 +137,8 @@ class _Progress:
     overwritten: list[tuple[str, int]] = field(default_factory=list)
     fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
+    settings: ProcessState = field(default_factory=ProcessState.capture)
+    left: ProcessState | None = None
 
     def summary(self) -> BackwardPass:
         outputs: dict[int, torch.Tensor] = {}
@@ -147,6 +152,7 @@ class _Progress:
             {position: self.sent.get(position) for position in sorted(self.needed)},
             keeps_graph=self.keeps_graph,
             differentiable=torch.is_grad_enabled(),
+            settings=(self.settings, self.left or ProcessState.capture()),
             overwritten=tuple(self.overwritten),
             begun=self.begun,
         )
@@ -223,6 +229,7 @@ class BackwardWatch:
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
         task = current_graph_task_id()
         progress = self._passes[task]
+        progress.left = ProcessState.capture()
         site = self._sites[number]
         for output, place, index in site.results:
             if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
@@ -257,6 +264,7 @@ class BackwardWatch:
             self._passes.pop(task, None)
             return None
         progress = self._passes[task]
+        progress.left = ProcessState.capture()
         site = self._sites[number]
         gradients = self._on_error(error, progress.summary())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
@@ -319,7 +327,7 @@ def _find_sites(
     places = [("output", index, value) for index, value in enumerate(outputs)]
     places += [("mutated", position, value) for position, value in mutated.items()]
     for place, index, value in places:
-        if isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None:
+        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
             edge = gradient_edge(value)
             if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
                 # two results on one edge are one tensor, whose gradient arrives once

@@ -135,6 +135,7 @@ class Inputs:
         requires_grad: Positions whose gradient is wanted.
         entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
             respect to each of them are not defined apart.
+        marked: Positions that require grad where no gradient is wanted: views of them require grad too.
         history: For mutated inputs with an autograd history: a copy that carries it.
         versions: How often each of the others had been written to, by position.
     """
@@ -144,6 +145,7 @@ class Inputs:
     pristine: Mapping[int, torch.Tensor]
     requires_grad: frozenset[int]
     entangled: frozenset[int]
+    marked: frozenset[int]
     history: Mapping[int, torch.Tensor]
     versions: Mapping[int, int]
 
@@ -175,6 +177,7 @@ class Inputs:
             entangled=frozenset(
                 position for position in chosen & requires_grad if mutated is not None and keys[position] in shared
             ),
+            marked=frozenset(position for position, tensor in tensors.items() if tensor.requires_grad) - requires_grad,
             history={
                 position: tensors[position].clone()
                 for position in sorted(chosen & requires_grad)
@@ -208,6 +211,8 @@ class Inputs:
             bare[position] = clone
         if transform is not None:
             bare = transform(bare)
+        for position in self.marked:
+            bare[position] = bare[position].detach().requires_grad_(True)
         leaves: dict[int, torch.Tensor] = {}
         for position in sorted(self.requires_grad - self.entangled):
             leaf = bare[position].detach().requires_grad_(True)
@@ -250,7 +255,8 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
             continue
         if key not in storages:
             storages[key] = tensor.untyped_storage().clone()
-        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        with torch.inference_mode(tensor.is_inference()):  # else autograd knows its views otherwise than the original's
+            copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
         copies[position] = _with_bits(copy, tensor)
     return copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -123,10 +123,6 @@ class Judge:
         ]
         free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
         structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
-        # The reference got copies that never require grad, and nothing changes that.
-        if not (call.ambient.grad_enabled or call.inputs.requires_grad):
-            changed = {call.subjects.mutated(position) for position in call.inputs.mutated}
-            structure = [f for f in structure if f.subject not in changed or f.detail != "structure.requires_grad"]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
@@ -312,6 +308,10 @@ class Judge:
         if anew and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
             rulings.findings += zeros_of_another_sign(pairs, controls, rulings)
         return rulings
+
+    def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
+        """What runs the candidate once more on copies, with its backward pass where gradients are given."""
+        return lambda: self._controls(call, cotangents).candidate_alone()
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControls:
         return RegionControls(self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left)

@@ -29,6 +29,7 @@ from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.handed_out import HandedOut, Look, results_of
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
 from checked_backend.regions.judgement import Call, Judge
+from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.others import Left, OtherThreads
 from checked_backend.regions.problems import (
     candidate_crashed,
@@ -37,6 +38,7 @@ from checked_backend.regions.problems import (
     unexpected_mutation,
     wrong_outputs,
 )
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
@@ -72,6 +74,7 @@ class CheckedRegion:
         recompile: Compiles the candidate for given inputs with an empty cache, if that is possible.
         investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and
             what keeps them as they become known; gives back the findings with where they come from.
+        left_compiling: Findings about settings that the compiler left changed; told at the first checked call.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class CheckedRegion:
         recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None = None,
         investigate: Investigate | None = None,
         draws: DrawInputs | None = None,
+        left_compiling: Sequence[Finding] = (),
     ) -> None:
         self._info = info
         self._reference = variants.reference
@@ -107,6 +111,7 @@ class CheckedRegion:
         self._recompile = recompile
         self._unsupported: Finding | None = None
         self._machine_works = False
+        self._left_compiling = list(left_compiling)
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
@@ -140,7 +145,8 @@ class CheckedRegion:
         )
         before = _fingerprints(args, call.inputs)
         threads = OtherThreads.now()
-        reference = self._run_reference(call)
+        settings = ProcessState.capture()
+        reference, expected = self._run_reference(call, settings)
         after_reference = RngState.capture(cuda)
         call.rng.restore()
         edges = input_edges(args, call.inputs.requires_grad)
@@ -152,21 +158,23 @@ class CheckedRegion:
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
-            return self._candidate_raised(args, call, error, reference)
+            left = self._settings_left(call, settings, expected, threads)
+            return self._candidate_raised(args, call, error, reference, left)
         candidate_took = time.perf_counter() - candidate_began
+        left = self._settings_left(call, settings, expected, threads)
         after_candidate = RngState.capture(cuda)
         call.left = Left(after_reference, after_candidate, threads.active_since())
         if isinstance(reference, Exception):
             short = unsupported_here(reference, needed=self._needed, control=False)
             if short is not None:  # of memory, which eager did not get
-                self._respond([short])
+                self._respond([short, *left])
                 return returned
-            self._respond([exception_missing(reference)], cause=reference, call=call)
+            self._respond([exception_missing(reference), *left], cause=reference, call=call)
             if self._stopped:
                 raise reference
             return returned
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
-            self._respond([wrong_outputs(len(reference.outputs), returned)])
+            self._respond([wrong_outputs(len(reference.outputs), returned), *left])
             self._response.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return self._eager_instead(args, call)
         overwritten = earlier.overwritten(self._calls, self._info.name, returned, reference.outputs)
@@ -175,6 +183,7 @@ class CheckedRegion:
         findings += [*unexpected_mutation([subjects.mutated(position) for position in changed]), *overwritten]
         if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
             findings += self._judge.random_state(call)
+        findings += left
         after_candidate.restore()
         if self._respond(findings, call=call):
             return self._eager_instead(args, call)
@@ -222,13 +231,31 @@ class CheckedRegion:
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
             return self._known
 
-    def _run_reference(self, call: Call) -> Execution | Exception:
+    def _run_reference(self, call: Call, before: ProcessState) -> tuple[Execution | Exception, ProcessState]:
+        """Eager's execution, and the settings as it leaves them; they are set back."""
         arguments, leaves = call.inputs.fresh()
+        start = end = before
+        result: Execution | Exception
         try:
             with call.ambient.entered():
-                return execute(self._reference, arguments, leaves)
+                start = ProcessState.capture()
+                try:
+                    result = execute(self._reference, arguments, leaves)
+                finally:
+                    end = ProcessState.capture()
         except Exception as error:  # the user's: raised to them, unless only eager raises
-            return error
+            result = error
+        before.restore()
+        return result, before.moved(start, end)
+
+    def _settings_left(
+        self, call: Call, before: ProcessState, expected: ProcessState, threads: OtherThreads
+    ) -> list[Finding]:
+        """Settings that the candidate left other than eager; those of the first call also while it was compiled."""
+        compiled, self._left_compiling = self._left_compiling, []
+        after = ProcessState.capture()
+        left = LeftSettings(self._judge.candidate_again(call, None), self._response.skip, threads.active_since())
+        return [*compiled, *left.findings(before, expected, after)]
 
     def _candidates_results(self, args: Sequence[Any], call: Call) -> Any:
         """Run the candidate, and once more with an empty cache if its compiler's own one may be what failed."""
@@ -281,13 +308,14 @@ class CheckedRegion:
         def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
                 return None
+            left = self._backward_settings_left(call, passed)
             eager = self._judge.eager_gradients(call, passed)
             if isinstance(eager, Exception):
                 differs = self._judge.backward_exceptions(eager, error)
-                self._respond([] if differs is None else [differs], cause=error, raises=False)
+                self._respond([*left] if differs is None else [differs, *left], cause=error, raises=False)
                 return None  # so that it is raised
             short = self._unsupported_here(error)
-            found = [candidate_crashed(error, during="backward") if short is None else short]
+            found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
             return eager
 
@@ -307,36 +335,50 @@ class CheckedRegion:
         if self._stopped or not passed.cotangents:
             return None
         began = time.perf_counter()
+        left = self._backward_settings_left(call, passed)
         earlier = passed.begun
         overwritten = (
             earlier.overwritten(self._calls, self._info.name, counted=False) if isinstance(earlier, Look) else []
         )
         with random_untouched():
             findings, gradients = self._judge.backward(call, passed) or ([], None)
-        findings += overwritten
+        findings += [*overwritten, *left]
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         self._schedule.spent(time.perf_counter() - began)
         return gradients if fell_back else None
 
+    def _backward_settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
+        before, after = passed.settings
+        again = self._judge.candidate_again(call, passed.cotangents)
+        others_ran = threading.active_count() > 1
+        left = LeftSettings(again, self._response.skip, others_ran, during="in its backward pass")
+        return left.findings(before, before, after, thread=False)
+
     # when it cannot go on with the candidate
 
     def _candidate_raised(
-        self, args: Sequence[Any], call: Call, error: Exception, reference: Execution | Exception
+        self,
+        args: Sequence[Any],
+        call: Call,
+        error: Exception,
+        reference: Execution | Exception,
+        left: Sequence[Finding],
     ) -> Any:
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._unsupported_here(error)
         if short is not None:
             if isinstance(self._candidate, NotCompiled):
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
-            self._respond([short], cause=error)
+            self._respond([short, *left], cause=error)
             return self._eager_instead(args, call)
         if isinstance(reference, Exception):
             finding, returns = self._judge.exceptions(call, reference, error)
-            if finding is not None:
-                self._respond([finding], cause=reference, raises=returns)
+            found = [*left] if finding is None else [finding, *left]
+            if found:
+                self._respond(found, cause=reference, raises=returns)
             raise reference
         during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
-        self._respond([candidate_crashed(error, during=during)], cause=error, call=call)
+        self._respond([candidate_crashed(error, during=during), *left], cause=error, call=call)
         return self._eager_instead(args, call)
 
     @contextmanager

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from checked_backend._torch import dynamo_counters
 from checked_backend.record import Skip
 from checked_backend.regions.handed_out import HandedOut, Look
 from checked_backend.regions.ledger import Ledger
+from checked_backend.regions.tracing import DynamoLog
 from checked_backend.report import Report
 
 __all__ = ["Investigations", "Session", "active_sessions", "collect", "investigations"]
+
+_SUBJECT = "the compiled code"
 
 
 @dataclass(slots=True)
@@ -43,14 +47,41 @@ class Session:
         self.ledger = Ledger()
         self.handed_out = HandedOut()
         self.investigations = Investigations()
+        self._before = dynamo_counters()
+        self._log: DynamoLog | None = None
 
     @property
     def report(self) -> Report:
-        """Everything that numcheck found and covered since the session began."""
-        return self.ledger.report("collected")
+        """Everything that numcheck found and covered since the session began.
+
+        What Dynamo left to eager meanwhile is in the coverage, for nothing was checked of it.
+        """
+        report = self.ledger.report("collected")
+        left_out = tuple(self._not_compiled(len(report.coverage.regions)))
+        return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
+
+    @property
+    def dynamo_looked(self) -> bool:
+        """Whether Dynamo looked at any function since the session began."""
+        return self._dynamo().looked
+
+    def _dynamo(self) -> DynamoLog:
+        if self._log is not None:
+            return self._log
+        log = DynamoLog()
+        log.add(self._before, dynamo_counters())
+        return log
+
+    def _not_compiled(self, regions: int) -> Iterator[Skip]:
+        log = self._dynamo()
+        if regions:
+            yield from log.in_eager(_SUBJECT)
+        elif log.looked:
+            yield log.no_region(_SUBJECT)
 
     def close(self) -> None:
-        """Look a last time at the results that the program holds."""
+        """Look a last time at the results that the program holds; what Dynamo does from now on is not the session's."""
+        self._log = self._dynamo()
         for subject, reason in Look((self.handed_out,)).unexplained.items():
             self.ledger.skip(Skip(subject, reason, matters=True))
 

@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 from checked_backend.record import Finding, Kind, Verdict
 
-__all__ = ["ADVICE", "NOTHING_CHECKED", "advise"]
+__all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "advise"]
+
+_STATE = "mutation of a setting"  # its details are the settings' names
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
@@ -60,6 +62,11 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "mutation: an input or buffer was changed in place differently. Replace the in-place operation by its "
             "out-of-place form, or move it out of the compiled function, and check again."
         ),
+        _STATE: (
+            "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
+            "other than eager does. Set it again after the compiled function, keep the code at 'your line' out of the "
+            "compiler with torch.compiler.disable, and report it."
+        ),
         "logic": (
             "logic: the compiled program computes something else; rounding does not explain it. Use the workaround "
             "if there is one, and report the repro."
@@ -98,10 +105,18 @@ ADVICE: Mapping[str, str] = MappingProxyType(
     }
 )
 
+PROGRAM_RUNS = "program runs"
+"""What is counted where a whole program is compared, not only its compiled regions."""
+
 NOTHING_CHECKED = (
     "Nothing was checked. Call the compiled function at least once inside the check, see that compilation is not "
     "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable), and that the check is not "
     "sampled away (options every and budget)."
+)
+NOTHING_COMPILED = (
+    "Nothing was compiled, so eager was compared with eager. 'Not checked' says why Dynamo made no graph of the "
+    "program: remove that reason (a torch.compiler.disable, a graph break, a switch or a stance), or check a function "
+    "inside of it that does compute with tensors."
 )
 _LOCALIZE = (
     "To find the operator, a repro and a workaround: cb.check(..., localize=True), or numcheck with "
@@ -114,7 +129,13 @@ _SKIPPED = (
 
 
 def advise(
-    findings: tuple[Finding, ...], *, verdict: Verdict, nothing_checked: bool, skipped: bool, localized: bool
+    findings: tuple[Finding, ...],
+    *,
+    verdict: Verdict,
+    nothing_checked: bool,
+    nothing_compiled: bool,
+    skipped: bool,
+    localized: bool,
 ) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
 
@@ -122,6 +143,7 @@ def advise(
         findings: The findings to advise on.
         verdict: The report's verdict.
         nothing_checked: Whether no comparison ran.
+        nothing_compiled: Whether a whole program was compared of which no region was compiled.
         skipped: Whether something that matters was skipped.
         localized: Whether the operator was looked for.
 
@@ -133,7 +155,9 @@ def advise(
         lines.insert(0, _LOCALIZE)
     if verdict is Verdict.INCONCLUSIVE and nothing_checked:
         lines.append(NOTHING_CHECKED)
-    if verdict is Verdict.INCONCLUSIVE and skipped:
+    if verdict is Verdict.INCONCLUSIVE and nothing_compiled:
+        lines.append(NOTHING_COMPILED)
+    elif verdict is Verdict.INCONCLUSIVE and skipped:
         lines.append(_SKIPPED)
     return tuple(lines)
 
@@ -194,6 +218,8 @@ def _is_low(finding: Finding) -> bool:
 def _key(finding: Finding) -> str:
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return "node.layout" if finding.is_layout else "node"
+    if finding.subject.startswith("state["):
+        return _STATE
     key = finding.detail
     while key and key not in ADVICE:
         key = key.rpartition(".")[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Verdict
-from checked_backend.report.advice import advise
+from checked_backend.report.advice import PROGRAM_RUNS, advise
 from checked_backend.report.layout import layout_sentence
 
 if TYPE_CHECKING:
@@ -72,17 +72,19 @@ def view(report: Report) -> ReportView:
     coverage = report.coverage
     shown = report.findings[:_SHOWN_FINDINGS]
     nothing_checked = not any(count > 0 for count in coverage.checked.values())
+    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
     advice = advise(
         report.findings,
         verdict=report.verdict,
         nothing_checked=nothing_checked,
+        nothing_compiled=nothing_compiled,
         skipped=any(skip.matters for skip in coverage.skipped),
         localized=any(finding.op or finding.stage for finding in report.findings)
         or any("localized" in note for note in coverage.notes),
     )
     return ReportView(
         verdict=report.verdict,
-        sentence=_sentence(report, nothing_checked),
+        sentence=_sentence(report, nothing_checked, nothing_compiled),
         title=clean(report.title),
         path="" if report.path is None else clean(str(report.path)),
         findings=tuple(_finding(finding, number, len(report.findings)) for number, finding in enumerate(shown, 1)),
@@ -131,7 +133,7 @@ _FAILURES: tuple[tuple[frozenset[Kind], str], ...] = (
 )
 
 
-def _sentence(report: Report, nothing_checked: bool) -> str:
+def _sentence(report: Report, nothing_checked: bool, nothing_compiled: bool) -> str:
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
@@ -149,11 +151,13 @@ def _sentence(report: Report, nothing_checked: bool) -> str:
     reasons = []
     if len(report.findings) > len(warnings):
         reasons.append(f"{_plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
-    missed = _missed(report.coverage)
+    missed = _missed(report.coverage) - nothing_compiled  # that is one of them
     if missed:
         reasons.append(f"{_plural(missed, 'part')} that could hide an error {'was' if missed == 1 else 'were'} skipped")
     if nothing_checked:
         reasons.append("nothing was checked")
+    if nothing_compiled:
+        reasons.insert(0, "nothing was compiled")
     return " and ".join(reasons)
 
 

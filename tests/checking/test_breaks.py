@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +37,120 @@ def test_why_no_region_was_compiled(function: Callable[..., Any], reason: str) -
     assert "Developer debug context" not in skips(report)
 
 
-@pytest.mark.parametrize("function", [lambda x: x, lambda x: (x, 3, "text"), lambda x: len(x.shape)])
-def test_where_there_is_nothing_to_compile_no_error_can_hide(function: Callable[..., Any]) -> None:
-    report = agreed(cb.check(function, (batch(grad=True),), compiler="eager"))
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: (x, 3, "text"), lambda x: len(x.shape), abs])
+def test_where_nothing_is_compiled_nothing_passes(function: Callable[..., Any]) -> None:
+    argument = -3 if function is abs else batch(grad=True)
+    report = cb.check(function, (argument,), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "there is no tensor operation in it" in skips(report)
+    assert str(report).startswith("INCONCLUSIVE: nothing was compiled\n")
+    assert "'Not checked' says why Dynamo made no graph of the program" in " ".join(str(report).split())
+    assert "Call the compiled function" not in str(report)
+
+
+@torch.compiler.disable
+def left_out(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class WithDisabled(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @torch.compiler.disable
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        left_out,
+        lambda x: left_out(x),
+        functools.partial(left_out),
+        WithDisabled(),
+        WithDisabled().method,
+        torch.compiler.disable(torch.nn.Linear(8, 8)),
+        torch.compiler.disable(lambda x: x + 1, recursive=False),
+    ],
+)
+def test_what_is_disabled_is_not_compiled_and_does_not_pass(function: Callable[..., Any]) -> None:
+    report = cb.check(function, (batch(),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.coverage.regions
+    assert "`torch.compiler.disable" in skips(report)
+
+
+def test_what_the_user_compiles_all_the_same_is_compiled() -> None:
+    report = agreed(cb.check(torch.compile(left_out), (batch(),), compiler="eager"))
+    assert len(report.coverage.regions) == 1
+
+
+def test_calls_that_ran_in_eager_because_of_the_recompile_limit_do_not_pass() -> None:
+    def program(x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * number
+
+    with cb.collect() as session:
+        with torch._dynamo.config.patch(recompile_limit=2):
+            compiled = torch.compile(program, backend="numcheck", options=RECORDING, dynamic=False)
+            for number in range(5):
+                compiled(batch(), number)
+        torch._dynamo.reset()
+    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Dynamo recompile limit exceeded" in skips(session.report)
+    with cb.collect() as session:
+        for number in range(5):
+            compiled(batch(), number)
+    assert session.report.verdict is cb.Verdict.PASS
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=2):  # `check` compiles as often as the program asks for it
+        agreed(cb.check(Counting(), (batch(),), compiler="eager", iterations=12))
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+RECORDING = {"compiler": "eager", "on_divergence": "record", "localize": False}
+
+
+def test_a_session_in_which_nothing_was_compiled_says_why() -> None:
+    with cb.collect() as session:
+        torch.compile(left_out, backend="eager")(batch())  # no numcheck
+        torch.compile(lambda x: left_out(x), backend="numcheck", options=RECORDING)(batch())
+    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Skip calling `torch.compiler.disable()`d function" in skips(session.report)
+    before = str(session.report)
+    torch.compile(lambda x: x.tolist(), backend="eager")(batch())
+    assert str(session.report) == before
+
+
+def test_an_error_that_dynamo_hides_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return helper(x.sin()) + fails(x)
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("inside of Dynamo")
+
+    with torch._dynamo.config.patch(suppress_errors=True), monkeypatch.context() as patch:
+        patch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", broken)
+        report = cb.check(program, (batch(),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "suppress_errors" in skips(report)
 
 
 @pytest.mark.parametrize("setting", ["disable", "stance"])
@@ -51,7 +162,7 @@ def test_where_dynamo_does_not_look_nothing_passes(setting: str) -> None:
         with torch.compiler.set_stance("force_eager"):
             report = cb.check(torch.sin, (batch(),), compiler="eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert "Dynamo traced none of it: it is switched off" in skips(report)
+    assert "it is switched off" in skips(report)
 
 
 def test_a_graph_break_between_two_regions_is_a_note() -> None:

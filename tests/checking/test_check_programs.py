@@ -352,14 +352,56 @@ def test_the_random_state_that_is_left_is_compared() -> None:
 # exceptions
 
 
-def test_both_raise() -> None:
-    def by_type(x: torch.Tensor) -> torch.Tensor:
-        raise KeyError("no such key")
+def by_type(x: torch.Tensor) -> torch.Tensor:
+    raise KeyError("no such key")
 
-    for function in (by_type, lambda x: x.view(7), lambda x: x[10]):
-        report = cb.check(function, (batch(3),), compiler="eager")
-        agreed(report, exceptions=1)
-        assert "both raise" in str(report.coverage.notes)
+
+def after_a_region(x: torch.Tensor) -> torch.Tensor:
+    if x.sin().sum() < 10:
+        raise ValueError("too small")
+    return x
+
+
+@pytest.mark.parametrize("function", [by_type, lambda x: x.view(7), lambda x: x[10], after_a_region])
+def test_where_both_raise_there_is_nothing_to_pass(function: Callable[..., Any]) -> None:
+    report = cb.check(function, (batch(3),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.findings
+    assert "both raise" in str(report.coverage.notes)
+    assert "results: eager itself raises " in skips(report)
+
+
+def test_a_step_that_raises_on_both_sides_ends_the_check_without_a_pass() -> None:
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                raise ValueError("enough")
+            return x * self.calls
+
+    agreed(cb.check(Ends(), (batch(3),), compiler="eager", iterations=2))
+    report = cb.check(Ends(), (batch(3),), compiler="eager", iterations=5)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "eager itself raises ValueError: enough" in skips(report)
+
+
+def test_a_backward_pass_that_raises_in_eager_too_is_no_pass() -> None:
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no gradient")
+
+    report = cb.check(lambda x: Refuses.apply(x.sin()), (batch(3, grad=True),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE or report.findings
+    assert "gradients: eager has none: ValueError: no gradient" in skips(report)
 
 
 @pytest.mark.parametrize(("when", "detail"), [(True, "crash.running"), (False, "exception.missing")])

@@ -11,6 +11,8 @@ from check_tools import batch, only
 from torch import fx
 
 import checked_backend as cb
+from checked_backend.checking.check import _told_once
+from checked_backend.record import Coverage, RegionInfo
 
 
 class Losses(NamedTuple):
@@ -62,3 +64,28 @@ def test_a_region_that_runs_twice_keeps_its_own_names() -> None:
         return {"twice": layer(layer(x))}
 
     assert only(cb.check(program, (batch(),), compiler=wrong_sine)).subject == "output[0]"
+
+
+def test_detection_limits_are_told_under_the_programs_names() -> None:
+    def program(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        first, second = x.exp() + x, (x @ x).sum(0)
+        return {"b": second, "a": first}
+
+    def less_precise(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: tuple(output * (1 + 2e-7) for output in gm.forward(*args))
+
+    limits = cb.check(program, (torch.randn(16, 16),), compiler=less_precise).coverage.detection_power
+    assert set(limits) == {"output[a]", "output[b]"}
+
+
+def test_limits_of_results_in_another_order_are_not_mixed_up() -> None:
+    region = RegionInfo("f [0/0]")
+    regions = Coverage((region,), detection_power={"output[0]": 1e-9, "output[1]": 1e-3, "grad[x]": 1e-5})
+    program = Coverage(detection_power={"output[0]": 1e-4, "grad[x]": 1e-2})
+    told, whole = _told_once(regions, program, {("f [0/0]", "output[1]"): "output[0]"})
+    assert told.detection_power == {"output[0] of f [0/0]": 1e-9, "output[0]": 1e-4, "grad[x]": 1e-5}
+    assert whole.detection_power == {"output[0]": 1e-4, "grad[x]": 1e-5}
+    # without the names it is not known which is which
+    told, whole = _told_once(regions, program, {})
+    assert whole.detection_power["output[0]"] == 1e-4
+    assert "output[0]" not in told.detection_power

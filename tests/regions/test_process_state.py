@@ -1,0 +1,204 @@
+"""A compiled program that leaves a setting of the process other than eager does is found, and the setting set back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import faults
+import pytest
+import torch
+from region_tools import agreed, checked, found, gathered
+
+import checked_backend as cb
+from checked_backend.regions.process_state import ProcessState, settings_changed
+
+HELD: list[object] = []  # the mode lasts as long as its guard
+CHANGES: dict[str, Callable[[], object]] = {
+    "grad_mode": lambda: torch.set_grad_enabled(False),
+    "inference_mode": lambda: HELD.append(torch.autograd.grad_mode._enter_inference_mode(True)),
+    "autocast.cpu": lambda: torch.autocast("cpu").__enter__(),
+    "autocast.cache": lambda: torch.set_autocast_cache_enabled(False),
+    "default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default_device": lambda: torch.set_default_device("meta"),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "fill_uninitialized_memory": lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "flush_denormal": lambda: torch.set_flush_denormal(True),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "fp32_precision.mkldnn.conv": lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "sdp.math": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "anomaly_detection": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "sparse_invariants": torch.sparse.check_sparse_tensor_invariants.enable,
+    "warn_always": lambda: torch.set_warn_always(True),
+    "warnings_filters": lambda: warnings.simplefilter("ignore"),
+    "function_modes": lambda: torch.overrides.BaseTorchFunctionMode().__enter__(),
+    "saved_tensor_hooks": lambda: torch.autograd.graph.save_on_cpu().__enter__(),
+}
+
+
+@pytest.fixture(autouse=True)
+def state() -> Iterator[ProcessState]:
+    before = ProcessState.capture()
+    yield before
+    before.restore()
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sin()
+
+
+def ran(function: Callable[..., Any] = program, times: int = 1) -> None:
+    for _ in range(times):
+        function(torch.randn(3, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_setting_is_read_and_set_back(name: str, state: ProcessState) -> None:
+    CHANGES[name]()
+    after = ProcessState.capture()
+    assert name in state.changed(after)
+    state.restore()
+    assert state.changed(ProcessState.capture()) == ()
+    assert state.changed(after, after) == ()
+    told = {finding.subject for finding in settings_changed([name], before=state, expected=state, actual=after)}
+    assert told == {f"state[{name}]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "when"), [*((name, "running") for name in CHANGES), ("grad_mode", "raising"), ("num_threads", "raising")]
+)
+def test_a_setting_that_is_left_changed_is_found_and_set_back(name: str, when: Any, state: ProcessState) -> None:
+    report = gathered(lambda: ran(checked(program, faults.leaves_setting(CHANGES[name], when)), times=2))
+    crashed = {("crash.running", "candidate")} if when == "raising" else set()
+    assert found(report) == {(f"mutation.{name.partition('.')[0]}", f"state[{name}]")} | crashed
+    assert state.changed(ProcessState.capture()) == ()
+    (finding,) = [finding for finding in report.findings if finding.subject.startswith("state")]
+    assert finding.evidence["before the call"] == finding.expected != finding.actual
+    assert finding.evidence["seen in calls"] == 2
+    assert f"the compiled program changes the setting {name}, and eager leaves it as it was" in finding.message
+    assert "leaves a setting of this process" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize(
+    "name", ["default_dtype", "deterministic", "num_threads", "flush_denormal", "warnings_filters"]
+)
+def test_a_setting_that_the_backward_pass_leaves_changed_is_found(name: str, state: ProcessState) -> None:
+    compiled = checked(program, faults.leaves_setting(CHANGES[name], "backward"))
+    report = gathered(lambda: ran(compiled))
+    assert found(report) == {(f"mutation.{name.partition('.')[0]}", f"state[{name}]")}
+    assert "in its backward pass" in report.findings[0].message
+    assert state.changed(ProcessState.capture()) == ()
+
+
+@pytest.mark.parametrize("name", ["num_threads", "flush_denormal", "autocast.cache", "saved_tensor_hooks"])
+def test_a_setting_that_the_compiler_itself_leaves_changed_is_found(name: str, state: ProcessState) -> None:
+    report = gathered(lambda: ran(checked(program, faults.leaves_setting(CHANGES[name], "compiling"))))
+    assert found(report) == {(f"mutation.{name.partition('.')[0]}", f"state[{name}]")}
+    assert "while it is compiled" in report.findings[0].message
+    assert state.changed(ProcessState.capture()) == ()
+
+
+def test_by_default_the_call_raises_with_the_setting_set_back(state: ProcessState) -> None:
+    wrong = faults.leaves_setting(CHANGES["grad_mode"])
+    compiled = checked(program, wrong, on_divergence="raise")
+    with pytest.raises(cb.DivergenceError, match="grad_mode"):
+        ran(compiled)
+    assert torch.is_grad_enabled()
+    fell_back = checked(program, wrong, on_divergence="fallback")
+    with cb.collect() as session:
+        ran(fell_back, times=3)
+    assert len(session.report.findings) == 1
+
+
+def sets_grad_mode(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y + x
+
+
+def sets_more(x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    return x * torch.ones(3)
+
+
+def sets_threads(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    CHANGES["num_threads"]()
+    return y * 2
+
+
+def inside(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.autocast("cpu"):
+        y = x[None] @ x[:, None]
+    with torch.inference_mode(False), torch.backends.cudnn.flags(benchmark=True):
+        return x * y.sum()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace", "ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [sets_grad_mode, sets_more, sets_threads, inside])
+def test_a_program_that_sets_modes_itself_is_not_accused(
+    function: Callable[..., Any], compiler: str, state: ProcessState
+) -> None:
+    x = torch.randn(3, requires_grad=True)
+    function(x)
+    in_eager = state.changed(ProcessState.capture())
+    state.restore()
+    report = gathered(lambda: checked(function, compiler)(x))
+    assert report.findings == ()
+    if function is not inside:  # of which Dynamo leaves a part in Python
+        agreed(report)
+    assert state.changed(ProcessState.capture()) == in_eager
+    state.restore()
+    for iterations in (1, 3):
+        report = cb.check(function, (x,), compiler=compiler, iterations=iterations)
+        assert report.findings == ()
+        assert state.changed(ProcessState.capture()) == ()
+
+
+def test_check_finds_what_only_the_compiled_program_sets(state: ProcessState) -> None:
+    def sets_one(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float16 if torch.compiler.is_compiling() else torch.float64)
+        return x * 2
+
+    def forgets(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            torch.set_grad_enabled(False)
+        return x + 1
+
+    report = cb.check(sets_one, (torch.randn(3),), compiler="eager")
+    (finding,) = report.findings
+    assert (finding.detail, finding.expected, finding.actual) == (
+        "mutation.default_dtype",
+        "torch.float64",
+        "torch.float16",
+    )
+    assert (finding.evidence["before the call"], finding.stage) == ("torch.float32", "eager")
+    assert "eager leaves another" in finding.message
+    assert found(cb.check(forgets, (torch.randn(3),), compiler="eager")) == {("mutation.grad_mode", "state[grad_mode]")}
+    assert state.changed(ProcessState.capture()) == ()
+
+
+def test_wrong_values_and_a_wrong_setting_are_both_told() -> None:
+    def spoiled(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return x * 3
+        return x * 2
+
+    report = cb.check(spoiled, (torch.randn(3),), compiler=faults.leaves_setting(CHANGES["num_threads"]))
+    assert {subject for _, subject in found(report)} == {"state[num_threads]", "output[0]"}
+
+
+@pytest.mark.parametrize("name", ["grad_mode", "num_threads", "warnings_filters"])
+@pytest.mark.parametrize("when", ["running", "backward"])
+def test_check_finds_what_the_compiled_program_leaves(name: str, when: Any, state: ProcessState) -> None:
+    x = torch.randn(3, requires_grad=True)
+    report = cb.check(program, (x,), compiler=faults.leaves_setting(CHANGES[name], when), iterations=2)
+    expected = set() if (name, when) == ("grad_mode", "backward") else {(f"mutation.{name}", f"state[{name}]")}
+    assert found(report) == expected  # the autograd engine itself sets grad mode back
+    assert state.changed(ProcessState.capture()) == ()
