@@ -156,13 +156,11 @@ def gradient_edge(tensor: torch.Tensor) -> GradientEdge | None:
 
     Returns:
         None for a view that was made, with grad mode off, of a tensor that has a history: it has none itself. None
-        also where inference mode keeps autograd from giving it any.
+        also where inference mode keeps autograd from giving it any, and where `grad_fn` gets no answer.
     """
-    if grad_fn(tensor) is None and not tensor.is_leaf:
-        return None
     try:
         return get_gradient_edge(tensor)
-    except (AssertionError, AttributeError):  # torch's own, and the one way to learn it
+    except (AssertionError, AttributeError, RuntimeError):  # torch's own, and the one way to learn it
         return None
 
 
