@@ -11,7 +11,7 @@ from typing import Any
 import faults
 import pytest
 import torch
-from check_tools import agreed, batch, found, only
+from check_tools import agreed, batch, found, only, skips
 from torch import fx, nn
 
 import checked_backend as cb
@@ -161,7 +161,9 @@ def test_an_isolated_report_is_the_report() -> None:
 
 
 def test_exceptions_are_compared_in_isolation_too() -> None:
-    agreed(cb.check(lambda x: x.view(7), (batch(4),), compiler="eager", isolate=True), exceptions=1)
+    report = cb.check(lambda x: x.view(7), (batch(4),), compiler="eager", isolate=True)
+    assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())
+    assert "eager itself raises" in skips(report)
 
     def only_eager(x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling():
