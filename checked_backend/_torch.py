@@ -106,6 +106,7 @@ __all__ = [
     "check_sparse_invariants",
     "clone_preserve_strides",
     "compile_id",
+    "compile_lock",
     "compile_trifle",
     "compiling",
     "core_aten_decompositions",
@@ -125,6 +126,7 @@ __all__ = [
     "dynamo_control_flow",
     "dynamo_counters",
     "dynamo_disable",
+    "dynamo_hides_errors",
     "dynamo_many_recompilations",
     "dynamo_reset",
     "dynamo_restarts",
@@ -234,6 +236,11 @@ def dynamo_counters() -> dict[str, Counter[str]]:
     them.
     """
     return {name: Counter(counters[name]) for name in ("graph_break", "unimplemented", "frames")}
+
+
+def dynamo_hides_errors() -> bool:
+    """Whether Dynamo runs a function in eager, without raising, where it fails itself."""
+    return bool(torch._dynamo.config.suppress_errors)
 
 
 def dynamo_restarts() -> tuple[type[BaseException], ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from checked_backend._torch import compile_lock
 from checked_backend.record import Finding, Skip
-from checked_backend.regions.process_state import FILTERS, ProcessState, of_process, settings_changed
+from checked_backend.regions.process_state import CHANGED_ELSEWHERE, FILTERS, ProcessState, of_process, settings_changed
 
 __all__ = ["LeftSettings"]
 
@@ -33,7 +34,7 @@ class LeftSettings:
     def findings(
         self, before: ProcessState, expected: ProcessState, after: ProcessState, *, thread: bool = True
     ) -> list[Finding]:
-        """Findings about settings; these are set to eager's.
+        """Findings about settings; these are set to eager's. What another thread may have changed is left alone.
 
         Args:
             before: The state before the candidate ran.
@@ -45,23 +46,28 @@ class LeftSettings:
         names = names if thread else of_process(names)
         if not names:
             return []
-        expected.restore(names)
         doubtful = [name for name in of_process(names) if name == FILTERS or self.others_ran]
-        repeated = self._repeated() if doubtful else ()
+        repeated = self._repeated(expected, doubtful) if doubtful else ()
         told = [name for name in names if name not in doubtful or name in repeated]
+        expected.restore(told)
         for name in doubtful:
-            if name not in repeated and name != FILTERS:  # modules that are imported once change those
+            if name not in repeated and name not in CHANGED_ELSEWHERE:
                 why = "it was changed once, and not when the compiled region ran again; another thread ran meanwhile"
                 self.skip(Skip(f"state[{name}]", why, matters=True))
         return settings_changed(told, before=before, expected=expected, actual=after, during=self.during)
 
-    def _repeated(self) -> tuple[str, ...]:
-        start = ProcessState.capture()
-        try:
-            self.again()
-        except Exception:  # as it did before, or what this run lacks: the settings say what they say
-            pass
-        finally:
-            end = ProcessState.capture()
-            start.restore()
-        return start.changed(end)
+    def _repeated(self, expected: ProcessState, names: Sequence[str]) -> tuple[str, ...]:
+        """Which settings the candidate changes when it runs again, from eager's; they are left as they are."""
+        with compile_lock:  # no other thread compiles meanwhile, and changes what compiling changes for a while
+            now = ProcessState.capture()
+            expected.restore(names)
+            start = ProcessState.capture()
+            try:
+                self.again()
+            except Exception:  # as it did before, or what this run lacks: the settings say what they say
+                pass
+            finally:
+                changed = start.changed(ProcessState.capture())
+                start.restore(changed)
+                now.restore(names)
+        return changed

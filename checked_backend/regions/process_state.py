@@ -35,7 +35,15 @@ from checked_backend._torch import (
 )
 from checked_backend.record import Finding, Kind
 
-__all__ = ["FILTERS", "ProcessState", "is_setting", "of_process", "outlast_compiling", "settings_changed"]
+__all__ = [
+    "CHANGED_ELSEWHERE",
+    "FILTERS",
+    "ProcessState",
+    "is_setting",
+    "of_process",
+    "outlast_compiling",
+    "settings_changed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,9 @@ _SETTINGS = tuple(_settings())
 
 FILTERS = "warnings_filters"
 """The setting that importing a module, as compiling does, may change too."""
+
+CHANGED_ELSEWHERE = frozenset({FILTERS, "anomaly_detection"})
+"""Settings that another thread changes for a while, when it compiles with AOT autograd or imports a module."""
 
 _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -38,7 +38,7 @@ from checked_backend.regions.problems import (
     unexpected_mutation,
     wrong_outputs,
 )
-from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
@@ -245,7 +245,7 @@ class CheckedRegion:
                     end = ProcessState.capture()
         except Exception as error:  # the user's: raised to them, unless only eager raises
             result = error
-        before.restore()
+        before.restore([name for name in start.changed(end) if name not in CHANGED_ELSEWHERE])
         return result, before.moved(start, end)
 
     def _settings_left(

@@ -189,3 +189,26 @@ def test_many_graph_breaks_are_cut_short() -> None:
     (note,) = cb.check(program, (batch(2, 2),), compiler="eager").coverage.notes
     assert note.endswith("more")
     assert note.count(";") == 3
+
+
+def test_an_error_that_dynamo_hides_in_one_of_several_functions_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = torch._dynamo.symbolic_convert.InstructionTranslator.run
+
+    def run(translator: Any) -> Any:
+        if translator.f_code.co_name == "second":
+            raise RuntimeError("inside of Dynamo")
+        return original(translator)
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    monkeypatch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", run)
+    with torch._dynamo.config.patch(suppress_errors=True), cb.collect() as session:
+        for function in (first, second):
+            torch.compile(function, backend="numcheck", options=RECORDING)(batch())
+    assert len(session.report.coverage.regions) == 1
+    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "a function ran in eager" in skips(session.report)
