@@ -48,12 +48,18 @@ class Ledger:
                 self._ignored.setdefault(_key(finding), finding)
         return tuple(new)
 
-    def complete(self, findings: Sequence[Finding]) -> None:
-        """Replace known findings by what has become of them since: an operator, a repro."""
+    def complete(self, findings: Sequence[Finding], before: Sequence[Finding] | None = None) -> None:
+        """Replace known findings by what has become of them since: an operator, a repro, another detail.
+
+        Args:
+            findings: As they are now.
+            before: The same ones as they were added, in the same order, if more than where they come from changed.
+        """
+        known = findings if before is None or len(before) != len(findings) else before
         with self._lock:
-            for finding in findings:
-                if _key(finding) in self._findings:
-                    self._findings[_key(finding)] = finding
+            for old, finding in zip(known, findings, strict=True):
+                if _key(old) in self._findings:
+                    self._findings[_key(old)] = finding
 
     def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Those among findings that no earlier call had."""

@@ -188,7 +188,7 @@ class Response:
 
         found = [*self._investigated(errors, investigate, keep), *warned]
         for ledger in self._ledgers():
-            ledger.complete(found)
+            ledger.complete(found, [*errors, *warned])
         return kept.save(self._own.report(self._info.name, only=found))
 
     def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
