@@ -187,7 +187,7 @@ __all__ = [
     "run_composite",
     "saved_tensor_hooks",
     "saved_tensor_hooks_lifted",
-    "set_cudnn_flags",
+    "set_backend_flag",
     "set_dispatch_modes",
     "set_fp32_precision",
     "set_function_modes",
@@ -656,13 +656,18 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
     return result
 
 
-def set_cudnn_flags(*, deterministic: bool, benchmark: bool) -> None:
-    """Set cuDNN's flags, also where ``torch.backends.disable_global_flags`` forbids the public way.
+def set_backend_flag(backend: str, name: str, value: bool) -> None:
+    """Set a flag of ``torch.backends``, also after ``torch.backends.disable_global_flags`` forbade it.
 
     Importing ``torch.testing._internal.common_utils``, as many test suites do, forbids it.
+
+    Args:
+        backend: ``cudnn`` or ``mkldnn``.
+        name: The flag's name, for instance ``deterministic``.
+        value: What it is set to.
     """
-    torch._C._set_cudnn_deterministic(deterministic)
-    torch._C._set_cudnn_benchmark(benchmark)
+    with torch.backends.__allow_nonbracketed_mutation():
+        setattr(getattr(torch.backends, backend), name, value)
 
 
 def renew_compile_threads() -> None:

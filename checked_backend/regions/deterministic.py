@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 
-from checked_backend._torch import set_cudnn_flags
+from checked_backend._torch import set_backend_flag
 
 __all__ = ["deterministic"]
 
@@ -46,7 +46,8 @@ def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # NumPy takes 32 bits
         os.environ[_CUBLAS] = ":4096:8"
-        set_cudnn_flags(deterministic=True, benchmark=False)
+        set_backend_flag("cudnn", "deterministic", True)
+        set_backend_flag("cudnn", "benchmark", False)
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
         yield
 
@@ -72,8 +73,8 @@ def _keep_generators(stack: ExitStack) -> None:
 
 def _keep_settings(stack: ExitStack) -> None:
     stack.callback(_set_environment, os.environ.get(_CUBLAS))
-    cudnn = torch.backends.cudnn
-    stack.callback(set_cudnn_flags, deterministic=cudnn.deterministic, benchmark=cudnn.benchmark)
+    for flag in ("deterministic", "benchmark"):
+        stack.callback(set_backend_flag, "cudnn", flag, getattr(torch.backends.cudnn, flag))
     stack.callback(
         torch.use_deterministic_algorithms,
         torch.are_deterministic_algorithms_enabled(),

@@ -26,6 +26,7 @@ from checked_backend._torch import (
     fp32_precision,
     function_modes,
     saved_tensor_hooks,
+    set_backend_flag,
     set_dispatch_modes,
     set_fp32_precision,
     set_function_modes,
@@ -117,8 +118,17 @@ def _set_filters(filters: Sequence[Any]) -> None:
     vars(warnings)["filters"][:] = filters
 
 
-def _attribute(name: str, owner: Any, attribute: str) -> _Setting:
-    return _Setting(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value))
+def _memory_filling() -> _Setting:
+    owner: Any = torch.utils.deterministic
+    name = "fill_uninitialized_memory"
+    return _Setting(name, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _backend_flag(backend: str, name: str) -> _Setting:
+    def read() -> bool:
+        return bool(getattr(getattr(torch.backends, backend), name))
+
+    return _Setting(f"{backend}.{name}", read, partial(set_backend_flag, backend, name))
 
 
 def _precision(backend: str, operation: str) -> _Setting:
@@ -144,16 +154,16 @@ def _settings() -> Iterator[_Setting]:
     yield _Setting(
         "deterministic", _deterministic, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])
     )
-    yield _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory")
+    yield _memory_filling()
     yield _Setting("num_threads", torch.get_num_threads, torch.set_num_threads)
     yield _Setting("flush_denormal", _flushes_denormals, torch.set_flush_denormal)
     yield _Setting("float32_matmul_precision", _legacy_precision, _set_legacy_precision)
     for backend, operation in FP32_PRECISIONS:
         yield _precision(backend, operation)
     for name in ("enabled", "benchmark", "deterministic"):
-        yield _attribute(f"cudnn.{name}", torch.backends.cudnn, name)
+        yield _backend_flag("cudnn", name)
     for name in ("enabled", "deterministic"):
-        yield _attribute(f"mkldnn.{name}", torch.backends.mkldnn, name)
+        yield _backend_flag("mkldnn", name)
     cuda = torch.backends.cuda
     yield _Setting("sdp.flash", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
     yield _Setting("sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)

@@ -12,6 +12,7 @@ import torch
 from region_tools import agreed, checked, found, gathered
 
 import checked_backend as cb
+from checked_backend._torch import set_backend_flag
 from checked_backend.regions.process_state import ProcessState, settings_changed
 
 HELD: list[object] = []  # the mode lasts as long as its guard
@@ -28,8 +29,8 @@ CHANGES: dict[str, Callable[[], object]] = {
     "flush_denormal": lambda: torch.set_flush_denormal(True),
     "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
     "fp32_precision.mkldnn.conv": lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
-    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    "mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "cudnn.benchmark": lambda: set_backend_flag("cudnn", "benchmark", True),
+    "mkldnn.enabled": lambda: set_backend_flag("mkldnn", "enabled", False),
     "sdp.math": lambda: torch.backends.cuda.enable_math_sdp(False),
     "anomaly_detection": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "sparse_invariants": torch.sparse.check_sparse_tensor_invariants.enable,
@@ -66,6 +67,18 @@ def test_every_setting_is_read_and_set_back(name: str, state: ProcessState) -> N
     assert state.changed(after, after) == ()
     told = {finding.subject for finding in settings_changed([name], before=state, expected=state, actual=after)}
     assert told == {f"state[{name}]"}
+
+
+def test_a_backend_flag_is_set_back_where_test_suites_have_forbidden_to_set_it(
+    state: ProcessState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CHANGES["cudnn.benchmark"]()
+    CHANGES["mkldnn.enabled"]()
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", False)
+    with pytest.raises(RuntimeError, match="not allowed to set"):
+        torch.backends.cudnn.benchmark = False
+    state.restore()
+    assert state.changed(ProcessState.capture()) == ()
 
 
 @pytest.mark.parametrize(
