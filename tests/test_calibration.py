@@ -107,7 +107,7 @@ def test_right_program_in_the_place_of_itself_passes() -> None:
     compiler = planted(trace(family.program(torch.float32), tensors), candidate("everything"))
     report = cb.check(family.program(torch.float32), tensors, compiler=compiler)
     assert report.verdict is cb.Verdict.PASS
-    assert report.coverage.checked["gradients"] >= 9
+    assert report.coverage.checked["gradients"] == 9
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

@@ -104,10 +104,11 @@ class ContiguousGradients:
 def of_relaid(call: Call, coverage: Coverage) -> Coverage:
     """What is to be told of a call's coverage among that of the user's own calls, which had contiguous gradients.
 
-    What could not be judged here was judged there; and the detection power is that of the user's own calls.
+    What could not be judged here was judged there; and the detection power is that of the user's own calls. So are the
+    numbers of calls, tensors and gradients: they tell how many the user's program has.
     """
     skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]
-    return replace(coverage, skipped=tuple(skipped), detection_power={}, own_precision_power={})
+    return Coverage(skipped=tuple(skipped), ignored=coverage.ignored, notes=coverage.notes)
 
 
 def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:

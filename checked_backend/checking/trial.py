@@ -208,8 +208,8 @@ class _Pair:
         if call.relaid:
             found = self._rounding.left(found, call, self.ledger)
             self.coverage = replace(self.coverage, detection_power={**self.coverage.detection_power, **compared.powers})
-            covered = replace(ledger.coverage(), checked={"layouts of incoming gradients": 1})
-            self.ledger.add_coverage(of_relaid(call, covered))
+            self.ledger.add_coverage(of_relaid(call, ledger.coverage()))
+            self.ledger.count({"layouts of incoming gradients": 1})
         else:
             self.ledger.power(compared.powers, compared.own_precision_powers)
         self.found += [(index, finding) for finding in found]

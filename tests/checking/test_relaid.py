@@ -146,6 +146,15 @@ def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
     agreed(cb.check(model, args, compiler="aot_eager"))
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_counts_are_those_of_the_users_own_calls(iterations: int) -> None:
+    coverage = agreed(cb.check(nn.Linear(8, 4), (batch(),), compiler="aot_eager", iterations=iterations)).coverage
+    assert coverage.checked["gradients"] == 2 * iterations
+    assert coverage.checked["layouts of incoming gradients"] == 4
+    (region,) = coverage.regions
+    assert (region.calls, region.checked_calls, region.checked_backwards) == (iterations, iterations, iterations)
+
+
 def test_a_layout_that_eager_refuses_is_skipped() -> None:
     class Flat(torch.autograd.Function):
         @staticmethod

@@ -384,7 +384,7 @@ def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
     given = torch.randn(count, requires_grad=True), zeros_without_memory(count)
     whole = cb.check(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()), given, compiler="aot_eager")
     assert agreed(whole)
-    assert whole.coverage.checked["gradients"] >= 1
+    assert whole.coverage.checked["gradients"] == 1
     seen: list[torch.Tensor] = []
 
     def watching(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
