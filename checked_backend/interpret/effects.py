@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import fx
 
 from checked_backend._torch import OpOverload
@@ -38,7 +40,18 @@ def has_effects(node: fx.Node) -> bool:
         return False
     name = _name(node)
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _IN_PLACE or node.kwargs.get("inplace") is True or "out" in node.kwargs
+    return in_place or name in _IN_PLACE or _is_told_to_write(node) or "out" in node.kwargs
+
+
+def _is_told_to_write(node: fx.Node) -> bool:
+    """Whether the argument ``inplace`` is set, by name or, as `torch.nn.Dropout` passes it, by its position."""
+    if not any(value is True for value in node.args) or not callable(node.target):
+        return node.kwargs.get("inplace") is True
+    try:
+        parameters = list(inspect.signature(node.target).parameters)
+    except (TypeError, ValueError):  # functions in C tell none
+        return False
+    return any(name == "inplace" and value is True for name, value in zip(parameters, node.args, strict=False))
 
 
 def writes(node: fx.Node) -> bool:

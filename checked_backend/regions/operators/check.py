@@ -25,6 +25,7 @@ from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operators.charge import accuse
 from checked_backend.regions.operators.exposed import Exposed, expose
+from checked_backend.regions.operators.out_of_place import out_of_place
 from checked_backend.regions.operators.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 
@@ -83,7 +84,7 @@ class OperatorCheck:
         self._example_inputs = list(example_inputs)
         self._gradients = gradients
         self._lock = threading.Lock()
-        self._compiled: tuple[Exposed, Callable[..., Any]] | None = None
+        self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: Ambient, rng: RngState, subjects: Subjects) -> OperatorRulings:
@@ -106,12 +107,12 @@ class OperatorCheck:
 
     def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, rulings: OperatorRulings) -> None:
         with self._lock:
-            exposed, compiled = self._probe(inputs)
+            graph, exposed, compiled = self._probe(inputs)
         probed = self._run(exposed, compiled, inputs, rng)
         rulings.outputs = probed.results[: exposed.outputs]
         given, _ = inputs.fresh()
         probed.inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
-        gm = eager_graph(self._graph)
+        gm = eager_graph(graph)
         walk = Walk(gm, exposed, probed)
         rng.restore()
         walk.run()
@@ -123,12 +124,13 @@ class OperatorCheck:
         if walk.unjudged:
             rulings.skips.append(Skip(SUBJECT, _told(walk.unjudged)))
 
-    def _probe(self, inputs: Inputs) -> tuple[Exposed, Callable[..., Any]]:
+    def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:
             raise ProbeError(self._failed)
         if self._compiled is None:
             try:
-                exposed = expose(self._graph, gradients=self._gradients and bool(inputs.requires_grad))
+                graph = out_of_place(self._graph)
+                exposed = expose(graph, gradients=self._gradients and bool(inputs.requires_grad))
                 given, _ = inputs.fresh()
                 room = min(LARGEST, SHARE * _memory(given))
                 if exposed.size > room:
@@ -142,7 +144,7 @@ class OperatorCheck:
             except Exception as error:
                 self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise
-            self._compiled = exposed, compiled
+            self._compiled = graph, exposed, compiled
         return self._compiled
 
     def _run(self, exposed: Exposed, compiled: Callable[..., Any], inputs: Inputs, rng: RngState) -> Probed:

@@ -192,7 +192,7 @@ class Walk:
         if not self._tape.empty or any(source in self._random for source in inside):
             self._random.add(node)
         if has_effects(node):
-            self._incomplete(node)
+            self._incomplete(node, "it writes in place")
         for name, place in self._exposed.versions.get(node.name, {}).items():
             self._rewritten(node, name, self._take(place))
         if node.name in self._exposed.values:
@@ -212,7 +212,7 @@ class Walk:
             arriving = self._probed.taps.get(node.name)
             self._pass_back(node, unit.sources, arriving, roundoff=_roundoff(found), jumps=unit.jumps)
         elif isinstance(self._eager.values[node], Missing) or getattr(self._eager.values[node], "requires_grad", False):
-            self._incomplete(node)
+            self._incomplete(node, "the tensor is written to later, or complex, or its size follows from no input")
         self._go_on(node, found, made[1:], tapped=tapped)
 
     def _go_on(self, node: fx.Node, found: Any, exact: Sequence[Any], *, tapped: bool) -> None:
@@ -300,11 +300,13 @@ class Walk:
     def _expect(self, node: fx.Node, value: torch.Tensor) -> None:
         self._sums[node] = _Sums([None] * len(self._lanes), _roundoff(value))
 
-    def _incomplete(self, node: fx.Node) -> None:
+    def _incomplete(self, node: fx.Node, reason: str) -> None:
         """What a node passes back is not known, so the sums that it takes part in cannot be judged."""
         for source in self._units.of(node).sources:
             if source in self._sums:
                 self._sums[source].whole = False
+                if reason and not any(node.name in told for told in self.unjudged):
+                    self.unjudged[f"gradients that pass {node.name}"] = reason
 
     def _pass_back(
         self,
@@ -327,7 +329,7 @@ class Walk:
                 found = lane.gradients(node, sources, given)
             except Exception as error:
                 self.unjudged[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._incomplete(node)
+                self._incomplete(node, "")
                 return
             for source, gradient in found.items():
                 sums = self._sums.get(source)
