@@ -5,6 +5,7 @@ Nothing that it merely imports and nothing that hangs on an attribute: ``from os
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Collection
@@ -14,9 +15,19 @@ from typing import Any
 
 from checked_backend._torch import custom_op_module, registration_file
 
-__all__ = ["own_function", "registers"]
+__all__ = ["lends_nothing", "may_lend", "own_function", "registers"]
 
 _NEVER = ("torch", "checked_backend", "builtins", *sys.stdlib_module_names)
+
+
+def lends_nothing(module: str) -> bool:
+    """Whether naming a module changes nothing: of torch and Python a dump may call what is on the list only."""
+    return module.partition(".")[0] in _NEVER and module != "__main__"
+
+
+def may_lend(module: str, name: str) -> bool:
+    """Whether a module, once the user has named it, could lend a function of this name."""
+    return not lends_nothing(module) and "." not in name and not name.startswith("__")
 
 
 def own_function(module: str, name: str) -> Callable[..., Any] | str:
@@ -26,7 +37,7 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
         module: The module's name, which the user gave.
         name: The function's name in it.
     """
-    if module.partition(".")[0] in _NEVER and module != "__main__":
+    if lends_nothing(module):
         return f"of {module}, a dump may call what is on the list only"
     home = sys.modules.get(module)
     found = vars(home).get(name) if isinstance(home, ModuleType) else None
@@ -34,9 +45,11 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
         return f"{module} has no function {name!r}"
     if name.startswith("__") or not isinstance(found, FunctionType):
         return f"{module}.{name} is no plain function"
-    # a decorator may stand around it, but must not have brought it along from elsewhere
-    if found.__module__ != module or found.__qualname__ != name:
-        return f"{module}.{name} is defined elsewhere, in {found.__module__}"
+    # A decorator may stand around it, but must not have brought it along from elsewhere. What it says of itself does
+    # not settle that: numpy.load, which opens files, says that it is of numpy.
+    namespace = getattr(inspect.unwrap(found), "__globals__", {})
+    if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
+        return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
     return found
 
 

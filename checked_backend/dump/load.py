@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend.dump.files import check_memory, check_text, read_json, read_regions
+from checked_backend.dump.imported import lends_nothing
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
@@ -88,7 +89,7 @@ class Dump:
         try:
             return rebuild_graph(self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted)
         except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
-            needs = clean(", ".join(self._graph.requires))
+            needs = clean(", ".join(name for name in self._graph.requires if not lends_nothing(name)))
             needs = f". The dump says that it needs: {needs}" if needs else ""
             raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
 

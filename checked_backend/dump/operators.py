@@ -1,7 +1,8 @@
 """Which operators a dump may call: a rule on their schemas, so that it holds for those of a newer torch too.
 
 Allowed is what computes tensors and numbers of tensors and numbers. Refused are operators that take a storage, a file,
-a stream or an object; that change where a tensor's memory is or ends; and that take the caller's word for indices.
+a stream or an object; that change where a tensor's memory is or ends; and that take the caller's word for indices. Of
+private operators only those on a list are allowed.
 """
 
 from __future__ import annotations
@@ -44,26 +45,49 @@ _HIGHER_ORDER = (
 # Kernels and objects that only live in the process that traced them.
 _PROCESS_BOUND = ("triton_kernel_wrap", "call_torchbind", "aoti_call_delegate", "executorch_call_delegate")
 
+# Operators whose names begin with an underscore are steps of others: torch calls them with what it has looked at, and
+# some kernels rely on that. Allowed are those that Dynamo, AOT autograd and torch's decompositions write into graphs.
+_PRIVATE = re.compile(
+    r"""
+      __(i?(and|or|xor|lshift|rshift))__
+    | _to_copy | _reshape_copy | _(conj|neg_view)(_copy)? | _conj_physical | _shape_as_tensor | _cast_[A-Z][a-z]+
+    | _unsafe_(index|index_put|view|masked_index|masked_index_put_accumulate) | _chunk_cat | _pad_(circular|enum)
+    | _local_scalar_dense | _efficientzerotensor | _version | _make_dual(_copy)? | _unpack_dual
+    | _make_(dep_)?token | _sink_tokens | _is_(all|any)_true
+    | _(functional_)?assert_(async|scalar|tensor_metadata) | _functional_sym_constrain_range(_for_size)?
+    | _foreach_\w+ | _fused_(adam|adamw|sgd|adagrad)_? | _amp_(foreach_non_finite_check_and_unscale|update_scale)_?
+    # layers and their gradients
+    | _(log_|safe_|masked_)?softmax | _(log_)?softmax_backward_data | _masked_softmax_backward | _masked_scale
+    | _scaled_dot_product_(?!\w*mps)\w+ | _(flash|efficient|cudnn)_attention_(forward|backward) | _fused_dropout
+    | _native_multi_head_attention | _transformer_encoder_layer_fwd
+    | _native_batch_norm_legit(_functional|_no_training)? | _batch_norm_with_update(_functional)?
+    | _fused_rms_norm(_backward)? | _weight_norm(_interface|_differentiable)?(_backward)? | _prelu_kernel(_backward)?
+    | _convolution(_mode)? | _adaptive_avg_pool[23]d(_backward)? | _low_memory_max_pool_\w+
+    | _upsample_\w+ | _trilinear | _(cudnn_)?ctc_loss(_backward)?
+    | _embedding_bag(_forward_only|(_dense|_per_sample_weights)?_backward)?
+    | _cudnn_rnn(_backward|_flatten_weight)? | _thnn_fused_(gru|lstm)_cell(_backward)?(_impl)?
+    | _pack_padded_sequence(_backward)? | _pad_packed_sequence
+    # linear algebra, transforms, statistics
+    | _addmm_activation | _(int|grouped|scaled|scaled_grouped)_mm(_v2)?
+    | _weight_int[48]pack_mm(_for_cpu|_with_scales_and_zeros)? | _convert_weight_to_int4pack(_for_cpu)?
+    | _linalg_(check_errors|det|eigh|eigvals|slogdet|solve_ex|svd) | _lu_with_info | _logcumsumexp
+    | _fft_(c2c|c2r|r2c) | _(cdist|pdist)_(forward|backward) | _euclidean_dist | _histogramdd_\w+ | _unique2?
+    | _standard_gamma(_grad)? | _sample_dirichlet | _dirichlet_grad | _philox_\w+
+    # training with quantization in mind
+    | _fake_quantize_\w+ | _fused_moving_avg_obs_fq_helper(_functional)? | _choose_qparams_per_\w+
+    """,
+    re.VERBOSE,
+)
 _REFUSED = re.compile(
     r"""
       .*resize.* | set_? | set_data | .*(?<!sym_)storage(?!_offset$).*   # where memory is, and where it ends
-    | (?!unsafe_(?:chunk|split|split_with_sizes)$|_unsafe_(?:view|masked_index|masked_index_put_accumulate)$).*unsafe.*
-    | _reshape_alias(_copy)? | _lazy_clone | _index_put_impl_? | _copy_from.* | _fw_primal.* | _mkldnn_.* | to_mkldnn.*
-    | from_file | save | load | data | record_stream | _?pin_memory | _print | _foobar | _test_.* | _propagate_xla_data
-    | _backward | retain_grad | get_gradients | set_.* | manual_seed | .*plan_cache.* | _(add|remove)_batch_dim
-    | .*sparse.* | .*_(csr|csc|bsr|bsc|coo).* | _?(coalesced?|indices|values|spdiags|spsolve|nnz)(_|_copy)? | spsolve
-    | _?(ccol|col|crow|row)_indices(_copy)? | _convert_indices.* | _validate_.* | hspmm | sspaddmm | smm
-    | .*(nested|jagged).* | _?(dim[IV])
+    | (?!unsafe_(?:chunk|split|split_with_sizes)$).*unsafe.*
+    | to_mkldnn.* | from_file | save | load | data | record_stream | pin_memory
+    | retain_grad | get_gradients | set_.* | manual_seed | .*plan_cache.*
+    | .*sparse.* | .*_(csr|csc|bsr|bsc|coo).* | (coalesced?|indices|values|spdiags|spsolve|nnz)(_|_copy)?
+    | (ccol|col|crow|row)_indices(_copy)? | hspmm | sspaddmm | smm | .*(nested|jagged).*
     | quantize_.* | quantized_.* | q_.* | qscheme | .*affine_quantized.* | empty_quantized | .*quantized_tensor.*
-    | int_repr.* | _?dequantize.* | fbgemm_.* | _wrapped_.* | _dyn_quant.* | _cslt_.* | _rowwise_prune | _sobol_.*
-    | choose_qparams_optimized | _mixed_dtypes_linear | .*(mps|vulkan|nnpack|miopen_rnn|_xla).*
-    # steps of a kernel that trust it, and that no traced graph holds
-    | _batch_norm_(impl_index(_backward)?|no_update) | _cholesky_solve_helper | _compute_linear_combination | _stack
-    | _conv_depthwise2d | _convolution_double_backward | _debug_has_internal_overlap | _slow_conv2d_.* | _dim_arange
-    | _grid_sampler_2d_cpu_fallback(_backward)? | _reshape_from_tensor | _cum(max|min)_helper
-    | _new_zeros_with_same_feature_meta | _thnn_differentiable_.*
-    | _transform_bias_rescale_qkv | _saturate_weight_to_fp16 | _segment_reduce_backward
-    | _cudnn_init_dropout_state | _triton_.* | _has_compatible_shallow_copy_type
+    | int_repr.* | dequantize.* | fbgemm_.* | choose_qparams_optimized | .*(mps|vulkan|nnpack|miopen_rnn|_xla).*
     """,
     re.VERBOSE,
 )
@@ -107,8 +131,10 @@ def refusal_by_name(name: str) -> str | None:
         return None if rest in _HIGHER_ORDER.split() else "a dump may not call this operator"
     if name in _NAMED or is_custom(name):
         return None
-    if namespace in (*_TENSORS, *_FAMILIES) and not _REFUSED.fullmatch(rest):
-        return None
+    if namespace in (*_TENSORS, *_FAMILIES):
+        fine = _PRIVATE.fullmatch(rest) if rest.startswith("_") else not _REFUSED.fullmatch(rest)
+        if fine:
+            return None
     return "a dump may not call this operator"
 
 

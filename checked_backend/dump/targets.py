@@ -19,7 +19,7 @@ from checked_backend._torch import (
     find_op_packet,
 )
 from checked_backend.dump.functions import function_names, functions, is_allowed_method
-from checked_backend.dump.imported import own_function, registers
+from checked_backend.dump.imported import may_lend, own_function, registers
 from checked_backend.dump.operators import checked_form, is_custom, operator_problem, refusal_by_name
 
 __all__ = [
@@ -202,5 +202,8 @@ def _computing(text: str, operator: Any) -> Any:
 
 
 def _hint(text: str) -> str:
+    function = _FUNCTION.fullmatch(text)
+    if function and not may_lend(function[1], function[2]):
+        return ", whatever is imported"
     needed = needed_import(text)
     return "" if needed is None else f". Import {needed} first, if you trust it"

@@ -153,7 +153,8 @@ def advise(
     lines = list(dict.fromkeys(_for_findings(findings)))
     if not localized and any(finding.region and finding.fails for finding in findings):
         lines.insert(0, _LOCALIZE)
-    if verdict is Verdict.INCONCLUSIVE and nothing_checked:
+    unsupported = any(finding.kind is Kind.UNSUPPORTED for finding in findings)  # they say why nothing was checked
+    if verdict is Verdict.INCONCLUSIVE and nothing_checked and not unsupported:
         lines.append(NOTHING_CHECKED)
     if verdict is Verdict.INCONCLUSIVE and nothing_compiled:
         lines.append(NOTHING_COMPILED)

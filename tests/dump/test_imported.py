@@ -22,6 +22,19 @@ from dump_lends_other import theirs
 def own(x):
     return x + 1
 
+def doubling(function):
+    @functools.wraps(function)
+    def around(x):
+        return function(x) * 2
+    return around
+
+@doubling
+def decorated(x):
+    return x + 1
+
+claimed = dump_lends_other.theirs_too
+claimed.__module__, claimed.__qualname__ = __name__, "claimed"
+
 class Holder:
     shell = staticmethod(os.system)
     def __call__(self, x):
@@ -60,6 +73,9 @@ import torch
 def theirs(x):
     return x
 
+def theirs_too(x):
+    return x
+
 library = torch.library.Library("dump_lends_theirs", "DEF")
 library.define("double(Tensor x) -> Tensor")
 library.impl("double", lambda x: x * 2, "CPU")
@@ -88,6 +104,7 @@ def test_its_own_functions_and_operators(trusted: Trusted) -> None:
     own = resolve_target("function:dump_lends:own", trusted)
     assert isinstance(own, FunctionType)
     assert float(own(torch.ones(()))) == 2
+    assert float(resolve_target("function:dump_lends:decorated", trusted)(torch.ones(()))) == 4
     for name in ("dump_lends.double", "dump_lends_more.triple"):
         assert isinstance(resolve_target(f"op:{name}.default", trusted), torch._ops.OpOverload)
         assert isinstance(resolve_target(f"packet:{name}", trusted), torch._ops.OpOverloadPacket)
@@ -97,7 +114,18 @@ def test_its_own_functions_and_operators(trusted: Trusted) -> None:
     "path",
     [
         *("os.system", "builtins.eval", "importlib.import_module", "Holder.shell", "Holder.method", "Holder", "system"),
-        *("opened", "evaluate", "partial", "callable_instance", "made", "short", "renamed", "theirs", "load"),
+        *(
+            "opened",
+            "evaluate",
+            "partial",
+            "callable_instance",
+            "made",
+            "short",
+            "renamed",
+            "theirs",
+            "load",
+            "claimed",
+        ),
         *("own.system", "own.__globals__", "own.__call__", "__getattr__", "getcwd", "outer.inner", "missing"),
         *("torch.load", "subprocess.run", "callable_instance.method", "dump_lends_other.theirs", "__builtins__"),
     ],
@@ -121,6 +149,23 @@ def test_python_and_torch_lend_nothing_by_being_named(target: str) -> None:
     __import__(module)
     with pytest.raises(Unresolved, match="a dump may call"):
         resolve_target(f"function:{target}", Trusted(frozenset({module}), frozenset()))
+
+
+@pytest.mark.parametrize("target", ["os:system", "builtins:eval", "os.path:join", "torch:load", "some.module:Class.f"])
+def test_what_no_import_can_allow_is_not_said_to_need_one(target: str) -> None:
+    with pytest.raises(Unresolved) as caught:
+        resolve_target(f"function:{target}")
+    assert "if you trust it" not in str(caught.value)
+    with pytest.raises(Unresolved, match=r"Import some\.module first, if you trust it"):
+        resolve_target("function:some.module:f")
+
+
+def test_a_function_of_numpy_that_numpy_imports_is_not_its_own() -> None:
+    import numpy as np
+
+    assert np.load.__module__ == "numpy"
+    with pytest.raises(Unresolved, match=r"numpy\.load is defined elsewhere, in numpy\.lib"):
+        resolve_target("function:numpy:load", Trusted(frozenset({"numpy"}), frozenset()))
 
 
 def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path) -> None:

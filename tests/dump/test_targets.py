@@ -95,3 +95,31 @@ def test_a_message_of_a_stranger_holds_no_code() -> None:
     assert decoded == ("wrong_); system(_touch pwned_); //____ _x_ _",)
     with pytest.raises(BadArgument, match="no word"):
         list(argument_nodes({"tuple": [text]}))
+
+
+# what op_db, forward and backward, and the optimizers call in torch 2.13
+PRIVATE = (
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d_backward _amp_foreach_non_finite_check_and_unscale_ "
+    "_cdist_backward _chunk_cat _conj _conj_physical _ctc_loss_backward _embedding_bag "
+    "_embedding_bag_per_sample_weights_backward _fft_c2r _foreach_addcdiv_ _foreach_norm _fused_adamw_ "
+    "_histogramdd_from_bin_cts _linalg_check_errors _linalg_svd _local_scalar_dense _log_softmax_backward_data "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _pdist_forward _prelu_kernel_backward "
+    "_safe_softmax _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention_for_cpu_backward "
+    "_softmax _to_copy _trilinear _unique2 _unsafe_masked_index _unsafe_view _upsample_bilinear2d_aa_backward "
+    "_weight_norm_interface_backward __and__ "
+)
+
+
+@pytest.mark.parametrize("name", PRIVATE.split())
+def test_private_operators_that_tracing_writes_may_be_called(name: str) -> None:
+    assert resolve_target(f"packet:aten.{name}") is getattr(torch.ops.aten, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["_step_of_a_newer_torch", "_aminmax", "_to_dense", "_stack", "_cudnn_init_dropout_state"]
+)
+def test_private_operators_that_are_on_no_list_may_not_be_called(name: str) -> None:
+    assert refusal_by_name("aten.operator_of_a_newer_torch") is None
+    for target in (f"op:aten.{name}.default", f"packet:aten.{name}", f"function:torch:{name}", f"method:{name}"):
+        with pytest.raises(Unresolved, match="a dump may not call this"):
+            resolve_target(target)

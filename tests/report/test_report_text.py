@@ -156,6 +156,11 @@ def test_nothing_checked() -> None:
     )
 
 
+def test_what_is_unsupported_says_itself_why_nothing_was_checked() -> None:
+    finding = Finding(Kind.UNSUPPORTED, "candidate", "no compiler here", detail="unsupported.compiler")
+    assert "Call the compiled function at least once" not in str(Report((finding,), Coverage()))
+
+
 def headline(*findings: Finding, coverage: Coverage = COVERAGE) -> str:
     return str(Report(findings, coverage)).partition("\n")[0]
 
