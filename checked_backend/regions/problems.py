@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,12 @@ __all__ = [
     "wrong_outputs",
 ]
 
+_SHORT_OUTPUT = 12
+"""Lines of an exception's text that are shown as they are."""
+
+_SHOWN_ERRORS = 3
+"""Errors of a C++ compiler that are shown: those after them follow from the first."""
+
 _DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
 
 
@@ -38,10 +45,24 @@ def candidate_crashed(error: BaseException, *, during: str) -> Finding:
         kind=Kind.CRASH,
         detail="crash.memory" if is_out_of_memory(error) else f"crash.{during}",
         subject="candidate",
-        message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {error}",
+        message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {_without_warnings(str(error))}",
         expected="no exception",
         actual=type(error).__name__,
     )
+
+
+def _without_warnings(text: str) -> str:
+    """What an exception says; of the output of a C++ compiler only the errors, with the line of code below each.
+
+    Inductor puts the whole output into its exception. Most of it is the command and warnings about torch's own headers.
+    """
+    lines = text.splitlines()
+    errors = [number for number, line in enumerate(lines) if re.search(r"\b(fatal )?error: ", line)]
+    if len(lines) <= _SHORT_OUTPUT or not errors:
+        return text
+    shown = [line for number in errors[:_SHOWN_ERRORS] for line in lines[number : number + 2]]
+    left_out = len(lines) - 1 - len(shown)
+    return "\n".join([lines[0], *shown, f"({left_out} more lines of the compiler's output)"])
 
 
 def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,8 @@ def clean(text: str) -> str:
 def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
-    shown = report.findings[:_SHOWN_FINDINGS]
+    # What fails comes first; a warning that was found before it would push it off the screen.
+    findings = sorted(report.findings, key=lambda finding: finding.severity is Severity.WARNING)
     nothing_checked = not any(count > 0 for count in coverage.checked.values())
     nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
     advice = advise(
@@ -87,8 +88,10 @@ def view(report: Report) -> ReportView:
         sentence=_sentence(report, nothing_checked, nothing_compiled),
         title=clean(report.title),
         path="" if report.path is None else clean(str(report.path)),
-        findings=tuple(_finding(finding, number, len(report.findings)) for number, finding in enumerate(shown, 1)),
-        more=_more(report.findings[_SHOWN_FINDINGS:]),
+        findings=tuple(
+            _finding(finding, number, len(findings)) for number, finding in enumerate(findings[:_SHOWN_FINDINGS], 1)
+        ),
+        more=_more(findings[_SHOWN_FINDINGS:]),
         advice=advice,
         checked=_cut([*_counts(coverage), *map(_region, coverage.regions), *_power(coverage)]),
         skipped=_cut(_skips(coverage)),
@@ -252,7 +255,7 @@ def _noise(noise: NoiseScale, metrics: Metrics | None) -> list[Row]:
     ]
 
 
-def _more(rest: tuple[Finding, ...]) -> str:
+def _more(rest: Sequence[Finding]) -> str:
     if not rest:
         return ""
     kinds = Counter(finding.kind.value for finding in rest)

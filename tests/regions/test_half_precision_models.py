@@ -83,6 +83,11 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("make", "precision"), cases())
 def test_clean_model_in_16_bits(make: Callable[[], Case], precision: str) -> None:
     report = gathered(lambda: train(make, precision, lambda model: checked(model, "inductor")))
+    if {finding.kind for finding in report.findings if finding.fails} == {cb.Kind.CRASH}:
+        # The C++ that Inductor makes of some of these models does not compile on some processors: without a check too.
+        with pytest.raises(RuntimeError, match="compile error"):
+            train(make, precision, torch.compile)
+        return
     about_values = [finding for finding in report.findings if finding.detail not in LAYOUT]
     if report.verdict is cb.Verdict.INCONCLUSIVE:
         assert {finding.detail for finding in about_values} == {"nondeterministic"}, str(report)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip
+from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip
 from checked_backend.report import Report
 from checked_backend.report.advice import ADVICE
 from checked_backend.report.text import render_rich
@@ -257,6 +257,13 @@ def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
         Report((), coverage),
     ):
         assert "localize=True" not in str(report)
+
+
+def test_what_fails_comes_before_warnings() -> None:
+    warning = replace(STRIDE, severity=Severity.WARNING)
+    text = str(Report((warning, warning, WRONG), Coverage(checked={"outputs": 3})))
+    assert "Finding 1 of 3: logic" in text
+    assert text.index("Finding 1 of 3") < text.index("Warning 2 of 3") < text.index("Warning 3 of 3")
 
 
 def test_a_workaround_that_was_not_tried_is_not_said_to_help() -> None:
