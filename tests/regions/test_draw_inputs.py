@@ -9,6 +9,10 @@ import faults
 import pytest
 import torch
 from region_tools import agreed, checked, found, gathered
+from torch.distributions import Dirichlet, Gamma, Normal
+
+# Dynamo itself makes an object of the custom function that torch's Dirichlet calls
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 Program = Callable[[torch.Tensor], Any]
 
@@ -17,7 +21,29 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
     "bernoulli": (lambda x: torch.bernoulli(torch.sigmoid(x)), "aten.sigmoid.default"),
     "poisson": (lambda x: torch.poisson(torch.exp(x)), "aten.exp.default"),
     "normal.0": (lambda x: torch.normal(torch.tanh(x), torch.ones_like(x)), "aten.tanh.default"),
+    "normal": (lambda x: torch.normal(0.0, torch.exp(x)), "aten.exp.default"),
+    "binomial.1": (lambda x: torch.binomial(torch.full_like(x, 9.0), torch.sigmoid(x)), "aten.sigmoid.default"),
+    "sample_dirichlet": (lambda x: Dirichlet(torch.exp(x), validate_args=False).rsample(), "aten.exp.default"),
+    "standard_gamma": (
+        lambda x: Gamma(torch.exp(x), torch.ones_like(x), validate_args=False).rsample(),
+        "aten.exp.default",
+    ),
+    "bernoulli in place": (lambda x: torch.empty_like(x).bernoulli_(torch.sigmoid(x)), "aten.sigmoid.default"),
+    "dropout": (
+        lambda x: x * torch.bernoulli(torch.sigmoid(x.mean()).expand_as(x)),
+        "aten.sigmoid.default",
+    ),
 }
+
+SCALED: dict[str, tuple[Program, str]] = {
+    "exponential": (lambda x: torch.empty_like(x).exponential_() / torch.exp(x), "aten.exp.default"),
+    "geometric": (lambda x: torch.empty_like(x).geometric_(0.3) * torch.exp(x), "aten.exp.default"),
+    "log_normal": (lambda x: torch.empty_like(x).log_normal_(0.5, 0.3) * torch.exp(x), "aten.exp.default"),
+    "cauchy": (lambda x: torch.empty_like(x).cauchy_(0.5, 0.3) * torch.exp(x), "aten.exp.default"),
+    "normal": (lambda x: Normal(x, torch.exp(x), validate_args=False).rsample(), "aten.exp.default"),
+    "dropout by comparison": (lambda x: x * (torch.rand_like(x) < torch.sigmoid(x.mean())), "aten.sigmoid.default"),
+}
+"""What is drawn does not depend on what was computed; what is made of it does."""
 
 
 def x() -> torch.Tensor:
@@ -38,7 +64,9 @@ def test_wrong_parameters_of_a_draw_fail(name: str) -> None:
     program, operator = PROGRAMS[name]
     wrong = faults.wrong_operator(operator, sharper, "aot")
     report = gathered(lambda: checked(program, wrong)(x()))
-    assert f"input[{name}]" in {subject for _, subject in found(report)}, str(report)
+    assert f"input[{name.partition(' ')[0].replace('dropout', 'bernoulli')}]" in {
+        subject for _, subject in found(report)
+    }, str(report)
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
@@ -47,6 +75,21 @@ def test_right_parameters_of_a_draw_pass(name: str, compiler: str) -> None:
     report = gathered(lambda: checked(PROGRAMS[name][0], compiler)(x()))
     assert agreed(report)
     assert report.coverage.checked["inputs of random operators"] >= 1
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_is_made_of_draws_that_depend_on_no_value_is_compared_itself(name: str) -> None:
+    program, operator = SCALED[name]
+    wrong = faults.wrong_operator(operator, lambda made: made / 1.3, "aot")
+    assert ("logic", "output[0]") in found(gathered(lambda: checked(program, wrong)(x())))
+    assert agreed(gathered(lambda: checked(program, "aot_eager")(x())))
+
+
+@pytest.mark.parametrize("draw", ["bernoulli", "binomial.1"])
+def test_probabilities_too_small_by_a_factor_fail(draw: str) -> None:
+    program, operator = PROGRAMS[draw]
+    wrong = faults.wrong_operator(operator, lambda made: made / 1.3, "aot")
+    assert ("logic", f"input[{draw}]") in found(gathered(lambda: checked(program, wrong)(x())))
 
 
 def test_parameters_within_rounding_accuse_nobody() -> None:
