@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from checked_backend.checking.baked import with_baked_values
-from checked_backend.checking.copies import eager_function
 from checked_backend.checking.dynamo_level import with_blame
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
+from checked_backend.checking.original import eager_function
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Call, Program, refuse_misfits
 from checked_backend.checking.rounding import Rounding

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -18,43 +18,12 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type, is_zero_tensor, zero_tensor_like
+from checked_backend.checking.outside import Outside, places_outside
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.interpret.promote import promote
 
-__all__ = ["Copier", "called_inside", "eager_function"]
-
-
-def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.compile`` was given, where the function is what it returned; else the function itself.
-
-    What ``torch.compiler.disable`` returned stays as it is.
-    """
-    if _is_disabled(function):
-        return function
-    inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
-    return function if inner is None else eager_function(inner)
-
-
-def called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What to compile in place of a function: of one that is disabled, a function that calls it.
-
-    ``torch.compile`` takes ``torch.compiler.disable`` off the very function that it is given. Everywhere else in the
-    user's program, that is where compiled code calls the function, it is not compiled.
-    """
-    if not _is_disabled(function):
-        return function
-
-    def calls_disabled(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return calls_disabled
-
-
-def _is_disabled(function: Callable[..., Any]) -> bool:
-    """Whether it is, or of a module its ``forward`` is, what ``torch.compiler.disable`` returned."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    return bool(getattr(called, "_torchdynamo_disable", False))
+__all__ = ["Copier"]
 
 
 class _Handover(torch.autograd.Function):
@@ -131,6 +100,10 @@ class Copier:
                     Copier().value(leaf, f"argument {name!r}")
             raise
         return copied_args, copied_kwargs
+
+    def is_copy(self, value: object) -> bool:
+        """Whether an object is one of the copies."""
+        return any(value is copied for copied in self._memo.values())
 
     def value(self, value: Any, what: str) -> Any:
         """Copy anything; ``what`` names it in an error.
@@ -264,14 +237,53 @@ class Copier:
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__
         made.__defaults__ = self._held(function.__defaults__, "defaults", quiet=True)
         made.__kwdefaults__ = self._held(function.__kwdefaults__, "defaults", quiet=True)
+        self._capture_defaults(made, made.__defaults__)
+        self._capture_defaults(made, made.__kwdefaults__ or {})
+        home = function.__qualname__
         for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
             if (content := _content(original)) is not _EMPTY:
-                cell.cell_contents = self._held(content, name)
+                cell.cell_contents = self._held(content, name, home)
         for name, value in _globals_of(function)[0].items() if ours else ():
-            namespace[name] = self._held(value, name)
+            namespace[name] = self._held(value, name, home)
         return made
 
-    def _held(self, value: Any, name: str, *, quiet: bool = False) -> Any:
+    def _capture_defaults(self, function: FunctionType, values: Any) -> None:
+        """Note the tensors among the copied defaults of a function's parameters."""
+        code = function.__code__
+        if not isinstance(values, dict):
+            count = len(values or ())
+            values = dict(zip(code.co_varnames[code.co_argcount - count : code.co_argcount], values or (), strict=True))
+        for name, value in values.items():
+            if _has_tensors(value):
+                self._capture(name, function.__qualname__, value)
+
+    def _capture(self, name: str, home: str, copied: Any) -> None:
+        """Note a copy under a name that no other has."""
+        names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
+        self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
+
+    def outside(self, roots: Iterable[Any]) -> Outside:
+        """Copies of the tensors that code which is not copied finds in its own places, as methods do.
+
+        Args:
+            roots: The copied function or module, and arguments: what the program may call.
+        """
+        ours = {id(copied) for copied in self._memo.values()}
+        if self._globals is not None:
+            ours.add(id(self._globals[1]))
+        copies = []
+        for place in places_outside(roots, _has_tensors, lambda value: id(value) in ours):
+            defaults = isinstance(place.owner, FunctionType)
+            try:
+                copied = self._held(place.get(), place.name, place.home, quiet=defaults)
+            except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
+                continue
+            if defaults:
+                self._capture_defaults(place.owner, copied)
+            copies.append((place, copied))
+        return Outside(copies)
+
+    def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
         if isinstance(value, FunctionType):
             return self._function(value) if _holds_state(value, set()) else value
@@ -284,7 +296,7 @@ class Copier:
                 raise
             return value
         if not quiet and _has_tensors(value):
-            self.captured[name] = copied
+            self._capture(name, home, copied)
         return copied
 
     def _object(self, value: Any) -> Any:

@@ -28,6 +28,7 @@ class Outcome:
         containers: What the result's containers are, by path: names of types.
         memory: The tensors that outputs may share memory with, by name.
         gradients: Gradients of inputs and parameters, by subject; None for one that got none.
+        unreached: Leaves that eager's backward pass reaches and whose gradients are not among these.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
         rng: The random state that the call left.
         settings: The process's settings as the call found and left them.
@@ -41,6 +42,7 @@ class Outcome:
     containers: dict[str, str] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    unreached: list[torch.Tensor] = field(default_factory=list)
     evaluations: int = 0
     rng: RngState | None = None
     settings: tuple[ProcessState, ProcessState] | None = None
@@ -55,6 +57,7 @@ class Outcome:
         """Forget all tensors, once they are compared, but for the names of the gradients."""
         for tensors in (self.subjects, self.values, self.outputs, self.memory):
             tensors.clear()
+        self.unreached.clear()
         self.gradients = dict.fromkeys(self.gradients)
 
     def note_values(self, *, copies: bool) -> None:

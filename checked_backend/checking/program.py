@@ -13,12 +13,15 @@ import torch
 
 from checked_backend._torch import inner_exception
 from checked_backend.checking.backward import Objective, roots_of, run_backward
-from checked_backend.checking.copies import Copier, called_inside
+from checked_backend.checking.copies import Copier
 from checked_backend.checking.cotangents import Layout
+from checked_backend.checking.original import called_inside
 from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.stance import eager_stance, no_warning_is_an_error
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
+from checked_backend.checking.unreached import unreached_leaves
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.ambient import RngState, modes_unharmed
 from checked_backend.regions.process_state import ProcessState
@@ -143,6 +146,7 @@ class Run:
         self._modes = modes
         self._copier = Copier(wide)
         self._function = self._copier.function(program.function)
+        self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
         self._called = self._function if transform is None else transform(called_inside(self._function))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[Call, tuple[list[Any], dict[str, Any]]] = {}
@@ -157,6 +161,10 @@ class Run:
     def leaves(self, call: Call) -> list[tuple[str, Any]]:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
+
+    def is_copy(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was copied for this run."""
+        return self._copier.is_copy(tensor)
 
     def start_from(self, rng: RngState) -> None:
         """Begin the next call with another random state."""
@@ -194,7 +202,7 @@ class Run:
         settings = ProcessState.capture()
         try:
             self._rng.restore()
-            with self._entered(), self._settings_noted(outcome):
+            with self._entered(), self._outside.in_place(), self._settings_noted(outcome):
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
@@ -237,7 +245,7 @@ class Run:
     def _entered(self) -> Iterator[None]:
         kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
         with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
-            _no_warning_is_an_error()
+            no_warning_is_an_error()
             yield
 
     @contextmanager
@@ -292,7 +300,7 @@ class Run:
         modes = self._modes(number)
         with ExitStack() as stack:
             if self._called is self._function:
-                stack.enter_context(_eager_stance(under_modes=bool(modes)))
+                stack.enter_context(eager_stance(under_modes=bool(modes)))
             for mode in modes:
                 stack.enter_context(mode)
             try:
@@ -308,6 +316,8 @@ class Run:
                 objective.dtypes.update((name, root.dtype) for name, root in roots.items())
             # a lazy module has its parameters only now
             wanted = state.with_parameters_of(self._function).differentiable if roots else {}
+            if not number and self._at_own_precision:
+                outcome.unreached = unreached_leaves(roots, wanted.values())
             if wanted:
                 try:
                     loss = run_backward(roots, list(wanted.values()), objective)
@@ -372,28 +382,8 @@ class _StepImpossible(Exception):
     """Leaves an optimizer whose closure has no gradients to give."""
 
 
-def _eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
-    """What the program itself compiles is not compiled in eager, or a compiler's fault there would be on both sides.
-
-    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. It traces nothing under modes.
-    """
-    stance: AbstractContextManager[Any] = (
-        torch.compiler.set_stance("force_eager")
-        if under_modes
-        else torch.compiler.set_stance("default", force_backend="eager")
-    )
-    return stance
-
-
 def _raise_if_ours(error: Exception) -> None:
     """Raise an exception of the check itself: it says nothing about the program."""
     for cause in (error, inner_exception(error)):
         if isinstance(cause, CheckedBackendError) and not isinstance(cause, CandidateError):
             raise cause
-
-
-def _no_warning_is_an_error() -> None:
-    """Show warnings that filters make errors: torch gives others, and at other times, when it compiles."""
-    shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
-    vars(warnings)["filters"][:] = shown
-    warnings.simplefilter("default", append=True)  # so that it is noticed

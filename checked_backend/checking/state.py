@@ -59,7 +59,8 @@ class State:
             if isinstance(leaf, torch.nn.Module):
                 state._add_module(leaf, f"{name}.")
             else:
-                state.inputs[name] = leaf
+                taken = state.inputs.get(name, leaf) is not leaf
+                state.inputs[f"{name} (not the argument)" if taken else name] = leaf
         for name, leaf in state.inputs.items():
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 source = histories.get(id(leaf), leaf)

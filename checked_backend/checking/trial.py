@@ -20,6 +20,7 @@ from checked_backend.checking.relaid import Allowance, ContiguousGradients, note
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
 from checked_backend.checking.stopwatch import Stopwatch
+from checked_backend.checking.unreached import not_differentiated
 from checked_backend.investigate import investigate
 from checked_backend.options import CheckOptions
 from checked_backend.record import Coverage, Finding, Skip
@@ -186,6 +187,10 @@ class _Pair:
             trained=self.program.optimizer is not None,
         )
         self.found += self._learned.found
+        if self.references:
+            unreached, is_copy = self.references[0].unreached, self.reference.is_copy
+            for skip in not_differentiated(unreached, is_copy, lambda: made.run().unreached):
+                self.ledger.skip(skip)
         self.ledger.power(self._learned.powers, self._learned.own_precision_powers)
 
     def compare_last(self) -> None:

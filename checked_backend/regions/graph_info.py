@@ -19,6 +19,8 @@ from checked_backend.regions.late_writes import writes_in_backward
 __all__ = ["GraphInfo", "qualified_names"]
 
 _ROOT = re.compile(r"^(?:L|G)\['(?P<root>[^']*)'\]")
+_MODULE = "__import_"  # what Dynamo calls the globals of a module begins with
+_OF_CLASS = re.compile(r"^(?:dict\()?type\(.*\)\.__dict__\)?\['(?P<name>\w+)'\]$")
 _STEP = re.compile(
     r"\.(?:_modules|_parameters|_buffers)\['(?P<member>[^']+)'\]|\.(?P<attribute>\w+)|\[(?P<item>[^\]]+)\]"
 )
@@ -110,7 +112,8 @@ def _source_text(node: fx.Node) -> str:
 def _user_name(text: str, *, drop: bool) -> str:
     match = _ROOT.match(text)
     if match is None:
-        return ""
+        of_class = _OF_CLASS.match(text)
+        return of_class["name"] if of_class else ""
     rest = text[match.end() :]
     parts: list[str] = []
     for step in _STEP.finditer(rest):
@@ -120,7 +123,9 @@ def _user_name(text: str, *, drop: bool) -> str:
             parts.append("." + (step["member"] or step["attribute"]))
     own = "".join(part for part in parts if part != "._orig_mod")
     is_module = "_parameters[" in rest or "_buffers[" in rest
-    return own.lstrip(".") if is_module and drop else match["root"] + own
+    if (is_module and drop) or (own and match["root"].startswith(_MODULE)):
+        return own.lstrip(".")
+    return match["root"] + own
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextvars
+import dataclasses
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import faults
 import pytest
 import torch
-from check_tools import agreed, found
-from torch import nn
+from check_tools import agreed, found, skips
+from torch import fx, nn
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 
 import checked_backend as cb
+from checked_backend.checking.copies import Copier
+from checked_backend.checking.state import State
+from checked_backend.checking.tree import argument_leaves
 
 weight = torch.randn(3, requires_grad=True)
 layer = nn.Linear(3, 3)
@@ -116,3 +123,201 @@ def test_a_function_that_asks_for_its_module_is_answered() -> None:
     report = agreed(cb.check(asks_where_it_is, (torch.randn(3),), compiler="eager"))
     assert report.coverage.regions
     agreed(cb.check(makes_a_class, (torch.randn(3),), compiler="eager"))
+
+
+class Scaled:
+    """Reads a global in a method, which belongs to the class: there is no copy of it."""
+
+    own = torch.randn(3, requires_grad=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * weight
+
+    def helped(self, x: torch.Tensor) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return self(y)
+
+        return inner(x)
+
+    def by_class(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.own
+
+    def by_default(self, x: torch.Tensor, by: torch.Tensor = weight) -> torch.Tensor:
+        return x * by
+
+    @property
+    def asked(self) -> torch.Tensor:
+        return weight * 2
+
+    def by_property(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.asked
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * weight
+
+
+class Heir(Scaled):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x)
+
+
+@dataclasses.dataclass
+class Record:
+    factor: float = 2.0
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return x * weight * self.factor
+
+
+class ReadsGlobal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * weight
+
+
+scaled = Scaled()
+elsewhere = ModuleType("elsewhere")
+exec(  # another module
+    """
+import torch
+theirs = torch.randn(3, requires_grad=True)
+def scale(x): return x * theirs
+class Scale:
+    def __call__(self, x): return scale(x)
+""",
+    vars(elsewhere),
+)
+
+
+def closed_over_by_a_method() -> Callable[..., Any]:
+    own = torch.randn(3, requires_grad=True)
+
+    class Local:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * own
+
+    return Local()
+
+
+OUTSIDE: dict[str, Callable[..., Any]] = {
+    "object": Scaled(),
+    "heir": Heir(),
+    "helper": Scaled().helped,
+    "class attribute": Scaled().by_class,
+    "default": Scaled().by_default,
+    "property": Scaled().by_property,
+    "class method": lambda x: Scaled.of_class(x),
+    "closure": closed_over_by_a_method(),
+    "dataclass": Record().run,
+    "partial": functools.partial(Scaled()),
+    "module": ReadsGlobal(),
+    "module inside": nn.Sequential(ReadsGlobal()),
+    "global object": lambda x: scaled(x),
+    "made inside": lambda x: Scaled()(x),
+    "attribute of a module": lambda x: x * elsewhere.theirs,
+    "function of a module": lambda x: elsewhere.scale(x),
+    "class of a module": elsewhere.Scale(),
+    "default of a function": lambda x, by=weight: x * by,
+}
+
+
+def scaled_in_shape(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Scale the gradient that goes to the one input of three elements."""
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    (place,) = [place for place, value in enumerate(example_inputs) if tuple(value.shape) == (3,)]
+    compiled: Callable[..., Any] = faults.scaled_gradient(names[place])(gm, example_inputs)
+    return compiled
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_gradients_of_what_code_that_is_not_copied_finds_in_its_own_places(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+    x, leaves = torch.randn(2, 3, requires_grad=True), (weight, Scaled.own, elsewhere.theirs)
+    before = [leaf.detach().clone() for leaf in leaves]
+    agreed(cb.check(OUTSIDE[name], (x,), compiler="aot_eager"), gradients=2)
+    report = cb.check(OUTSIDE[name], (x,), compiler=scaled_in_shape)
+    (finding,) = report.findings
+    assert finding.subject.startswith("grad[")
+    assert finding.subject != "grad[x]"
+    assert finding.kind is cb.Kind.LOGIC
+    assert leaves[:2] == (weight, Scaled.own)
+    assert leaves[2] is elsewhere.theirs
+    for leaf, value in zip(leaves, before, strict=True):
+        assert leaf.grad is None
+        assert torch.equal(leaf, value)
+
+
+def test_what_a_method_changes_is_put_back_and_compared() -> None:
+    count = torch.zeros(3)
+
+    class Counting:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            count.add_(1)
+            return x * count
+
+    x = torch.randn(2, 3)
+    agreed(cb.check(Counting(), (x,), compiler="aot_eager", iterations=3))
+    assert not count.any()
+
+    def twice(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            for arg in args:
+                if isinstance(arg, torch.Tensor) and arg.shape == (3,):
+                    arg.add_(1)
+            return results
+
+        return run
+
+    report = cb.check(Counting(), (x,), compiler=twice)
+    assert {finding.kind for finding in report.findings} == {cb.Kind.MUTATION}
+    assert not count.any()
+
+
+def test_tensors_of_one_name_are_told_apart() -> None:
+    def times(weight: torch.Tensor) -> Callable[..., Any]:
+        return lambda x: x * weight
+
+    first, second = times(torch.randn(3, requires_grad=True)), times(torch.randn(2, 1, requires_grad=True))
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return first(x) + second(x) + row(x) + weight
+
+    args = torch.randn(2, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
+    copier = Copier()
+    copied = copier.function(program)
+    arguments = copier.arguments(program, args, {})[0]
+    state = State.of(copied, copier.captured, argument_leaves(program, arguments, {}), copier.leaves)
+    shapes = {name: tuple(leaf.shape) for name, leaf in state.differentiable.items()}
+    assert sorted(shapes.values()) == [(1, 3), (2, 1), (2, 3), (3,), (3,)]
+    assert shapes["weight"] == (1, 3)
+    agreed(cb.check(program, args, compiler="eager"), gradients=5)
+
+
+hidden: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("hidden")
+
+
+def reads_far_away(x: torch.Tensor) -> torch.Tensor:
+    return x * hidden.get()
+
+
+def test_a_gradient_that_is_compared_nowhere_is_told() -> None:
+    token = hidden.set(torch.randn(3, requires_grad=True))
+    try:
+        for x in torch.randn(2, 3, requires_grad=True), torch.randn(2, 3):
+            report = cb.check(reads_far_away, (x,), compiler="eager")
+            assert report.verdict is cb.Verdict.INCONCLUSIVE
+            assert "gradient of a tensor (3,): the program reads a tensor that requires grad from a place" in skips(
+                report
+            )
+    finally:
+        hidden.reset(token)
+
+
+def test_a_leaf_that_the_program_makes_itself_is_its_own() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.ones(3, requires_grad=True)
+
+    agreed(cb.check(program, (torch.randn(2, 3, requires_grad=True),), compiler="eager"))

@@ -1,0 +1,31 @@
+"""What a program runs under in a check."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+__all__ = ["eager_stance", "no_warning_is_an_error"]
+
+
+def eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
+    """What the program itself compiles is not compiled in eager, or a compiler's fault there would be on both sides.
+
+    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. It traces nothing under modes.
+    """
+    stance: AbstractContextManager[Any] = (
+        torch.compiler.set_stance("force_eager")
+        if under_modes
+        else torch.compiler.set_stance("default", force_backend="eager")
+    )
+    return stance
+
+
+def no_warning_is_an_error() -> None:
+    """Show warnings that filters make errors: torch gives others, and at other times, when it compiles."""
+    shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
+    vars(warnings)["filters"][:] = shown
+    warnings.simplefilter("default", append=True)  # so that it is noticed
