@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from checked_backend._torch import inner_tensors
 from checked_backend.numerics.bits import with_memory
+from checked_backend.regions.inputs import copy_values
 
 __all__ = [
     "COMPRESSED",
@@ -70,10 +71,10 @@ class Cotangents:
         return bool(self.outputs or self.mutated)
 
     def copied(self) -> Cotangents:
-        """Copies, for a backward pass that may write to them."""
+        """Copies for a backward pass that may write to them, in the same layout: one may be wrong for that alone."""
+        copies = iter(copy_values([*self.outputs.values(), *self.mutated.values()]))
         return Cotangents(
-            {index: grad.clone() for index, grad in self.outputs.items()},
-            {position: grad.clone() for position, grad in self.mutated.items()},
+            {index: next(copies) for index in self.outputs}, {position: next(copies) for position in self.mutated}
         )
 
 

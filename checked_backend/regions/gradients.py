@@ -33,6 +33,7 @@ from checked_backend._torch import (
 )
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
+from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 
 __all__ = ["BackwardPass", "BackwardWatch", "gate", "input_edges", "was_written_to"]
@@ -294,7 +295,7 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
         return grad
     if any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)):
         return grad
-    return grad.detach().clone()
+    return copy_in_layout(grad)
 
 
 def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:

@@ -18,7 +18,7 @@ from checked_backend._torch import (
     transforms_unharmed,
 )
 
-__all__ = ["Effects", "Inputs", "copy_values", "find_effects", "storage_key"]
+__all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
 
 # These write their running statistics, though their schemas do not say so (torch/_subclasses/schema_check_mode.py).
 _UNDECLARED_WRITES: Mapping[str, tuple[int, ...]] = {
@@ -26,6 +26,12 @@ _UNDECLARED_WRITES: Mapping[str, tuple[int, ...]] = {
     "aten::cudnn_batch_norm": (3, 4),
     "aten::miopen_batch_norm": (3, 4),
 }
+
+WIDEST = 4
+"""The memory that a copy in the same layout may span, in times of the tensor's own size."""
+
+ALIGNED = 64
+"""Elements after which any processor's vectors begin anew."""
 
 _TRAINING = 5  # the argument of all three that says whether they do
 
@@ -242,6 +248,24 @@ def copy_values(values: Sequence[Any]) -> list[Any]:
     tensors = {place: value.detach() for place, value in enumerate(values) if isinstance(value, torch.Tensor)}
     copies = _clone_together(tensors)
     return [copies.get(place, value) for place, value in enumerate(values)]
+
+
+def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a plain tensor without history, with its strides and its offset unless that takes far more memory.
+
+    Args:
+        tensor: A strided tensor, whose elements do not share memory.
+    """
+    plain = tensor.detach()
+    room = WIDEST * plain.numel() + ALIGNED
+    span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
+    if not plain.numel() or span > room or plain.is_conj() or plain.is_neg():
+        return plain.clone()
+    offset = plain.storage_offset()
+    if offset + span > room:
+        offset %= ALIGNED
+    memory = torch.zeros(offset + span, dtype=plain.dtype, device=plain.device)
+    return memory.as_strided(plain.shape, plain.stride(), offset).copy_(plain)
 
 
 def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

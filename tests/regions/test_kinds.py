@@ -46,6 +46,24 @@ def test_an_error_in_one_call():
     assert details(trained(nn.Linear(8, 2), compiler)) == {"logic.this_call"}
 
 
+@pytest.mark.parametrize(
+    ("arriving", "is_wrong_for"),
+    [
+        (torch.ones(()).expand(4, 2), lambda grad: 0 in grad.stride()),
+        (torch.randn(4, 5)[:, 1::2], lambda grad: grad.storage_offset() > 0 and grad.stride() == (5, 2)),
+        (torch.randn(2, 4).t(), lambda grad: grad.stride() == (1, 4)),
+    ],
+    ids=["expanded", "with gaps", "transposed"],
+)
+def test_an_error_for_gradients_of_one_layout_is_no_error_of_one_call(arriving, is_wrong_for):
+    """It shows again, because control runs are given gradients in the same layout."""
+    torch._dynamo.reset()
+    wrong = faults.spoiled_tangents(lambda grad: grad * 2 if is_wrong_for(grad) else grad)
+    compiled = checked(nn.Linear(8, 2), wrong)
+    report = gathered(lambda: compiled(torch.randn(4, 8)).backward(arriving))
+    assert details(report) == {"logic"}
+
+
 def test_weights_of_the_first_call():
     def compiler(gm, _example_inputs):
         kept = []
