@@ -53,11 +53,11 @@ def zeros_of_another_sign(
 
 def _turned(pair: Pair) -> torch.Tensor | None:
     """Where both have zeros, of different signs; None where there is no such element."""
-    reference, candidate = pair.reference.detach(), pair.candidate.detach()
+    reference, candidate = _parts(pair.reference), _parts(pair.candidate)
     for one in (reference, candidate):
         if not one.is_floating_point() or one.dtype.itemsize < 2 or one.layout is not torch.strided or not one.numel():
             return None
-    if reference.dtype != candidate.dtype or reference.device != candidate.device:
+    if reference.dtype != candidate.dtype or reference.device != candidate.device or reference.shape != candidate.shape:
         return None
     zeros = (reference == 0) & (candidate == 0)
     if not bool(zeros.any()):
@@ -68,27 +68,37 @@ def _turned(pair: Pair) -> torch.Tensor | None:
 
 def _kept_by_all(pair: Pair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
     """Which of these are zeros of eager's sign in every control run; none, if one could not run."""
-    sign = pair.reference.detach().signbit()
+    sign = _parts(pair.reference).signbit()
     for values in made:
-        found = None if values is None else values.get(pair.name)
-        if found is None or found.shape != pair.reference.shape:
+        value = None if values is None else values.get(pair.name)
+        found = None if value is None else _parts(value)
+        if found is None or found.shape != turned.shape:
             return torch.zeros_like(turned)
         turned = turned & (found == 0) & (found.signbit() == sign)
     return turned
 
 
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of real numbers: of complex ones the real and the imaginary parts, in a last dimension of two."""
+    plain = tensor.detach()
+    if not plain.is_complex() or plain.layout is not torch.strided:
+        return plain
+    return torch.view_as_real(plain.resolve_conj())
+
+
 def _finding(pair: Pair, where: torch.Tensor) -> Finding:
     place = tuple(where.nonzero()[0].tolist())
     count = int(where.sum())
+    parts = "real and imaginary parts" if pair.reference.is_complex() else "elements"
     return Finding(
         kind=Kind.LOGIC,
         detail="logic.sign_of_zero",
         subject=pair.subject,
         message=(
-            f"{count} of its {where.numel()} elements: zeros of another sign than eager's, which rounding does not "
+            f"{count} of its {where.numel()} {parts}: zeros of another sign than eager's, which rounding does not "
             "change and float64 confirms; 1 / x, atan2 and signbit tell the two apart"
         ),
-        expected=f"{float(pair.reference[place])} at {list(place)}",
-        actual=f"{float(pair.candidate[place])} at {list(place)}",
+        expected=f"{float(_parts(pair.reference)[place])} at {list(place)}",
+        actual=f"{float(_parts(pair.candidate)[place])} at {list(place)}",
         source=pair.source or None,
     )

@@ -28,9 +28,12 @@ COMPUTED = {
     "product": lambda x: x * 0,
     "negative": torch.neg,
     "round": lambda x: (x * 0.3).round(),
+    "complex": lambda x: torch.complex(x * 0, x * -0.0),
+    "lazily conjugated": lambda x: torch.complex(x * 0, x * 0).conj(),
     "half": lambda x: torch.expm1(x.bfloat16()),
 }
 NOISE = {
+    "cancels, complex": lambda x: torch.complex((x + 2) / 3 * 3 - (x + 2) * 1.0, x.clamp(min=0)),
     "cancels": lambda x: (x + 2) / 3 * 3 - (x + 2) * 1.0,
     "underflows": lambda x: x.abs().add(1e-30) * -1e-30,
     "maximum": lambda x: torch.maximum(x, -x),
