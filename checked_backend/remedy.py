@@ -35,7 +35,7 @@ from checked_backend.regions.candidate import Compiler, inductor_patches, resolv
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.rehearsal import rehearse
 from checked_backend.regions.trial import Trial
-from checked_backend.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 
 __all__ = ["Blamed", "RemedySearch"]
 
@@ -147,12 +147,7 @@ class RemedySearch:
             return measure_cost(self.failure, compiler, resolve_compiler(self.options)).to_json()
 
         try:
-            if cannot_fork() is None and cannot_differentiate_in_worker() is None:
-                limit = max(LEAST_REGION_LIMIT, self.deadline - time.monotonic())
-                answer = run_in_worker(produce, timeout=limit)
-            else:
-                with taken_back(setting or Setting("")):
-                    answer = produce()
+            answer = self._apart(produce, setting)
         except Exception as error:  # the workaround helps, whatever it costs
             self.evidence["cost of the workaround"] = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
             return None
@@ -244,13 +239,7 @@ class RemedySearch:
             return json.dumps(asdict(self._rehearsed(compiler)))
 
         try:
-            # a compiler that dies under a setting must not take with it what is known
-            if cannot_fork() is None and cannot_differentiate_in_worker() is None:
-                limit = max(LEAST_REGION_LIMIT, self.deadline - time.monotonic())
-                answer = run_in_worker(produce, timeout=limit)
-            else:
-                with taken_back(setting or Setting("")):
-                    answer = produce()
+            answer = self._apart(produce, setting)
         except CheckedBackendError as error:
             return _Answer(False, str(error).splitlines()[0])
         except Exception as error:  # the region cannot be run like that
@@ -258,6 +247,13 @@ class RemedySearch:
         if isinstance(answer, str):
             return _Answer(**json.loads(answer))
         return _Answer(False, f"the process that tried it died: {answer.words}")
+
+    def _apart(self, produce: Callable[[], str], setting: Setting | None) -> str | Death:
+        """Run it in a worker where one can be had: a compiler that dies must not take with it what is known."""
+        if cannot_fork() is None and cannot_differentiate_in_worker() is None:
+            return run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
+        with taken_back(setting or Setting("")):
+            return produce()
 
     def _rehearsed(self, compiler: Compiler) -> _Answer:
         wrong = {finding.subject for finding in self.findings if finding.kind.fails}
