@@ -12,6 +12,8 @@ import os
 import pickle
 import re
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from zipfile import BadZipFile
@@ -35,16 +37,15 @@ EXCESS = 4
 
 _MARGIN = 64 * 2**20
 
+_LINE = 400
+
 _ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "compiler": (
             "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
             "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it"
         ),
-        "headers": (
-            "Install the headers that it names (Python.h: python3-dev on Debian and Ubuntu, python3-devel on Fedora); "
-            "checked-backend doctor tries the compiler"
-        ),
+        "headers": "Install PACKAGES; checked-backend doctor tries the compiler",
         "memory": "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
         "disk": "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
         "files": "Raise the limit of open files (ulimit -n), or close some",
@@ -79,7 +80,23 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 
-_HEADER = re.compile(r"fatal error: '?([^\s':]+)'?(?: file not found|: No such file or directory)")
+_MISSING = re.compile(
+    r".*fatal error: '?(?P<header>[^\s':]+)'?(?: file not found|: No such file or directory).*"
+    r"|.*(?:cannot find -l|unable to find library -l|library not found for -l|library ')(?P<library>[\w+.-]+).*"
+)
+"""What a compiler or its linker says of a file that is not there, as a whole line."""
+
+_PYTHONS = (
+    "the headers of this Python (Debian, Ubuntu: apt-get install python{version}-dev; Fedora: dnf install "
+    "python3-devel; conda and pyenv bring them), which belong in {include}"
+)
+_OPENMP = (
+    "OpenMP (Debian, Ubuntu: apt-get install libomp-dev; Fedora: dnf install libomp-devel; macOS: brew install libomp)"
+)
+_STANDARD = (
+    "the compiler's own headers and libraries (Debian, Ubuntu: apt-get install build-essential; Fedora: dnf install "
+    "gcc-c++ glibc-devel; macOS: xcode-select --install)"
+)
 
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = MappingProxyType({"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40})
@@ -129,12 +146,39 @@ def nothing_compiles() -> Finding | None:
             if what:
                 return _finding(what, cause)
         causes = list(_causes(error))
-        header = next((found[1] for cause in causes if (found := _HEADER.search(str(cause)))), None)
-        if header is not None:
-            return _finding("headers", causes[-1], f"{compiler_command()} does not find {header}")
+        missing = next((found for cause in causes if (found := _MISSING.search(_said(cause)))), None)
+        if missing is not None:
+            return _of_missing(missing)
         told = next((cause for cause in causes if _is_about_compiling(cause)), error)
         return _finding("compiler", told, f"{compiler_command()} compiles nothing here")
     return None
+
+
+def _of_missing(missing: re.Match[str]) -> Finding:
+    """Say which file the compiler does not find, and what brings it."""
+    name = missing["header"] or f"-l{missing['library']}"
+    include = sysconfig.get_path("include")
+    if name in ("Python.h", "pyconfig.h") or name.startswith("-lpython"):
+        packages = _PYTHONS.format(version=f"{sys.version_info[0]}.{sys.version_info[1]}", include=include)
+    elif name in ("omp.h", "-lomp", "-lgomp", "-liomp5"):
+        packages = _OPENMP
+    else:
+        packages = _STANDARD
+    return Finding(
+        kind=Kind.UNSUPPORTED,
+        detail="unsupported.headers",
+        subject="candidate",
+        message=_message(f"{compiler_command()} does not find {name}", "headers", packages),
+        expected="no exception",
+        actual=missing[0].strip()[:_LINE],
+    )
+
+
+def _message(why: str, what: str, packages: str = "") -> str:
+    return (
+        f"nothing can be said of the compiled program: {why}. The program without a check would fail here too. "
+        f"{_ADVICE[what].replace('PACKAGES', packages)}."
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -204,10 +248,7 @@ def _finding(what: str, cause: BaseException, told: str = "") -> Finding:
         kind=Kind.UNSUPPORTED,
         detail=f"unsupported.{what}",
         subject="candidate",
-        message=(
-            f"nothing can be said of the compiled program: {told or first}. The program without a check would fail "
-            f"here too. {_ADVICE[what]}."
-        ),
+        message=_message(told or first, what),
         expected="no exception",
         actual=first,
     )

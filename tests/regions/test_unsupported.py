@@ -96,6 +96,35 @@ def test_where_the_least_program_fails_too_it_is_the_machine(
     assert "Install" in found.message
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "package"),
+    [
+        (
+            "/tmp/a.h:31:10: fatal error: Python.h: No such file or directory",
+            "Python.h",
+            "-dev; Fedora: dnf install py",
+        ),
+        ("a.cpp:1:10: fatal error: 'omp.h' file not found", "omp.h", "libomp-dev"),
+        ("/usr/bin/ld: cannot find -lgomp: No such file or directory", "-lgomp", "libomp-dev"),
+        ("ld: library not found for -lpython3.11", "-lpython3.11", "headers of this Python"),
+        ("a.cpp:1:10: fatal error: cstdint: No such file or directory", "cstdint", "build-essential"),
+    ],
+)
+def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
+    line: str, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
+
+    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    found = unsupported_here(failed("anything"))
+    assert found is not None
+    assert f"does not find {name}. " in found.message
+    assert package in found.message
+    assert found.actual == line
+    assert ("belong in " in found.message) == ("ython" in name)
+
+
 def request(size: int) -> RuntimeError:
     return RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes.")
 
