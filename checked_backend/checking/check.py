@@ -13,6 +13,7 @@ from checked_backend.checking.baked import with_baked_values
 from checked_backend.checking.dynamo_level import with_blame
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
+from checked_backend.checking.kept import KeptFindings
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
@@ -146,11 +147,19 @@ class _Plan:
         Args:
             keep: Given what was found before it is localized.
         """
-        trials = enumerate(self._trials(keep))
-        examined = [self._examined(trial, keep, first=not number) for number, trial in trials]
-        findings = tuple(finding for found, _ in examined for finding in found)
-        coverage = _joined([part for _, parts in examined for part in parts])
-        return Report(findings, coverage, title="check", environment=environment())
+        kept = KeptFindings(self.options)
+        findings: list[Finding] = []
+        coverages: list[Coverage] = []
+
+        def keep_all(known: Sequence[Finding]) -> None:
+            keep(known)
+            kept.begin([*findings, *known])
+
+        for number, trial in enumerate(self._trials(keep)):
+            found, parts = self._examined(trial, keep_all, first=not number)
+            findings += found
+            coverages += parts
+        return kept.complete(Report(tuple(findings), _joined(coverages), title="check", environment=environment()))
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""

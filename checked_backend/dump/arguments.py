@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend.dump.schema import DEVICE, named_constant
-from checked_backend.dump.targets import Trusted, resolve_target
+from checked_backend.dump.targets import Trusted, leaves_uninitialized, resolve_target
 
 __all__ = ["BadArgument", "argument_nodes", "decode_argument", "takes_message"]
 
@@ -129,7 +129,8 @@ def _is_device(value: Any) -> bool:
 
 
 def _is_operator(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(("op:", "higher_order:"))
+    known = isinstance(value, str) and value.startswith(("op:", "higher_order:"))
+    return known and not leaves_uninitialized(value)  # its result is out of sight, see `rebuild_graph`
 
 
 def _is_a(kind: type) -> Callable[[Any], bool]:

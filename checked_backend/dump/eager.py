@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, tree_leaves
+from checked_backend._torch import HigherOrderOperator, OpOverload, tree_leaves
 from checked_backend.dump.forwards import forward_problem, out_problem
+from checked_backend.dump.higher_order import higher_order_problem
 from checked_backend.dump.load import Dump
 from checked_backend.dump.ranges import argument_problem, memory_problem
 from checked_backend.errors import DumpError
@@ -39,8 +40,15 @@ class _Guard(OperatorMode):
         _check_memory(func, result)
         return result
 
+    def _higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check_memory(func, (args, kwargs))
+        why = higher_order_problem(func.name(), args, kwargs)
+        if why is not None:
+            raise OutOfRange(f"{func.name()}: {why}")
+        return super()._higher_order(func, args, kwargs)
 
-def _check_memory(func: OpOverload, value: Any) -> None:
+
+def _check_memory(func: OpOverload | HigherOrderOperator, value: Any) -> None:
     for leaf in tree_leaves(value):
         why = memory_problem(leaf) if isinstance(leaf, torch.Tensor) else None
         if why is not None:

@@ -13,7 +13,13 @@ from torch import fx, nn
 from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument, takes_message
 from checked_backend.dump.functions import is_attribute
 from checked_backend.dump.schema import Graph, Node
-from checked_backend.dump.targets import Trusted, Unresolved, checked_target, resolve_target
+from checked_backend.dump.targets import (
+    Trusted,
+    Unresolved,
+    checked_target,
+    leaves_uninitialized,
+    resolve_target,
+)
 
 __all__ = ["BadGraph", "check_graph", "rebuild_graph"]
 
@@ -26,6 +32,7 @@ _CONTROL = re.compile(
 
 
 _DEPTH = 50
+_CHECKPOINTS = ("higher_order:tag_activation_checkpoint", "higher_order:wrap_activation_checkpoint")
 
 
 class BadGraph(Exception):
@@ -46,11 +53,12 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
     if depth > _DEPTH:
         raise BadGraph("subgraphs are nested too deeply")
     seen: set[str] = set()
+    bodies = {node.name for node in graph.nodes if node.op == "get_attr" and node.target in graph.subgraphs}
     for node in graph.nodes:
         where = f"node {node.name}"
         if node.name in seen or keyword.iskeyword(node.name):
             raise BadGraph(f"{where}: the name is taken or reserved")
-        _check_arguments(node, where, seen, runs=runs)
+        _check_arguments(node, where, seen, runs=runs, bodies=bodies)
         _check_target(graph, node, where, runs=runs)
         seen.add(node.name)
     if [node.op for node in graph.nodes].count("output") != 1 or graph.nodes[-1].op != "output":
@@ -59,7 +67,8 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
         check_graph(child, runs=runs, depth=depth + 1)
 
 
-def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: bool) -> None:
+def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: bool, bodies: Collection[str]) -> None:
+    """Check a node's arguments. Those that are graphs go into higher-order operators and nowhere else."""
     if not (isinstance(node.args, dict) and "tuple" in node.args):
         raise BadGraph(f"{where}: its arguments are no tuple")
     if not (isinstance(node.kwargs, dict) and "dict" in node.kwargs):
@@ -69,6 +78,8 @@ def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: boo
             for name in argument_nodes(value, message=not runs or takes_message(node.target)):
                 if name not in seen:
                     raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
+                if runs and name in bodies and not node.target.startswith("higher_order:"):
+                    raise BadGraph(f"{where}: uses {name!r}, which is a graph and no value")
     except BadArgument as error:
         raise BadGraph(f"{where}: {error}") from None
     keys = [key for key, _ in node.kwargs["dict"]]
@@ -100,6 +111,8 @@ def _check_target(graph: Graph, node: Node, where: str, *, runs: bool) -> None:
         args = node.args["tuple"]
         if node.op == "call_method" and not (args and isinstance(args[0], dict) and "node" in args[0]):
             raise BadGraph(f"{where}: a method needs a node to be called on")
+        if node.target in _CHECKPOINTS and any(key == "context_fn" for key, _ in node.kwargs["dict"]):
+            raise BadGraph(f"{where}: has a context_fn, which is a function of the process that was traced")
         reads = node.target == "function:builtins:getattr"
         if reads and (len(args) != 2 or not is_attribute(args[1]) or node.kwargs["dict"]):
             raise BadGraph(f"{where}: a dump may not read this attribute")
@@ -142,6 +155,10 @@ def rebuild_graph(
             # a line of it may become a comment in code that a compiler makes: it must not end there
             made.meta["stack_trace"] = _CONTROL.sub("?", stacks[node.stack])
         nodes[node.name] = made
+        if leaves_uninitialized(node.target) and node.op in ("call_function", "call_method"):
+            # what was in that memory before would differ between the runs that are compared, and so would an index
+            # that is made of it: within its bounds when they are looked at, and outside of them afterwards
+            built.call_function(torch.ops.aten.zero_.default, (made,))
     return fx.GraphModule(root, built)
 
 

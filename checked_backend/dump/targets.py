@@ -29,6 +29,7 @@ __all__ = [
     "encode_target",
     "is_importable",
     "known_function",
+    "leaves_uninitialized",
     "needed_import",
     "resolve_target",
 ]
@@ -37,6 +38,10 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,200}"
 _OP = re.compile(rf"op:({_NAME})\.({_NAME})\.({_NAME})")
 _PACKET = re.compile(rf"(?:packet|higher_order):({_NAME}(?:\.{_NAME})?)")
 _FUNCTION = re.compile(rf"function:({_NAME}(?:\.{_NAME}){{0,20}}):({_NAME}(?:\.{_NAME}){{0,20}})")
+_EMPTY = r"(?:empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided)"
+_UNINITIALIZED = re.compile(
+    rf"op:(?:aten|prims)\.{_EMPTY}\.\w+|packet:(?:aten|prims)\.{_EMPTY}|function:torch[\w.]*:{_EMPTY}|method:{_EMPTY}"
+)
 _METHOD = re.compile(rf"method:({_NAME})")
 _LISTED = "it is not among the functions of torch and Python that a dump may call"
 
@@ -122,6 +127,11 @@ def is_importable(text: str, target: Any) -> bool:
     for step in match[2].split("."):
         value = getattr(value, step, None)
     return value is target
+
+
+def leaves_uninitialized(text: str) -> bool:
+    """Whether a target's result has what was in that memory before."""
+    return _UNINITIALIZED.fullmatch(text) is not None
 
 
 def checked_target(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import checked_backend as cb
 from checked_backend.reduce import Untranslatable, write_source_repro
+from checked_backend.report.write import read_reports
 
 SCALE = 2
 
@@ -80,6 +82,44 @@ def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> Non
     assert told == "its fake kernel makes float32[4] where the real one makes float32[8]"
     assert "y = doubled(torch.sin(x))" in str(finding.source)
     assert "does not show it in a fresh process" in finding.evidence["repro"]  # which has no such operator
+
+
+KILLED = """
+import importlib, os, signal, sys
+import torch
+import checked_backend as cb
+check = importlib.import_module("checked_backend.checking.check")
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(check, sys.argv[1], die)
+def differs(x):
+    return torch.mul(torch.sin(x), 3 if torch.compiler.is_compiling() else 2)
+if __name__ == "__main__":
+    cb.check(differs, (torch.arange(4.0),), compiler="eager", gradients=False, localize=True)
+"""
+
+
+@pytest.mark.parametrize("killed_in", ["with_levels", "with_blame"])
+def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, reports: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    done = subprocess.run([sys.executable, str(program), killed_in], check=False)
+    assert done.returncode == -signal.SIGKILL
+    [report] = read_reports(reports).reports
+    assert report.verdict is cb.Verdict.FAIL
+    [finding] = report.findings
+    assert (finding.kind, finding.subject) == (cb.Kind.LOGIC, "output[0]")
+    assert finding.evidence["localized"].startswith("not yet")
+
+
+def test_the_report_of_what_dynamo_did_is_completed_once_the_operator_is_known(reports: Path) -> None:
+    report = cb.check(differs_in_dynamo, (torch.arange(4.0),), compiler="eager", gradients=False, localize=True)
+    [written] = read_reports(reports).reports
+    assert report.path == written.path
+    assert written.findings[0].op == "aten.mul.Tensor"
+    assert "localized" not in written.findings[0].evidence
+    cb.check(grown, (torch.arange(4.0),), compiler="eager", gradients=False, localize=True)
+    assert len(read_reports(reports).reports) == 1  # what passes leaves no file
 
 
 def sized(x: Tensor) -> Tensor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dump_tools import edit, python
 
 import checked_backend
 
-__all__ = ["call", "forged", "node", "replayed"]
+__all__ = ["body", "call", "forged", "node", "replayed"]
 
 PACKAGE = Path(checked_backend.__file__).parents[1]
 
@@ -29,12 +30,27 @@ def call(name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return {"name": name, "op": op, "target": target, **given, "expected": None, "source": None, "stack": None}
 
 
-def forged(original: Path, folder: Path, calls: Sequence[dict[str, Any]], returned: Sequence[str] = ()) -> Path:
+def body(inputs: Sequence[str], calls: Sequence[dict[str, Any]], returned: Any) -> dict[str, Any]:
+    """A graph that a higher-order operator calls."""
+    output = {**call("output", "output", returned), "op": "output"}
+    nodes = [*({**call(name, name), "op": "placeholder"} for name in inputs), *calls, output]
+    return {"nodes": nodes, "subgraphs": {}, "constants": {}}
+
+
+def forged(
+    original: Path,
+    folder: Path,
+    calls: Sequence[dict[str, Any]],
+    returned: Sequence[str] = (),
+    bodies: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> Path:
     """A copy of a dump that calls something else with its inputs, and returns the last result unless told."""
     dump = Path(shutil.copytree(original, folder))
 
     def change(document: dict[str, Any]) -> None:
         inputs = [one for one in document["graph"]["nodes"] if one["op"] == "placeholder"]
+        inputs += [{**call(name, name), "op": "get_attr"} for name in bodies]
+        document["graph"]["subgraphs"] = dict(bodies)
         output = {**call("output", "output"), "op": "output"}
         output["args"] = {"tuple": [{"tuple": [node(name) for name in returned or (calls[-1]["name"],)]}]}
         document["graph"]["nodes"] = [*inputs, *calls, output]
