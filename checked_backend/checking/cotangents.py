@@ -58,9 +58,9 @@ def full_mantissa(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gen
 
 
 def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Random multiples of 1/8 in [-2, 2], exact in every floating dtype; a single one is not zero."""
+    """Random multiples of 1/8 in [-2, 2], exact in every floating dtype; one alone is 1, as `backward` sends."""
     eighths = torch.randint(-16, 17, tuple(shape), generator=generator).to(torch.float64) / 8
-    return torch.where(eighths == 0, torch.ones_like(eighths), eighths) if eighths.numel() == 1 else eighths
+    return torch.ones_like(eighths) if eighths.numel() == 1 else eighths
 
 
 def laid_out(values: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -47,6 +47,8 @@ class HighPrecisionMode(OperatorMode):
     Args:
         default_dtype: Whether to set torch's default dtype to float64. It is the whole process's, so a program that
             does not depend on it (it makes no floating tensor out of integers or of nothing) should leave it alone.
+        coarse: Whether to leave kernels whose float64 holds constants of float32 as they are. A program compiled in
+            float64 may call them, or compute what they mean; noise in float64 is the difference, too.
 
     Attributes:
         lossy: Names of operators that returned low precision all the same; their results were converted, but computed
@@ -57,8 +59,9 @@ class HighPrecisionMode(OperatorMode):
             quantised and scaled products.
     """
 
-    def __init__(self, *, default_dtype: bool = True) -> None:
+    def __init__(self, *, default_dtype: bool = True, coarse: bool = False) -> None:
         super().__init__()
+        self._coarse = coarse
         self._default_dtype = default_dtype
         self.lossy: set[str] = set()
         self._shadows = Shadows()
@@ -105,9 +108,8 @@ class HighPrecisionMode(OperatorMode):
             raise
         return self._check(result, operator)
 
-    @staticmethod
-    def _kernel(func: OpOverload, operator: Operator) -> Callable[..., Any]:
-        if operator.name in _COARSE:
+    def _kernel(self, func: OpOverload, operator: Operator) -> Callable[..., Any]:
+        if operator.name in _COARSE and not self._coarse:
             return decomposition(func)
         return _MEANINGS.get(operator.name, func)
 

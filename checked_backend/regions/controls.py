@@ -231,7 +231,8 @@ class RegionControls:
             modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=True))
         if hold is not None:
             modes.append(lambda: hold)
-        modes.append(lambda: HighPrecisionMode(default_dtype=self.variants.default_dtype))
+        wide = HighPrecisionMode(default_dtype=self.variants.default_dtype, coarse=seed is not None)
+        modes.append(lambda: wide)
         values = self._run(self.variants.reference, modes=modes, wide=True)
         if seed is None:
             self._choices64 = choices

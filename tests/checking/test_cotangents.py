@@ -27,13 +27,12 @@ def test_full_mantissas_are_exact_in_their_dtype_and_in_no_narrower_one(dtype: t
             assert lost.min() > torch.finfo(narrow).eps / 8, narrow
 
 
-def test_exact_numbers_are_exact_in_half_precision_and_one_alone_is_not_zero() -> None:
+def test_exact_numbers_are_exact_in_half_precision_and_one_alone_is_one() -> None:
     numbers = exact((1000,), generator())
     for dtype in NARROWER[2:]:
         assert torch.equal(numbers.to(dtype).double(), numbers)
     assert (numbers == 0).any()
-    source = generator()
-    assert all(float(exact((), source)) for _ in range(200))
+    assert float(exact((), generator())) == 1
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -29,6 +29,13 @@ def test_incoming_gradients_that_are_cast_are_found(narrow: torch.dtype) -> None
     assert {"grad[weight]", "grad[bias]"} <= subjects
 
 
+def test_a_backward_pass_that_is_wrong_for_what_a_loss_sends_alone_is_found() -> None:
+    """``loss.backward()`` sends 1."""
+    wrong = faults.spoiled_tangents(lambda gradient: gradient * 2 if bool((gradient == 1).all()) else gradient)
+    report = cb.check(lambda x: x.square().sum(), (batch().requires_grad_(),), compiler=wrong)
+    assert found(report) == {("logic", "grad[x]")}
+
+
 def summed_in_half(gm: fx.GraphModule) -> Any:
     def edit(results: list[Any], args: Sequence[Any]) -> Any:
         (tangent,) = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == (16, 4)]

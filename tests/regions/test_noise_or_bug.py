@@ -682,6 +682,18 @@ def test_numbers_have_the_dtype_that_the_program_says(dtype: torch.dtype) -> Non
     assert agreed(gathered(lambda: checked(program, rounding)(torch.randn(20, 3, dtype=dtype))))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("off", [False, True])
+def test_a_program_that_calls_a_kernel_with_coarse_constants_is_right(dtype: torch.dtype, off: bool) -> None:
+    """Compiled in float64 it calls the same kernel, which is not as exact as float64 is."""
+    spoil = faults.wrong_operator(
+        "aten.hardsigmoid_backward.default", lambda grad: grad * (1.0001 if off else 1), "aot"
+    )
+    x = torch.randn(50, dtype=dtype, requires_grad=True)
+    report = gathered(lambda: checked(torch.nn.functional.hardsigmoid, spoil)(x).square().sum().backward())
+    assert report.verdict is (cb.Verdict.FAIL if off else cb.Verdict.PASS)
+
+
 def test_a_kernel_with_coarse_constants_is_not_the_reference() -> None:
     """Eager's gradient of hardsigmoid has a sixth of float32 in float64, too."""
 
