@@ -13,7 +13,7 @@ from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.record import Coverage, Finding, Kind
 from checked_backend.regions.failure import Keep
-from checked_backend.regions.unsupported import nothing_compiles, out_of_memory, unsupported_here
+from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.memory import memory_limit_lifted, process_limited
@@ -63,7 +63,7 @@ def run_isolated(
         run_in_worker(str, timeout=timeout)
         return _isolated(make_report, run_alone, compiler, candidate, timeout=timeout, gradients=gradients)
     except NoWorkerError as error:
-        short = unsupported_here(error, control=False)
+        short = no_process_here(error)
         if short is None:
             raise
         return _report_of(short)
@@ -150,6 +150,11 @@ def _told(make_report: Callable[[Keep], Report], known: Path) -> str:
         return f"{_MISUSED}{error}"
     except CheckedBackendError as error:
         return f"{_IMPOSSIBLE}{error}"
+    except (MemoryError, OSError) as error:
+        short = unsupported_here(error, control=False)  # the check itself got no memory, or no room
+        if short is None:
+            raise
+        return _DONE + _report_of(short).to_json()
     _exercise_heap()
     return text
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from zipfile import BadZipFile
 
@@ -27,7 +28,14 @@ from checked_backend.regions.problems import is_out_of_memory, told_exception
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
 
-__all__ = ["cache_remark", "may_be_the_cache", "nothing_compiles", "out_of_memory", "unsupported_here"]
+__all__ = [
+    "cache_remark",
+    "may_be_the_cache",
+    "no_process_here",
+    "nothing_compiles",
+    "out_of_memory",
+    "unsupported_here",
+]
 
 PLENTY = 2 * 2**30
 """Bytes of free memory with which a compiler does not run out of it."""
@@ -133,6 +141,20 @@ def unsupported_here(
     if control and (inductor or any(_is_about_compiling(cause) for cause in _causes(error))):
         return nothing_compiles()
     return None
+
+
+def no_process_here(error: BaseException) -> Finding | None:
+    """Say that an isolated check has nowhere to run. None if that is not for a limit of the system.
+
+    Args:
+        error: What starting a process raised.
+    """
+    short = unsupported_here(error, control=False)
+    if short is None:
+        return None
+    advice = _ADVICE[short.detail.partition(".")[2]]
+    message = f"nothing was run: no process can be started here ({short.actual}). {advice}; or check without isolate"
+    return replace(short, message=f"{message}.")
 
 
 def nothing_compiles() -> Finding | None:
