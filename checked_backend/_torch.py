@@ -196,7 +196,9 @@ __all__ = [
     "shape_facts",
     "size_hint",
     "sparse_invariants_checked",
+    "storage_again",
     "storage_identity",
+    "storage_users",
     "tracing",
     "transforms_unharmed",
     "tree_flatten",
@@ -1004,6 +1006,18 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether torch keeps a tensor as a zero without memory, as ``sgn``'s gradient (``ZeroTensorFallback.cpp``)."""
     return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ZeroTensor)
+
+
+def storage_users(reference: StorageWeakRef) -> int:
+    """How many tensors and other owners a storage has that is known by a weak reference; 0 if it is gone."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return 0 if storage is None else int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the one made here
+
+
+def storage_again(reference: StorageWeakRef) -> torch.UntypedStorage | None:
+    """A storage that is known by a weak reference; None if it is gone."""
+    storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return storage
 
 
 def zero_tensor_like(tensor: torch.Tensor) -> torch.Tensor:

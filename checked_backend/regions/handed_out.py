@@ -6,7 +6,8 @@ looked at right before and right after the compiled program runs: what changes i
 compiled program changed. Results of two calls in the same memory are evidence by themselves, where eager makes new
 ones.
 
-Results are known by weak references only.
+Results are known by weak references only. A program that holds ``loss.detach()``, a row, or an array of NumPy holds no
+longer the tensor that it was given, but its memory: that has more owners then than the compiled program left it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import inner_tensors, is_functorch_wrapped_tensor
+from checked_backend._torch import (
+    StorageWeakRef,
+    disable_current_modes,
+    inner_tensors,
+    is_functorch_wrapped_tensor,
+    storage_again,
+    storage_users,
+)
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.record import Finding, Kind
 
@@ -45,6 +53,10 @@ class Result:
         size: Its bytes.
         print: Its checksum when it was looked at last.
         version: How often torch had counted writes to it then.
+        memory: The result's memory.
+        owners: How many the memory had besides the result when the compiled program handed it out.
+        dtype: The result's; with its place in memory, as `torch.Tensor.set_` wants that.
+        place: Offset, size and strides.
     """
 
     tensor: weakref.ref[torch.Tensor]
@@ -55,10 +67,23 @@ class Result:
     size: int
     print: int | None
     version: int
+    memory: StorageWeakRef
+    owners: int
+    dtype: torch.dtype
+    place: tuple[int, torch.Size, tuple[int, ...]]
 
     def held(self) -> torch.Tensor | None:
-        """The result, if the program still holds it."""
-        return self.tensor()
+        """The result, if the program still holds it; or its memory as a tensor, if it holds that."""
+        if (tensor := self.tensor()) is not None:
+            return tensor
+        if storage_users(self.memory) <= self.owners or (storage := storage_again(self.memory)) is None:
+            return None
+        with torch.no_grad(), disable_current_modes():
+            return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, *self.place)
+
+    def uncounted(self, held: torch.Tensor) -> bool:
+        """Whether torch has counted no write to it since; what it counts is known of the result itself alone."""
+        return held is self.tensor() and _version(held) == self.version
 
 
 class HandedOut:
@@ -110,7 +135,9 @@ def results_of(
         source = sources[index] if index < len(sources) else ""
         size = memory[1] - memory[0]
         known = weakref.ref(output), subjects[index], region, call, source, size, fingerprint(output), _version(output)
-        found.append(Result(*known))
+        storage = StorageWeakRef(output.untyped_storage())
+        place = output.storage_offset(), output.size(), output.stride()
+        found.append(Result(*known, storage, storage_users(storage) - 1, output.dtype, place))
     return found
 
 
@@ -136,7 +163,7 @@ class Look:
                 continue
             now = fingerprint(held)
             unchecked = any(holder.unchecked for holder in holders)
-            if unchecked and now != result.print and _version(held) == result.version:
+            if unchecked and now != result.print and result.uncounted(held):
                 self.unexplained[result.subject] = (
                     f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
                 )
@@ -172,7 +199,7 @@ class Look:
             held = result.held()
             if held is None:
                 continue
-            changed = fingerprint(held) != result.print and (counted or _version(held) == result.version)
+            changed = fingerprint(held) != result.print and (counted or result.uncounted(held))
             shares = not changed and self._shares(held, outputs, reference)
             if changed or shares:
                 found.append((result, _finding(result, call, region, changed=changed)))

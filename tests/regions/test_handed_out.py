@@ -68,6 +68,68 @@ def test_a_result_that_a_later_call_overwrites(way: str, how: faults.How) -> Non
     assert "test_handed_out.py" in finding.source
 
 
+HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "detached": lambda y: y.detach(),
+    "data": lambda y: y.data,
+    "row": lambda y: y.detach()[0],
+    "transposed": lambda y: y.t(),
+    "array": lambda y: y.detach().numpy(),
+    "for a gradient": lambda y: y * torch.ones((), requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("way", ["data", "numpy", "rotating"])
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_result_of_which_the_memory_is_held_and_overwritten(hold: str, way: str) -> None:
+    compiled = checked(wave, faults.spoiled_output(Reused(way)))
+    held: list[Any] = []
+    report = gathered(lambda: held.extend(HOLDS[hold](compiled(x(number))) for number in range(4)))
+    assert found(report) == OVERWRITTEN, str(report)
+
+
+@pytest.mark.parametrize("hold", ["detached", "row", "transposed", "array"])
+def test_a_result_of_which_the_memory_is_held_and_left_alone(hold: str) -> None:
+    compiled = checked(wave, faults.clean("aot"))
+    held: list[Any] = []
+
+    def run() -> None:
+        for number in range(4):
+            held.append(HOLDS[hold](compiled(x(number))))
+            held[0][...] = 0.0  # the program may write to it
+
+    assert agreed(gathered(run))
+
+
+@pytest.mark.parametrize("use", [lambda y: None, lambda y: y.sum(), lambda y: y.clone()])
+@pytest.mark.parametrize("way", ["data", "rotating"])
+def test_memory_that_nobody_holds_may_be_used_again(way: str, use: Callable[[torch.Tensor], Any]) -> None:
+    compiled = checked(wave, faults.spoiled_output(Reused(way)))
+    held: list[Any] = []
+    assert agreed(gathered(lambda: held.extend(use(compiled(x(number))) for number in range(4))))
+
+
+def test_memory_that_training_has_finished_with_may_be_used_again() -> None:
+    buffer = torch.empty_like(x())
+
+    class Into(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
+            buffer.data.copy_(result)
+            return buffer.data
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    compiled = checked(wave, faults.spoiled_output(Into.apply))
+
+    def train() -> None:
+        for number in range(4):
+            (compiled(x(number).requires_grad_()) ** 2).sum().backward()
+
+    assert agreed(gathered(train))
+
+
 @pytest.mark.parametrize("way", ["data", "numpy"])
 def test_a_result_that_another_region_overwrites(way: str) -> None:
     reused = Reused(way)
