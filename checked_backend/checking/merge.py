@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Call
 from checked_backend.checking.trial import Trial
 from checked_backend.record import Finding, Kind
@@ -37,20 +38,32 @@ def merged(trial: Trial) -> list[Shown]:
     compared on the candidate's own inputs, so each of its findings stands for itself.
     """
     own = trial.found
+    regions = [(at, finding) for at, finding in trial.in_regions if not _is_eagers_own(finding, trial.references[at])]
     if trial.program.continued:
-        failing = [index for index, finding in (*own, *trial.in_regions) if finding.kind.fails]
+        failing = [index for index, finding in (*own, *regions) if finding.kind.fails]
         first = min(failing, default=len(trial.program.calls))
         calls = trial.program.calls  # those with gradients of other layouts do not follow from each other
         alike = first < len(calls) and calls[first].relaid
         own = [(index, finding) for index, finding in own if index <= first or alike]
     extra = []
     for index, finding in own:
-        beside = [other for at, other in trial.in_regions if at == index]
+        beside = [other for at, other in regions if at == index]
         mine = [other for at, other in own if at == index]
         searched = trial.references[index].evaluations > 1
         if not _is_told(finding, beside) and not _follows(finding, [*beside, *mine], searched):
             extra.append((index, finding))
-    return [*_once(trial.in_regions), *_once(extra)]
+    return [*_once(regions), *_once(extra)]
+
+
+def _is_eagers_own(finding: Finding, reference: Outcome) -> bool:
+    """Whether compiling raised what eager raises too, later: a compiler traces the backward pass before it is run.
+
+    That eager has no gradients is in the coverage, and leaves the check without an answer.
+    """
+    if finding.detail != "crash.compiling" or reference.backward_error is None:
+        return False
+    said = str(reference.backward_error).partition("\n")[0].partition(":")[0]
+    return bool(said) and said in finding.message
 
 
 def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:

@@ -58,3 +58,29 @@ def test_where_no_gradient_can_be_made_it_is_said_in_one_line() -> None:
     with pytest.raises(CheckedBackendError, match=r"no gradient could be made for an output: .*gradients=False") as got:
         run_backward({"output": root}, [], OBJECTIVE)
     assert "\n" not in str(got.value)
+
+
+def scaled_after_relu(x: torch.Tensor) -> torch.Tensor:
+    """Eager refuses to differentiate it: the gradient of ``relu_`` needs its result."""
+    made = x * 2
+    made.relu_()
+    made.mul_(0.5)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_what_eager_refuses_to_differentiate_is_no_fault_of_the_compiler() -> None:
+    """Compiling raises it, because a compiler traces the backward pass; eager does when it runs it."""
+    report = cb.check(scaled_after_relu, (batch(3, 4, grad=True),), compiler="aot_eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.findings
+    assert any("eager has none: RuntimeError: one of the variables" in skip.reason for skip in report.coverage.skipped)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_what_else_compiling_such_a_program_raises_is_told() -> None:
+    def refusing(_gm: object, _given: object) -> None:
+        raise NotImplementedError("no lowering for relu_")
+
+    report = cb.check(scaled_after_relu, (batch(3, 4, grad=True),), compiler=refusing)
+    assert {finding.detail for finding in report.findings} == {"crash.compiling"}
