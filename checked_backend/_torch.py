@@ -145,6 +145,7 @@ __all__ = [
     "fresh_compile_caches",
     "function_modes",
     "get_decompositions",
+    "get_dynamic_layer_stack_depth",
     "graph_task_keeps_graph",
     "grouped_mm_functions",
     "has_dispatched",

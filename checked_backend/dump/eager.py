@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator, OpOverload, tree_leaves
+from checked_backend._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    get_dynamic_layer_stack_depth,
+    transforms_unharmed,
+    tree_leaves,
+)
 from checked_backend.dump.forwards import forward_problem, out_problem
 from checked_backend.dump.higher_order import higher_order_problem
 from checked_backend.dump.load import Dump
@@ -69,6 +77,10 @@ class _Refused(Exception):
         super().__init__(f"node {node.name}: {_told(error)}")
 
 
+class _Unclosed(Exception):
+    """What would run after the graph would run under a mode of it."""
+
+
 class _Nodewise(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         try:
@@ -101,15 +113,32 @@ def rehearse(dump: Dump, seed: int = 0) -> None:
         interpreter = _Nodewise(module)
         interpreter.extra_traceback = False  # FX writes to stderr what it knows of a node that fails
         try:
-            with _Guard():
+            with _modes_unharmed(), _Guard():
+                depth = get_dynamic_layer_stack_depth()
                 outputs = interpreter.run(*inputs)
+                if get_dynamic_layer_stack_depth() != depth:
+                    raise _Unclosed("the graph enters a transform of torch.func and does not leave it")
                 roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
                 if roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        except _Refused as error:
+        except (_Refused, _Unclosed) as error:
             raise DumpError(f"{dump.path / 'graph.json'}: {error}") from None
         except Exception as error:
             raise DumpError(f"{dump.path / 'graph.json'}: the backward pass in eager: {_told(error)}") from None
+
+
+@contextmanager
+def _modes_unharmed() -> Iterator[None]:
+    """Leave the modes that a graph enters and does not leave: what comes after must not run under them."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
+    casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+    with transforms_unharmed():
+        try:
+            yield
+        finally:
+            for kind, (enabled, dtype) in casts.items():
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
 
 
 def _told(error: Exception) -> str:

@@ -107,7 +107,7 @@ class Dump:
         saved = read_regions(self.path / self._inputs.values, self._inputs.storages) if self._inputs.values else {}
         try:
             return build_inputs(self._inputs.model_dump(), saved, seed)
-        except (RuntimeError, ValueError, MemoryError, AssertionError, OverflowError) as error:
+        except (RuntimeError, ValueError, MemoryError, AssertionError, OverflowError, ImportError) as error:
             raise DumpError(f"{self.path / _INPUTS}: the inputs cannot be made here: {error}") from error
 
     @contextmanager

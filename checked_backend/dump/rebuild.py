@@ -32,6 +32,7 @@ _CONTROL = re.compile(
 
 
 _DEPTH = 50
+_ENTERING, _LEAVING = (f"function:torch.autograd.grad_mode:_{what}_inference_mode" for what in ("enter", "exit"))
 _CHECKPOINTS = ("higher_order:tag_activation_checkpoint", "higher_order:wrap_activation_checkpoint")
 
 
@@ -63,8 +64,22 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
         seen.add(node.name)
     if [node.op for node in graph.nodes].count("output") != 1 or graph.nodes[-1].op != "output":
         raise BadGraph("a graph ends with its only output")
+    if runs:
+        _check_modes(graph)
     for child in graph.subgraphs.values():
         check_graph(child, runs=runs, depth=depth + 1)
+
+
+def _check_modes(graph: Graph) -> None:
+    """Refuse a graph that leaves inference mode on: what comes after it would run under it."""
+    inside: list[Any] = []
+    for node in graph.nodes:
+        if node.target == _ENTERING:
+            inside.append({"node": node.name})
+        elif node.target == _LEAVING and (not inside or node.args["tuple"] != [inside.pop()]):
+            raise BadGraph(f"node {node.name}: leaves an inference mode that was not the last to be entered")
+    if inside:
+        raise BadGraph(f"node {inside[-1]['node']}: the graph enters inference mode and does not leave it")
 
 
 def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: bool, bodies: Collection[str]) -> None:

@@ -249,6 +249,10 @@ INPUT_EDITS: dict[str, tuple[Edit, str]] = {
     "values": (lambda d: d.update(values="../../x.safetensors"), "values"),
     "grad": (lambda d: d["inputs"][0]["tensor"].update(dtype="int32"), "require grad"),
     "names": (lambda d: d["inputs"].pop(), "other inputs"),
+    "a device that torch would import": (
+        lambda d: [one.update(device="privateuseone") for one in (*d["storages"], d["inputs"][0]["tensor"])],
+        ".",
+    ),
     "type": (lambda d: d["inputs"][0].update(type="int"), "not of type"),
     "rng": (lambda d: d["rng"].update(cpu="!!"), "rng"),
     "random state": (lambda d: d["rng"].update(cpu="aGVsbG8="), "random state"),

@@ -141,6 +141,30 @@ def test_tables_are_looked_at_also_within_bodies(original: Path, tmp_path: Path)
         tried(dump)
 
 
+ENTERED: dict[str, list[dict[str, Any]]] = {
+    "inference mode": [call("a", "function:torch.autograd.grad_mode:_enter_inference_mode", True)],
+    "a transform of torch.func": [call("a", "function:torch._C._functorch:_grad_increment_nesting")],
+}
+
+
+@pytest.mark.parametrize("mode", ENTERED)
+def test_a_mode_that_a_graph_does_not_leave_is_none_of_what_comes_after(
+    original: Path, tmp_path: Path, mode: str
+) -> None:
+    calls = [*ENTERED[mode], call("r", "op:aten.sin.default", X)]
+    with pytest.raises(cb.DumpError, match=rf"the graph enters {mode} and does not leave it"):
+        tried(forged(original, tmp_path / "dump", calls))
+    assert not torch.is_inference_mode_enabled()
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_autocast_that_a_graph_leaves_on_is_switched_off(original: Path, tmp_path: Path) -> None:
+    tried(
+        forged(original, tmp_path / "dump", [call("a", "function:torch:set_autocast_enabled", "cpu", True)], ["l_x_"])
+    )
+    assert not torch.is_autocast_enabled("cpu")
+
+
 EMPTY: list[dict[str, Any]] = [
     call("e", "op:aten.empty.memory_format", [4, 3], dtype=INT),
     call("e", "op:aten.new_empty.default", X, [4, 3]),
