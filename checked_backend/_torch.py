@@ -100,6 +100,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "autograd_sequence_number",
+    "autograd_threads",
     "call_after_backward",
     "catch_backward_error",
     "changed_settings",
@@ -188,6 +189,7 @@ __all__ = [
     "run_composite",
     "saved_tensor_hooks",
     "saved_tensor_hooks_lifted",
+    "set_autograd_threads",
     "set_backend_flag",
     "set_dispatch_modes",
     "set_fp32_precision",
@@ -671,6 +673,16 @@ def set_backend_flag(backend: str, name: str, value: bool) -> None:
     """
     with torch.backends.__allow_nonbracketed_mutation():
         setattr(getattr(torch.backends, backend), name, value)
+
+
+def autograd_threads() -> bool:
+    """Whether backward passes may use threads of their own."""
+    return bool(torch._C._is_multithreading_enabled())
+
+
+def set_autograd_threads(enabled: bool) -> None:
+    """Set that, for good: ``torch.autograd.set_multithreading_enabled`` sets it back when it is left."""
+    torch._C._set_multithreading_enabled(enabled)
 
 
 def renew_compile_threads() -> None:

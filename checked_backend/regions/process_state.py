@@ -15,17 +15,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from checked_backend._torch import (
     FP32_PRECISIONS,
     DisableTorchFunction,
+    autograd_threads,
     check_sparse_invariants,
     default_device,
     dispatch_modes,
     fp32_precision,
     function_modes,
     saved_tensor_hooks,
+    set_autograd_threads,
     set_backend_flag,
     set_dispatch_modes,
     set_fp32_precision,
@@ -169,6 +172,10 @@ def _settings() -> Iterator[_Setting]:
     yield _Setting("sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
     yield _Setting("sdp.math", cuda.math_sdp_enabled, cuda.enable_math_sdp)
     yield _Setting("sdp.cudnn", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    mha: Any = torch.backends.mha
+    yield _Setting("mha.fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
+    yield _Setting("autograd_threads", autograd_threads, set_autograd_threads, of_thread=True)
+    yield _Setting("numpy_errors", np.geterr, lambda value: np.seterr(**value), of_thread=True)
     yield _Setting("anomaly_detection", _anomaly, lambda value: torch.autograd.set_detect_anomaly(*value))
     yield _Setting("sparse_invariants", sparse_invariants_checked, check_sparse_invariants)
     yield _Setting("warn_always", torch.is_warn_always_enabled, torch.set_warn_always)
@@ -186,7 +193,7 @@ CHANGED_ELSEWHERE = frozenset({FILTERS, "anomaly_detection"})
 
 _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "inference_mode": ("grad_mode",),
+        "inference_mode": ("grad_mode", "autograd_threads"),
         "autocast.cpu": ("autocast.nesting",),
         "autocast.cuda": ("autocast.nesting",),
         "float32_matmul_precision": ("fp32_precision.cuda.matmul", "fp32_precision.mkldnn.matmul"),

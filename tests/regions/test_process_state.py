@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import faults
+import numpy as np
 import pytest
 import torch
 from region_tools import agreed, checked, found, gathered
@@ -32,6 +33,9 @@ CHANGES: dict[str, Callable[[], object]] = {
     "cudnn.benchmark": lambda: set_backend_flag("cudnn", "benchmark", True),
     "mkldnn.enabled": lambda: set_backend_flag("mkldnn", "enabled", False),
     "sdp.math": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "mha.fastpath": lambda: torch.backends.mha.set_fastpath_enabled(False),
+    "autograd_threads": lambda: torch.autograd.set_multithreading_enabled(False),
+    "numpy_errors": lambda: np.seterr(all="ignore"),
     "anomaly_detection": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "sparse_invariants": torch.sparse.check_sparse_tensor_invariants.enable,
     "warn_always": lambda: torch.set_warn_always(True),
