@@ -123,3 +123,11 @@ def test_private_operators_that_are_on_no_list_may_not_be_called(name: str) -> N
     for target in (f"op:aten.{name}.default", f"packet:aten.{name}", f"function:torch:{name}", f"method:{name}"):
         with pytest.raises(Unresolved, match="a dump may not call this"):
             resolve_target(target)
+
+
+@pytest.mark.parametrize(
+    "name", ["zeros", "ones", "full", "empty", "rand", "mean", "transpose", "flatten", "log_softmax"]
+)
+def test_common_operators_may_be_called_under_every_name_in_every_torch(name: str) -> None:
+    assert resolve_target(f"packet:aten.{name}") is getattr(torch.ops.aten, name)
+    assert resolve_target(f"function:torch:{name}") is getattr(torch, name)
