@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checked_backend.backends import aot_compilers, debug_interpreter, graph_dumper, nop, numcheck
+    from checked_backend import aot_compilers
+    from checked_backend.aot_compilers.fusion import memory_efficient_fusion
+    from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
     from checked_backend.checking import check
-    from checked_backend.compilers.fusion import memory_efficient_fusion
     from checked_backend.dump import Dump, load_dump
     from checked_backend.errors import (
         CandidateError,
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
         OptionError,
         SuiteError,
     )
+    from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
     from checked_backend.numerics.measure import measure
     from checked_backend.numerics.randomize import randomize
-    from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
-    from checked_backend.regions.deterministic import deterministic
     from checked_backend.regions.session import collect
     from checked_backend.report import Report
+    from checked_backend.tensors.deterministic import deterministic
 
     __version__: str
 
@@ -68,9 +69,9 @@ __all__ = [
 
 _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "backends": ("aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"),
+        "backends": ("debug_interpreter", "graph_dumper", "nop", "numcheck"),
         "checking": ("check",),
-        "compilers.fusion": ("memory_efficient_fusion",),
+        "aot_compilers.fusion": ("memory_efficient_fusion",),
         "dump": ("Dump", "load_dump"),
         "errors": (
             "CandidateError",
@@ -82,17 +83,20 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "OptionError",
             "SuiteError",
         ),
-        "regions.deterministic": ("deterministic",),
+        "tensors.deterministic": ("deterministic",),
         "regions.session": ("collect",),
         "numerics.measure": ("measure",),
         "numerics.randomize": ("randomize",),
-        "record": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),
+        "findings": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),
         "report": ("Report",),
     }
 )
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aot_compilers":
+        with importlib.import_module("checked_backend.random_state").random_untouched():
+            return importlib.import_module("checked_backend.aot_compilers")
     if name == "__version__":
         return _version()
     for home, names in _HOMES.items():

@@ -19,25 +19,24 @@ from checked_backend.random_state import random_untouched
 with random_untouched():
     from torch import fx
 
-    from checked_backend import aot
-    from checked_backend import compilers as aot_compilers
+    from checked_backend import aot_compilers
     from checked_backend.aot.backend import JointObserver, compile_with
     from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
+    from checked_backend.diagnose.investigate import investigate
     from checked_backend.dump import RegionDump, graph_name
     from checked_backend.errors import CheckedBackendError, OptionError
-    from checked_backend.interpret.alone import Alone
-    from checked_backend.interpret.answer import Answer
-    from checked_backend.interpret.dropped import Site, dropped_calls, operators_in
-    from checked_backend.interpret.history import History
-    from checked_backend.interpret.metadata import MetadataInterpreter
-    from checked_backend.investigate import investigate
+    from checked_backend.findings import Finding, RegionInfo
+    from checked_backend.metadata.dropped_call_check import DroppedCallCheck
+    from checked_backend.metadata.dropped_calls import Site, dropped_calls, operators_in
+    from checked_backend.metadata.history import History
+    from checked_backend.metadata.interpreter import MetadataInterpreter
+    from checked_backend.metadata.reporter import Answer
     from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
-    from checked_backend.record import Finding, RegionInfo
-    from checked_backend.regions.backend import build_region
+    from checked_backend.regions.build import build_region
     from checked_backend.regions.graph_info import GraphInfo
     from checked_backend.regions.session import active_sessions, investigations
 
-__all__ = ["aot_compilers", "debug_interpreter", "graph_dumper", "nop", "numcheck"]
+__all__ = ["debug_interpreter", "graph_dumper", "nop", "numcheck"]
 
 _P = ParamSpec("_P")
 
@@ -88,7 +87,7 @@ def nop(
     """
     _refuse_mode("nop", mode)
     parsed = parse_options(AotOptions, "nop", options)
-    return _compile(gm, example_inputs, parsed, lambda _kind: aot.nop, parsed.dump)
+    return _compile(gm, example_inputs, parsed, lambda _kind: aot_compilers.nop, parsed.dump)
 
 
 @_typed_errors
@@ -152,7 +151,7 @@ def debug_interpreter(
             if kind == "inference":
                 compiled_calls.update(operators_in(graph))
             if kind not in parsed.graphs:
-                return _after(aot.nop(graph, inputs), lambda: answer.left_out(kind))
+                return _after(aot_compilers.nop(graph, inputs), lambda: answer.left_out(kind))
             interpreter = interpreter_of(graph, kind, answer.to, immediate=parsed.on_divergence == "raise")
             answer.compiled(kind, interpreter.ignoring)
             counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
@@ -171,7 +170,9 @@ def debug_interpreter(
     dropped = dropped_calls(gm, compiled_calls)
     if not dropped:
         return compiled
-    alone = Alone(gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), answer)
+    alone = DroppedCallCheck(
+        gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), answer
+    )
 
     def run(*args: Any) -> Any:
         with random_untouched():
@@ -220,7 +221,7 @@ def graph_dumper(
     """
     _refuse_mode("graph_dumper", mode)
     parsed = parse_options(AotOptions, "graph_dumper", options)
-    return _compile(gm, example_inputs, parsed, lambda _kind: aot.nop, parsed.dump or parsed.report_dir)
+    return _compile(gm, example_inputs, parsed, lambda _kind: aot_compilers.nop, parsed.dump or parsed.report_dir)
 
 
 @_typed_errors

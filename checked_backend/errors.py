@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from checked_backend.record import Finding
+    from checked_backend.findings import Finding
     from checked_backend.report import Report
 
 __all__ = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 
-from checked_backend.bug_report import describe_candidate, write_bug_report
+from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
+from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Kind
 
 FINDING = Finding(
     Kind.LOGIC,

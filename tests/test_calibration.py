@@ -17,9 +17,9 @@ from calibration.run import DTYPES, Case, Outcome, run_case
 from calibration.table import detectable, render
 
 import checked_backend as cb
-from checked_backend.numerics import judge
-from checked_backend.regions import case as cases
-from checked_backend.regions import hearing
+from checked_backend.verdict import evidence as cases
+from checked_backend.verdict import outliers as judge
+from checked_backend.verdict.steps import in_order as hearing
 
 CLEAN = [
     ("encoder_block", "training", "everything"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checked_backend.child import Limits, Noticeboard, confined
+from checked_backend.process.child import Limits, Noticeboard, confined
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process cannot ask to die with another one")
 
@@ -22,7 +22,7 @@ def program(what: str, limits: str = "60, None") -> list[str]:
     """A program whose child does something; the parent prints how the child ended."""
     text = f"""
 import os, signal, sys, time
-from checked_backend.child import Limits, confined
+from checked_backend.process.child import Limits, confined
 
 def work(board):
     board.note("working")

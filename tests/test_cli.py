@@ -15,7 +15,7 @@ import torch
 from cli_tools import Run
 
 from checked_backend import cli
-from checked_backend.record import Coverage, Finding, Kind, Skip, Verdict
+from checked_backend.findings import Coverage, Finding, Kind, Skip, Verdict
 from checked_backend.report import Report
 from checked_backend.report.write import read_reports, write_report
 

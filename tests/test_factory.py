@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from checked_backend.cli.target import load_factory, parse_optimizer, parse_value
 from checked_backend.errors import CheckedBackendError
-from checked_backend.factory import load_factory, parse_optimizer, parse_value
 
 FILE = """
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from checked_backend.interrupt import Interruption, terminable
+from checked_backend.process.interrupt import Interruption, terminable
 
 
 def test_what_was_swallowed_is_raised_at_the_next_check() -> None:

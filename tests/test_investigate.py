@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import checked_backend as cb
 from checked_backend import backends
-from checked_backend import investigate as module
-from checked_backend.localize import Location
-from checked_backend.record import Finding
-from checked_backend.reduce import Progress
+from checked_backend.diagnose import investigate as module
+from checked_backend.diagnose.localize import Location
+from checked_backend.diagnose.reduce import Progress
+from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
@@ -104,7 +104,7 @@ def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("checked_backend.investigate", "checked_backend.reduce.judge"):
+    for place in ("checked_backend.diagnose.investigate", "checked_backend.diagnose.oracle"):
         monkeypatch.setattr(f"{place}.cannot_fork", lambda: "no")
     wrong = faults.wrong_operator("aten.relu.default", how="aot")
     states = []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from checked_backend.errors import OptionError
-from checked_backend.interpret.metadata import CHECKS
+from checked_backend.metadata.interpreter import CHECKS
 from checked_backend.options import AotOptions, CheckOptions, InterpreterOptions, parse_options
 
 

@@ -18,14 +18,14 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend import remedy
-from checked_backend.interpret.source import source_line
-from checked_backend.record import Finding
-from checked_backend.reduce import Setting, Workaround, measure_cost
+from checked_backend.diagnose.reduce import Setting, Workaround, measure_cost
+from checked_backend.diagnose.workaround import remedy
+from checked_backend.diagnose.workaround.remedy import RemedySearch
+from checked_backend.findings import Finding
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.trial import Trial
-from checked_backend.remedy import RemedySearch
-from checked_backend.worker import cannot_differentiate_in_worker, cannot_fork
+from checked_backend.regions.graph_case import GraphCase
 
 WRONG = faults.wrong_operator("aten.relu.default", how="aot")
 
@@ -55,7 +55,7 @@ def searched(
 ) -> tuple[Workaround | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
-    def find(_trial: Trial, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
+    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
         return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
 
     monkeypatch.setattr(remedy, "find_workaround", find)
@@ -65,7 +65,7 @@ def searched(
     failure, findings = failed
     evidence: dict[str, str] = {}
     search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
-    return search.setting(Trial(failure.graph, (), failure.options), costly=()), evidence
+    return search.setting(GraphCase(failure.graph, (), failure.options), costly=()), evidence
 
 
 def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
@@ -162,7 +162,7 @@ def chosen(
     """Offer these compilers as settings; the region is compiled by one that takes so many seconds."""
     offered = {id(remedy.COSTLY): costly, id(remedy.EAGER): eager}
 
-    def find(_trial: Trial, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
+    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
         names = offered.get(id(costly), cheap)
         return next((Workaround(name, name, Setting(name)) for name in names if confirm(Setting(name))), None)
 
@@ -178,7 +178,7 @@ def chosen(
     search = RemedySearch(
         replace(failure, options=options), findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence
     )
-    return search.cheapest(Trial(failure.graph, (), options), None), evidence
+    return search.cheapest(GraphCase(failure.graph, (), options), None), evidence
 
 
 def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_with_its_cost(
@@ -200,7 +200,7 @@ def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "checked_backend.reduce.cost.eager_graph", lambda _gm: SimpleNamespace(forward=slow(0.1)(_gm, ()))
+        "checked_backend.diagnose.workaround.cost.eager_graph", lambda _gm: SimpleNamespace(forward=slow(0.1)(_gm, ()))
     )
     found, evidence = chosen(
         failed, monkeypatch, {"cheap": slow(0.031)}, {"unwanted": faults.crash_when_compiling()}, {}, compiled=0.03
@@ -214,7 +214,7 @@ def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
 def test_what_amounts_to_eager_says_so(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checked_backend.reduce.cost.eager_graph", slow_eager)
+    monkeypatch.setattr("checked_backend.diagnose.workaround.cost.eager_graph", slow_eager)
     found, evidence = chosen(failed, monkeypatch, {}, {}, {"everything": slow(0.101)}, compiled=0.03)
     assert found is not None
     assert found.code.endswith("\neverything")

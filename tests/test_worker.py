@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.worker import Death, cannot_differentiate_in_worker, run_in_worker
+from checked_backend.process.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
 
 def test_the_answer_comes_back_whole() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from checked_backend.checking.merge import VALUES, Shown
 from checked_backend.checking.program import Call
-from checked_backend.checking.trial import Trial
-from checked_backend.record import Finding, Kind
+from checked_backend.checking.program_run import Trial
+from checked_backend.findings import Finding, Kind
 
 __all__ = ["with_baked_values"]
 

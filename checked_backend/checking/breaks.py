@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checked_backend.record import Skip
+from checked_backend.findings import Skip
 from checked_backend.regions.tracing import DynamoLog
 
 __all__ = ["Tracing"]

@@ -20,21 +20,21 @@ from checked_backend.checking.merge import Shown, merged, showing_calls, told
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Call, Program, refuse_misfits
+from checked_backend.checking.program_run import Trial, fresh_dynamo, run_trial
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.tile_sizes import tile_sizes
 from checked_backend.checking.training import MakeOptimizer
-from checked_backend.checking.trial import Trial, fresh_dynamo, run_trial
 from checked_backend.errors import OptionError
+from checked_backend.findings import Coverage, Finding, Skip
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.random_state import random_untouched
-from checked_backend.record import Coverage, Finding, Skip
-from checked_backend.regions.ambient import RngState
-from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Keep
-from checked_backend.regions.ledger import Ledger
+from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["check"]
 

@@ -21,7 +21,7 @@ from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type
 from checked_backend.checking.outside import Outside, places_outside
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError
-from checked_backend.interpret.promote import promote
+from checked_backend.modes.float64 import to_float64
 
 __all__ = ["Copier"]
 
@@ -190,7 +190,7 @@ class Copier:
             return
         copies = [self._copy(tensor.detach()) for tensor in new]
         if self.wide:
-            copies = promote(copies)
+            copies = to_float64(copies)
         for tensor, duplicate in zip(new, copies, strict=True):
             if isinstance(tensor, torch.nn.Parameter):
                 duplicate = torch.nn.Parameter(duplicate, requires_grad=tensor.requires_grad)

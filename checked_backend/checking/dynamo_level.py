@@ -30,14 +30,14 @@ from checked_backend._torch import (
     tree_map,
 )
 from checked_backend.checking.program import Program
-from checked_backend.interpret.dispatch import OperatorMode
-from checked_backend.interpret.operators import Operator, OperatorKind
+from checked_backend.diagnose.reduce import Untranslatable, write_source_repro
+from checked_backend.findings import Finding
+from checked_backend.graphs.operators import Operator, OperatorKind
+from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.reduce import Untranslatable, write_source_repro
-from checked_backend.regions.candidate import eager_graph
-from checked_backend.report.naming import this_moment
+from checked_backend.regions.compile import eager_graph
+from checked_backend.report.file_names import this_moment
 
 __all__ = ["Blame", "blame_in_dynamo", "with_blame"]
 

@@ -9,9 +9,9 @@ import torch
 from checked_backend.checking.program import Call, Program
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves
+from checked_backend.findings import Skip
 from checked_backend.numerics.randomize import randomize_tensors
-from checked_backend.record import Skip
-from checked_backend.regions.ledger import Ledger
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["fresh_data"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
-from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.process.worker import Death, NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.memory import memory_limit_lifted, process_limited
 from checked_backend.report.write import write_whole
-from checked_backend.worker import Death, NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 
 __all__ = ["run_isolated"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from checked_backend.findings import Coverage, Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Coverage, Finding
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.kept import KeptReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from checked_backend.record import Finding, Kind
+from checked_backend.findings import Finding, Kind
 
 __all__ = ["Failing", "with_levels"]
 

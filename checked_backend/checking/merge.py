@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Call
-from checked_backend.checking.trial import Trial
-from checked_backend.record import Finding, Kind
+from checked_backend.checking.program_run import Trial
+from checked_backend.findings import Finding, Kind
 from checked_backend.regions.process_state import is_setting
 
 __all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from checked_backend.regions.ambient import RngState
 from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Outcome", "as_tensor"]
 

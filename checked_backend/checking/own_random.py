@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from checked_backend.checking.compare import compare_errors, compare_structure
+from checked_backend.checking.compare_runs import compare_errors, compare_structure
 from checked_backend.checking.program import Outcome, Program, Run
 from checked_backend.checking.stopwatch import Stopwatch
+from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.ranks import rank_sum_probability
-from checked_backend.record import Finding, Kind, Skip
-from checked_backend.regions.ledger import Ledger
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["compare_own_random"]
 

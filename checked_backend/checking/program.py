@@ -23,8 +23,8 @@ from checked_backend.checking.training import MakeOptimizer, make_optimizer, opt
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
 from checked_backend.checking.unreached import unreached_leaves
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
-from checked_backend.regions.ambient import RngState, modes_unharmed
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.torch_state import RngState, modes_unharmed
 
 __all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
 

@@ -17,8 +17,8 @@ from checked_backend.checking.backward import roots_of
 from checked_backend.checking.cotangents import layouts_of
 from checked_backend.checking.program import Call
 from checked_backend.checking.stopwatch import Stopwatch
-from checked_backend.record import Coverage, Finding, Kind, Skip
-from checked_backend.regions.ledger import Ledger
+from checked_backend.findings import Coverage, Finding, Kind, Skip
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["Allowance", "ContiguousGradients", "note_relaid", "of_relaid", "relaid_calls"]
 

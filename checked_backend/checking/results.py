@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
 
 __all__ = ["RegionResults"]
 

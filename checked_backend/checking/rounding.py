@@ -10,11 +10,11 @@ from functools import cached_property
 
 import torch
 
-from checked_backend.checking.compare import in_step
-from checked_backend.checking.controls import ProgramControls
+from checked_backend.checking.compare_runs import in_step
 from checked_backend.checking.program import Program
-from checked_backend.numerics.judge import TWIN_TOLERANCE
-from checked_backend.regions.controls import Values
+from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.outliers import TWIN_TOLERANCE
 
 __all__ = ["Rounding"]
 

@@ -16,8 +16,8 @@ import sympy
 from checked_backend.checking.program import Call, Program
 from checked_backend.checking.sizes import Shapes, call_of_sizes, small_choices
 from checked_backend.checking.stopwatch import Stopwatch
-from checked_backend.record import Skip
-from checked_backend.regions.ledger import Ledger
+from checked_backend.findings import Skip
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["TILE_SIZES", "tile_sizes"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from checked_backend.record import Skip
+from checked_backend.findings import Skip
 from checked_backend.regions.execution import gradient_edge
 
 __all__ = ["not_differentiated", "unreached_leaves"]

@@ -21,8 +21,8 @@ from checked_backend.dump.higher_order import higher_order_problem
 from checked_backend.dump.load import Dump
 from checked_backend.dump.ranges import argument_problem, memory_problem
 from checked_backend.errors import DumpError
-from checked_backend.interpret.dispatch import OperatorMode
-from checked_backend.interpret.operators import Operator
+from checked_backend.graphs.operators import Operator
+from checked_backend.modes.base import OperatorMode
 from checked_backend.report.view import clean
 
 __all__ = ["rehearse"]

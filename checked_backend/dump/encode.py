@@ -21,7 +21,7 @@ from checked_backend.dump.targets import (
     needed_import,
 )
 from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
-from checked_backend.interpret.source import source_line
+from checked_backend.graphs.source_line import source_line
 
 __all__ = ["EncodedGraph", "encode_graph", "encode_value", "recorded", "tensor_bytes"]
 

@@ -16,7 +16,7 @@ from checked_backend._torch import dump_code
 from checked_backend.dump import standalone
 from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function
-from checked_backend.interpret.powers import powers_called
+from checked_backend.graphs.workarounds import powers_called
 
 __all__ = ["graph_name", "module_source", "repro_source"]
 

@@ -29,7 +29,7 @@ from checked_backend.dump.inputs import describe_inputs, input_names, traced_inp
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.dump.portable import portable
 from checked_backend.errors import DumpError, DumpWarning
-from checked_backend.interpret.source import source_line
+from checked_backend.graphs.source_line import source_line
 from checked_backend.random_state import random_untouched
 from checked_backend.report.dot import graph_to_dot, render_svg
 

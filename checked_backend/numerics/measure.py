@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from checked_backend.findings import Metrics
 from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, same_bits, with_memory
 from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
 from checked_backend.numerics.exact import Classes, count, greatest_integer_gap, read_exactly
 from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
 from checked_backend.numerics.workspace import GapStatistics, SizeStatistics, SumOfSquares, Workspace, sum_in_range
-from checked_backend.record import Metrics
 
 __all__ = ["UnsupportedTensorError", "measure"]
 

@@ -15,10 +15,10 @@ from torch import fx
 from checked_backend._torch import lookup_backend
 from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
 from checked_backend.errors import OptionError
+from checked_backend.findings import Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
-from checked_backend.record import Verdict
-from checked_backend.regions.candidate import resolve_compiler
+from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.session import Session, active_sessions, collect
 from checked_backend.report import Report
 

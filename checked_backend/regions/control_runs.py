@@ -1,58 +1,307 @@
-"""The control runs of a hearing. One that cannot run is in the coverage, and the hearing does without it."""
+"""Control runs of a region: repeated, perturbed, in float64, and the float64 twin.
+
+Each returns the same subjects as the check itself compares. None touches the user's tensors, autograd graph or random
+streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from checked_backend.record import Skip
-from checked_backend.regions.controls import Controls, MadeElsewhereError
-from checked_backend.regions.rulings import Rulings
+import torch
 
-__all__ = ["ControlRuns", "short"]
+from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
+from checked_backend.modes.float64 import Float64Mode, to_float64
+from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.modes.zeros import OneZero
+from checked_backend.regions.execution import Cotangents, Subjects, execute
+from checked_backend.regions.fixed_choices import FixedChoices
+from checked_backend.regions.float64_twin import default_dtype
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.step import OperatorJudge
+from checked_backend.regions.other_threads import Left, evidence_of_others
+from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.verdict.control_runs import ControlRuns, Values
 
-Given = TypeVar("Given")
+__all__ = ["RegionControlRuns", "Variants"]
+
+Region = Callable[..., Any]
 
 
-class ControlRuns:
-    """Runs controls by name.
-
-    Args:
-        controls: Makes the runs.
-        rulings: Receives a skip for each control that could not run.
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """A region, and what can be made of it.
 
     Attributes:
-        controls: As given.
-        missing: Why, for each control that could not run.
-        elsewhere: Controls that another check of the same program makes.
+        reference: The region in eager.
+        candidate: The compiled region.
+        make_twin: Compiles the float64 twin for float64 inputs.
+        given: The region that is given its choices.
+        make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
+        make_again: Compiles the region once more, as it is, outside of the user's program.
+        make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
+        default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
+        low_precision: Whether the region computes in half precision somewhere.
+        operators: Judges the operators of such a region, each by itself.
     """
 
-    def __init__(self, controls: Controls, rulings: Rulings) -> None:
-        self.controls = controls
-        self.missing: dict[str, str] = {}
-        self.elsewhere: set[str] = set()
-        self._rulings = rulings
+    reference: Region
+    candidate: Region
+    make_twin: Callable[[Sequence[Any]], Region]
+    given: FixedChoices | None = None
+    make_unfused: Callable[[Sequence[Any]], Region] | None = None
+    make_again: Callable[[Sequence[Any]], Region] | None = None
+    make_own_random: Callable[[Sequence[Any]], Region] | None = None
+    default_dtype: bool = True
+    low_precision: bool = False
+    operators: OperatorJudge | None = None
 
-    def of(self, controls: Controls) -> ControlRuns:
-        """Runs of other controls; those that could not run are in the same coverage."""
-        return ControlRuns(controls, self._rulings)
 
-    def run(self, name: str, control: Callable[[], Given | None]) -> Given | None:
-        """What a control gives; None if it could not run, or has nothing to give."""
+@dataclass(slots=True)
+class RegionControlRuns:
+    """Control runs of one call of a region.
+
+    Attributes:
+        variants: What can be run.
+        inputs: The call's inputs.
+        ambient: Modes at the call.
+        rng: Random state before the call.
+        subjects: Names.
+        cotangents: With them, gradients are subjects instead of results.
+        left: What the call left behind, if that is known.
+    """
+
+    variants: Variants
+    inputs: Inputs
+    ambient: TorchState
+    rng: RngState
+    subjects: Subjects
+    cotangents: Cotangents | None = None
+    left: Left | None = None
+    _tape: RandomTape | None = field(default=None, init=False)
+    _choices: ChoiceTape | None = field(default=None, init=False)
+    _choices64: ChoiceTape | None = field(default=None, init=False)
+    _flips: set[bool] = field(default_factory=set, init=False)
+
+    def repeat(self, junk: int = 1) -> Values:
+        """The reference again from the same random state, with junk in uninitialised memory; records the tapes."""
+        tape, choices = RandomTape(), ChoiceTape()
+        modes = (lambda: RecordRandom(tape), lambda: RecordChoices(choices), lambda: PoisonMode(junk))
+        values = self._run(self.variants.reference, modes=modes)
+        self._tape, self._choices = tape, choices
+        return values
+
+    def bare(self) -> Values:
+        """The reference again from the same random state, under no mode."""
+        return self._run(self.variants.reference, modes=())
+
+    def repeat_candidate(self) -> Values:
+        """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
+        return self._run(self.variants.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
+
+    def candidate_alone(self) -> Values:
+        """The candidate again, from the random state before the call."""
+        return self._run(self.variants.candidate, modes=())
+
+    def reseeded(self, seed: int) -> Values:
+        """The reference on other random numbers."""
+        return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
+
+    def others_drew(self) -> str | None:
+        """What shows that another thread drew random numbers during the call."""
+        return evidence_of_others(self.left, tuple(self.rng.cuda), self.random_states)
+
+    def returns_with_own_random(self) -> bool:
+        """Whether the candidate, compiled with its own random operators, returns instead of raising."""
+        if self.variants.make_own_random is None:
+            return False
+        arguments, leaves = self.inputs.fresh()
+        bare, _ = self.inputs.fresh()
+        with self.undisturbed(), self.ambient.entered():
+            try:
+                execute(self.variants.make_own_random(bare), arguments, leaves)
+            except Exception:  # as the candidate itself did
+                return False
+        return True
+
+    def random_states(self) -> tuple[RngState, RngState]:
+        """The random states that the reference and the candidate leave when they run from the one before the call."""
+        left = []
+        for region in (self.variants.reference, self.variants.candidate):
+            arguments, leaves = self.inputs.fresh()
+            with self.undisturbed(), self.ambient.entered():
+                self.rng.restore()
+                execute(region, arguments, leaves)
+                left.append(RngState.capture(tuple(self.rng.cuda)))
+        return left[0], left[1]
+
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+        """The reference with every operator's result perturbed."""
+        tape = self._recorded()
+        hold = ReplayChoices(self._choices) if held and self._choices is not None else None
+        modes: list[Callable[[], Any]] = [
+            lambda: ReplayRandom(tape),
+            lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1),
+        ]
+        if hold is not None:  # entered later, so that it does not see what an operator is taken apart into
+            modes.append(lambda: hold)
+        values = self._run(self.variants.reference, modes=modes)
+        self._take_note(hold, in_float64=False)
+        return values
+
+    def one_zero(self, *, negative: bool) -> Values:
+        """The reference with the same zero wherever an operator may return either."""
+        tape = self._recorded()
+        return self._run(
+            self.variants.reference, modes=(lambda: ReplayRandom(tape), lambda: OneZero(negative=negative))
+        )
+
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+        """The reference in float64."""
+        tape, choices = self._recorded(), ChoiceTape()
+        hold = ReplayChoices(self._choices64) if held and self._choices64 is not None else None
+        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
+        if seed is None:
+            modes.append(lambda: RecordChoices(choices))
+        if seed is not None:
+            modes.append(lambda: MonteCarloMode(seed, magnitude, correlated=True))
+        if hold is not None:
+            modes.append(lambda: hold)
+        wide = Float64Mode(default_dtype=self.variants.default_dtype, coarse=seed is not None)
+        modes.append(lambda: wide)
+        values = self._run(self.variants.reference, modes=modes, wide=True)
+        if seed is None:
+            self._choices64 = choices
+        self._take_note(hold, in_float64=True)
+        return values
+
+    def draws(self) -> bool:
+        """Whether the reference draws random numbers."""
+        return self._tape is not None and not self._tape.empty
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        """Operators of the reference whose draws depend on computed values."""
+        return () if self._tape is None else self._tape.by_values
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        """Whether a choice was held that the noise would have made otherwise."""
+        return in_float64 in self._flips
+
+    def _take_note(self, hold: ReplayChoices | None, *, in_float64: bool) -> None:
+        if hold is not None and hold.flips:
+            self._flips.add(in_float64)
+
+    def twin(self) -> Values:
+        """The candidate compiled in float64, on the reference's recorded random numbers."""
+        bare, _ = self.inputs.fresh(_wide)
+        with self.undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
+            region = self.variants.make_twin(bare)
+        with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
+            return self._replayed(region, wide=True)
+
+    def given_choices(self) -> ControlRuns | None:
+        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
+        given = self.variants.given
+        if given is None or not given:
+            return None
+        arguments, _ = self.inputs.fresh(_wide)
+        tape = self._recorded()
+        wide = Float64Mode(default_dtype=self.variants.default_dtype)
+        with self.undisturbed(), torch.no_grad():
+            self.rng.restore()
+            with ReplayRandom(tape), wide, self.ambient.entered():
+                choices = given.choose(*arguments)
+        variants = replace(
+            self.variants,
+            reference=given.eager(choices),
+            make_twin=lambda inputs64: given.twin(choices, inputs64),
+            given=None,
+            make_unfused=None,
+            make_again=None,
+        )
+        return RegionControlRuns(variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents)
+
+    def unfused(self) -> Values | None:
+        """The candidate compiled so that it rounds wherever eager does, on the reference's recorded random numbers."""
+        return self._of(self.variants.make_unfused)
+
+    def recompiled(self) -> Values | None:
+        """The candidate compiled once more, on the reference's recorded random numbers."""
+        return self._of(self.variants.make_again)
+
+    def _of(self, make: Callable[[Sequence[Any]], Region] | None) -> Values | None:
+        if make is None:
+            return None
+        bare, _ = self.inputs.fresh()
+        with self.undisturbed(), self.ambient.entered():
+            region = make(bare)
+        return self._replayed(region)
+
+    def _replayed(self, region: Region, *, wide: bool = False) -> Values:
+        tape = self._recorded()
+        # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
+        values = self._run(region, modes=(), wide=wide)
+        return values if tape.empty else self._run(region, modes=(lambda: ReplayRandom(tape),), wide=wide)
+
+    def _recorded(self) -> RandomTape:
+        if self._tape is None:
+            self.repeat()
+        if self._tape is None:
+            raise RuntimeError("the random tape was not recorded")
+        return self._tape
+
+    def _run(
+        self,
+        region: Region,
+        *,
+        modes: Sequence[Callable[[], Any]],
+        wide: bool = False,
+        rng: RngState | None = None,
+    ) -> Values:
+        arguments, leaves = self.inputs.fresh(_wide if wide else None)
+        cotangents = None if self.cotangents is None else self.cotangents.copied()
+        if cotangents is not None and wide:
+            cotangents = _promoted(cotangents)
+        with self.undisturbed(), ExitStack() as stack:
+            (rng or self.rng).restore()
+            for make in modes:
+                stack.enter_context(make())
+            with self.ambient.entered():
+                execution = execute(region, arguments, leaves if cotangents is not None else {})
+            if cotangents is None:
+                return execution.values(self.subjects, sorted(self.inputs.mutated))
+            graph = execution.graph(self.inputs.mutated)
+            execution.outputs = ()  # frees what the backward pass does not need
+            execution.gradients = graph.backward(cotangents, retain_graph=False)
+            return execution.gradient_values(self.subjects)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Leave the random state as it was after a block."""
+        before = RngState.capture(tuple(self.rng.cuda))
         try:
-            return control()
-        except MadeElsewhereError:
-            self.elsewhere.add(name)
-            return None
-        except Exception as error:  # recorded: a control that could not run is in the coverage
-            self.missing[name] = short(error)
-            skip = Skip(f"control: {name}", short(error))
-            if skip not in self._rulings.skips:
-                self._rulings.skips.append(skip)
-            return None
+            yield
+        finally:
+            before.restore()
 
 
-def short(error: BaseException) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+def _wide(values: Sequence[Any]) -> list[Any]:
+    """Make the tensors among a region's inputs float64, together, so that those which share memory still do."""
+    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    wide = list(values)
+    for place, tensor in zip(places, to_float64([values[place] for place in places]), strict=True):
+        wide[place] = tensor
+    return wide
+
+
+def _promoted(cotangents: Cotangents) -> Cotangents:
+    keys = [*cotangents.outputs, *cotangents.mutated]
+    wide = to_float64([*cotangents.outputs.values(), *cotangents.mutated.values()])
+    count = len(cotangents.outputs)
+    return Cotangents(
+        dict(zip(keys[:count], wide[:count], strict=True)), dict(zip(keys[count:], wide[count:], strict=True))
+    )

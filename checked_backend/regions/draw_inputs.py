@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.interpret.source import source_line
-from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
-from checked_backend.regions.candidate import Compiler, copy_graph, eager_graph
-from checked_backend.regions.controls import RegionControls, Values, Variants
+from checked_backend.graphs.source_line import source_line
+from checked_backend.regions.compile import Compiler, copy_graph, eager_graph
+from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.execution import Subjects
+from checked_backend.regions.float64_twin import compile_twin
 from checked_backend.regions.recompile import CompiledOnce, compile_again
-from checked_backend.regions.twin import compile_twin
+from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import Decisions, TensorPair
 
 __all__ = ["DrawInputs", "judge_draw_inputs"]
 
@@ -110,8 +112,8 @@ def _is_real(value: Any) -> bool:
 
 
 def judge_draw_inputs(
-    draws: DrawInputs, controls: RegionControls, outputs: Sequence[str], *, thorough: bool, low_precision: bool
-) -> Rulings:
+    draws: DrawInputs, controls: RegionControlRuns, outputs: Sequence[str], *, thorough: bool, low_precision: bool
+) -> Decisions:
     """Judge the parameters of a region's draws.
 
     Args:
@@ -128,18 +130,18 @@ def judge_draw_inputs(
     with controls.undisturbed(), controls.ambient.entered():
         variants = draws.variants(controls.variants, bare)
     subjects = Subjects(controls.subjects.inputs, (*outputs, *draws.names))
-    probing = RegionControls(variants, controls.inputs, controls.ambient, controls.rng, subjects)
+    probing = RegionControlRuns(variants, controls.inputs, controls.ambient, controls.rng, subjects)
     reference = probing.repeat()
     candidate = _candidate_values(probing)
     pairs = [
-        Pair(name, name, reference[name], candidate[name], source=source)
+        TensorPair(name, name, reference[name], candidate[name], source=source)
         for name, source in zip(draws.names, draws.sources, strict=True)
         if name in reference and name in candidate and _alike(reference[name], candidate[name])
     ]
-    return adjudicate(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, anew=True)
+    return decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, anew=True)
 
 
-def _candidate_values(probing: RegionControls) -> Values:
+def _candidate_values(probing: RegionControlRuns) -> Values:
     alone = probing.candidate_alone()  # also so that nothing is compiled under the replaying mode
     try:
         return probing.repeat_candidate()  # on the same draws, where a later draw depends on an earlier one

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import fx
 
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.regions.ambient import Ambient, RngState
 from checked_backend.regions.execution import Cotangents, Subjects
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.torch_state import RngState, TorchState
 
 __all__ = ["Failure", "Investigator", "Keep"]
 
@@ -40,7 +40,7 @@ class Failure:
     graph: fx.GraphModule
     example_inputs: tuple[Any, ...]
     inputs: Inputs
-    ambient: Ambient
+    ambient: TorchState
     rng: RngState
     subjects: Subjects
     cotangents: Cotangents | None

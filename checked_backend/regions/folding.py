@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
 
 __all__ = ["EXPLAINS", "fold_other_random_numbers"]
 

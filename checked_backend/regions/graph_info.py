@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import compile_id
-from checked_backend.interpret.source import source_line
+from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.late_writes import writes_in_backward
 
 __all__ = ["GraphInfo", "qualified_names"]

@@ -28,8 +28,8 @@ from checked_backend._torch import (
     storage_again,
     storage_users,
 )
+from checked_backend.findings import Finding, Kind
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.record import Finding, Kind
 
 __all__ = ["HandedOut", "Look", "Result", "results_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from checked_backend.interpret.effects import writes
+from checked_backend.graphs.effects import writes
 
 __all__ = ["writes_in_backward"]
 

@@ -37,7 +37,7 @@ from checked_backend._torch import (
     set_saved_tensor_hooks,
     sparse_invariants_checked,
 )
-from checked_backend.record import Finding, Kind
+from checked_backend.findings import Finding, Kind
 
 __all__ = [
     "CHANGED_ELSEWHERE",

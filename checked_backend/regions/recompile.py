@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch import FakeTensor, HigherOrderOperator, TracingContext, compiling, detect_fake_mode, tracing
-from checked_backend.regions.candidate import Compiler, copy_graph
+from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.unsupported import may_be_the_cache
 

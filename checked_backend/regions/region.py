@@ -14,34 +14,34 @@ import torch
 
 from checked_backend._torch import StopRecomputationError, autograd_sequence_number, inner_tensors
 from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
-from checked_backend.record import Finding, Kind, Skip
-from checked_backend.regions.ambient import Ambient, RngState
-from checked_backend.regions.controls import Variants
-from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
-from checked_backend.regions.failure import Keep
-from checked_backend.regions.fresh_cache import FreshCache
-from checked_backend.regions.gradients import BackwardPass, BackwardWatch, gate, input_edges
-from checked_backend.regions.graph_info import GraphInfo, qualified_names
-from checked_backend.regions.handed_out import HandedOut, Look, results_of
-from checked_backend.regions.inputs import Effects, Inputs, find_effects
-from checked_backend.regions.judgement import Call, Judge
-from checked_backend.regions.left_settings import LeftSettings
-from checked_backend.regions.others import Left, OtherThreads
-from checked_backend.regions.problems import (
+from checked_backend.regions.backward import BackwardPass, BackwardWatch, gradient_gate, input_edges
+from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
     same_exception,
     unexpected_mutation,
     wrong_outputs,
 )
+from checked_backend.regions.compare_call import Call, CallComparison
+from checked_backend.regions.control_runs import Variants
+from checked_backend.regions.draw_inputs import DrawInputs
+from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
+from checked_backend.regions.failure import Keep
+from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.handed_out import HandedOut, Look, results_of
+from checked_backend.regions.inputs import Effects, Inputs, find_effects
+from checked_backend.regions.left_settings import LeftSettings
+from checked_backend.regions.other_threads import Left, OtherThreads
 from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
+from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache, unsupported_here
 
 __all__ = ["CheckedRegion", "NotCompiled"]
@@ -98,7 +98,7 @@ class CheckedRegion:
         self._options = options
         self._schedule = Schedule(options.every, options.budget)
         self._response = Response(info, options, silent=silent)
-        self._judge = Judge(info, variants, self._response, thorough=thorough, draws=draws)
+        self._judge = CallComparison(info, variants, self._response, thorough=thorough, draws=draws)
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
         self._stopped = False
@@ -139,7 +139,7 @@ class CheckedRegion:
             self._response.note(self._remark)
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
-            Ambient.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
+            TorchState.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
             RngState.capture(cuda),
             subjects,
         )
@@ -284,7 +284,7 @@ class CheckedRegion:
         replaceable = self._options.on_divergence == "fallback" and self._options.gradients
         if not replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:
             return self._candidate(*args)
-        gated = gate(args, sorted(inputs.requires_grad))
+        gated = gradient_gate(args, sorted(inputs.requires_grad))
         returned = self._candidate(*gated)
         if not isinstance(returned, (tuple, list)):
             return returned

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
+from checked_backend.findings import Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.folding import fold_other_random_numbers
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.ledger import Ledger, split_ignored
 from checked_backend.regions.session import active_sessions, investigations
 from checked_backend.report import Report
 from checked_backend.report.kept import KeptReport
 from checked_backend.report.layout import layout_warning
+from checked_backend.report.ledger import Ledger, split_ignored
 
 __all__ = ["Response"]
 

@@ -8,11 +8,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from checked_backend._torch import dynamo_counters
-from checked_backend.record import Skip
+from checked_backend.findings import Skip
 from checked_backend.regions.handed_out import HandedOut, Look
-from checked_backend.regions.ledger import Ledger
 from checked_backend.regions.tracing import DynamoLog
 from checked_backend.report import Report
+from checked_backend.report.ledger import Ledger
 
 __all__ = ["Investigations", "Session", "active_sessions", "collect", "investigations"]
 

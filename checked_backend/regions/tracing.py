@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from checked_backend._torch import dynamo_counters, dynamo_hides_errors
-from checked_backend.record import Skip
+from checked_backend.findings import Skip
 
 __all__ = ["DynamoLog"]
 

@@ -22,9 +22,9 @@ from zipfile import BadZipFile
 import torch
 
 from checked_backend._torch import compile_trifle, inner_exception
-from checked_backend.record import Finding, Kind
+from checked_backend.findings import Finding, Kind
+from checked_backend.regions.call_findings import is_out_of_memory, told_exception
 from checked_backend.regions.fresh_cache import FreshCache
-from checked_backend.regions.problems import is_out_of_memory, told_exception
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from checked_backend.record import Finding, Kind, Verdict
+from checked_backend.findings import Finding, Kind, Verdict
 
 __all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "advise"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from checked_backend.record import Verdict
+from checked_backend.findings import Verdict
 from checked_backend.report.view import clean
 
 if TYPE_CHECKING:

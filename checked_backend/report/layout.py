@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
 
 __all__ = ["layout_sentence", "layout_warning"]
 

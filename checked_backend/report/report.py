@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checked_backend.errors import DivergenceError
-from checked_backend.record import Coverage, Finding, Severity, Verdict
-from checked_backend.report.decode import check_verdict, decode, loads
-from checked_backend.report.encode import dumps, encode
+from checked_backend.findings import Coverage, Finding, Severity, Verdict
+from checked_backend.report.from_json import check_verdict, decode, loads
 from checked_backend.report.html import render_html
 from checked_backend.report.text import render_text
+from checked_backend.report.to_json import dumps, encode
 
 __all__ = ["Report"]
 

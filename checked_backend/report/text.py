@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from checked_backend.record import Verdict
+from checked_backend.findings import Verdict
 from checked_backend.report.view import FindingView, sections, view
 
 if TYPE_CHECKING:

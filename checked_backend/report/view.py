@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Verdict
+from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Verdict
 from checked_backend.report.advice import PROGRAM_RUNS, advise
 from checked_backend.report.layout import layout_sentence
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.report.naming import this_moment
+from checked_backend.report.file_names import this_moment
 from checked_backend.report.report import Report
 
 __all__ = ["ReadReports", "read_reports", "rewrite_report", "write_report", "write_whole"]

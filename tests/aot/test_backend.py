@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from checked_backend import aot
+from checked_backend import aot_compilers as aot
 from checked_backend.aot.backend import compile_with
 from checked_backend.aot.decompositions import DecompositionName, decomposition_table
 from checked_backend.aot.partition import PartitionName, partition_function

@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import checked_backend as cb
-from checked_backend import aot
+from checked_backend import aot_compilers as aot
 from checked_backend.aot.boxed import AotCompiler, boxed_module
 from checked_backend.errors import CandidateError, DumpWarning
 from checked_backend.report.dot import graph_to_dot

@@ -26,7 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import DebugInterpreter
 
 from checked_backend.aot.boxed import boxed, boxed_module
-from checked_backend.interpret.metadata import MetadataInterpreter
+from checked_backend.metadata.interpreter import MetadataInterpreter
 
 ROUNDS = 41
 DEBUG_ROUNDS = 3

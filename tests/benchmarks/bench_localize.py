@@ -20,18 +20,20 @@ from functorch.compile import minifier
 from torch import fx
 from transformers import BertConfig, BertForSequenceClassification
 
-from checked_backend import _torch, investigate
+from checked_backend import _torch
+from checked_backend.diagnose import investigate
+from checked_backend.diagnose.localize import Cut, Location, locate, probe
+from checked_backend.diagnose.localize.stages import Capture, stages_of
+from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.errors import CheckedBackendError
-from checked_backend.localize import Cut, Location, locate, probe
-from checked_backend.localize.stages import Capture, stages_of
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.reduce.judge import judge_trial
-from checked_backend.regions import backend, candidate
-from checked_backend.regions.backend import build_region
+from checked_backend.process.worker import run_in_worker
+from checked_backend.regions import build as backend
+from checked_backend.regions import compile as candidate
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.rehearsal import rehearse
-from checked_backend.worker import run_in_worker
+from checked_backend.regions.rerun import rerun_failure
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
@@ -83,7 +85,7 @@ def run_minifier(failure: Failure, limit: float) -> None:
     capture = Capture()
     *_, partitioned, _ = stages_of(failure.options, failure.mode)
     assert partitioned.compiler is not None
-    rehearse(failure, partitioned.compiler(capture))
+    rerun_failure(failure, partitioned.compiler(capture))
     recorded = next(one for one in capture.recorded if one.kind in ("forward", "inference"))
     assert recorded.inputs is not None
     compiler = candidate.resolve_compiler(failure.options)
@@ -135,7 +137,10 @@ def main() -> None:
             module.compile_candidate = count_compiles(compiled)  # type: ignore[attr-defined]
         with _torch.without_compile_caches():
             location = locate(
-                failure, findings, lambda trial: [f for f in judge_trial(trial, 60) or () if f.kind.fails], clock.mark
+                failure,
+                findings,
+                lambda trial: [f for f in verdict_oracle(trial, 60) or () if f.kind.fails],
+                clock.mark,
             )
         noted = compiled.read_text().splitlines()
         # the stage below is rehearsed: that graph is run as it is, and not compiled

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx, nn
 
+from checked_backend.diagnose.reduce import find_workaround, reduce, write_repro
+from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
-from checked_backend.record import Kind
-from checked_backend.reduce import find_workaround, reduce, write_repro
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
@@ -37,7 +37,7 @@ def block(x: Tensor, up: Tensor, down: Tensor, weight: Tensor, bias: Tensor) -> 
     return aten.native_layer_norm.default(aten.add.Tensor(out, x), [768], weight, bias, 1e-12)[0]
 
 
-def piece(layers: int) -> Trial:
+def piece(layers: int) -> GraphCase:
     """So many blocks, one after the other."""
 
     def program(x: Tensor, up: Tensor, down: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -55,7 +55,7 @@ def piece(layers: int) -> Trial:
         torch.zeros(768),
     )
     graph = fx.GraphModule(nn.Module(), fx.symbolic_trace(program).graph)
-    return Trial(graph, inputs, CheckOptions(compiler="inductor", compiler_options=BUG))
+    return GraphCase(graph, inputs, CheckOptions(compiler="inductor", compiler_options=BUG))
 
 
 def cpu_seconds() -> float:

@@ -15,8 +15,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.decomposition import select_decomp_table
 
-from checked_backend.regions.candidate import copy_graph
-from checked_backend.regions.twin import float64_graph
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.float64_twin import float64_graph
 
 from .rounding import VARIANTS, Rounding
 

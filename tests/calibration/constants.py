@@ -17,8 +17,13 @@ from unittest import mock
 
 import torch
 
-from checked_backend.numerics import digits, flips, judge
-from checked_backend.regions import case, double, hearing, noise_runs, run_to_run
+from checked_backend.verdict import digits, flips
+from checked_backend.verdict import evidence as case
+from checked_backend.verdict import outliers as judge
+from checked_backend.verdict.steps import float64 as double
+from checked_backend.verdict.steps import in_order as hearing
+from checked_backend.verdict.steps import monte_carlo as noise_runs
+from checked_backend.verdict.steps import nondeterminism as run_to_run
 
 from .run import Outcome, run_case
 from .table import detectable

@@ -24,7 +24,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from checked_backend import check
-from checked_backend.regions.operators.check import OperatorCheck, OperatorRulings
+from checked_backend.regions.operator_check.check import OperatorCheck, OperatorRulings
 
 from .families import FAMILIES
 from .run import DTYPES

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from checked_backend import Report, check, collect
 from checked_backend.checking.program import Program
-from checked_backend.interpret.perturb import MonteCarloMode
-from checked_backend.interpret.promote import HighPrecisionMode
-from checked_backend.numerics.noise import Envelope, RememberedScale, difference, root_mean_square, unit_roundoff
-from checked_backend.regions import double, hearing, noise_runs
-from checked_backend.regions.ambient import RngState
+from checked_backend.modes.float64 import Float64Mode
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.regions.torch_state import RngState
+from checked_backend.verdict.envelope import Envelope, NoiseBaseline, difference, root_mean_square, unit_roundoff
+from checked_backend.verdict.steps import float64 as double
+from checked_backend.verdict.steps import in_order as hearing
+from checked_backend.verdict.steps import monte_carlo as noise_runs
 
 from .compilers import candidate, planted, trace
 from .families import FAMILIES
@@ -139,7 +141,7 @@ def watched() -> Iterator[Seen]:
     """Listen to the judge: its numbers are in the report only where it found something."""
     seen = Seen()
     outside_noise, twin_difference = noise_runs.outside_noise, double.twin_difference
-    as_good_as_eager, covers = hearing.as_good_as_eager, RememberedScale.covers
+    as_good_as_eager, covers = hearing.as_good_as_eager, NoiseBaseline.covers
 
     def outside(**tensors: Any) -> Any:
         found = outside_noise(**tensors)
@@ -159,14 +161,14 @@ def watched() -> Iterator[Seen]:
         seen.closeness.append(found.ratio)
         return found
 
-    def covered(self: RememberedScale, glance: Any, *, slack: float) -> bool:
+    def covered(self: NoiseBaseline, glance: Any, *, slack: float) -> bool:
         size = glance.reference_rms
         for gap, known in ((glance.rmse, self.rms), (glance.max_abs_diff, self.max)):
             seen.steady.append(gap / (known * size) if known * size else torch.inf if gap else 0.0)
         return covers(self, glance, slack=slack)
 
     with (
-        mock.patch.object(RememberedScale, "covers", covered),
+        mock.patch.object(NoiseBaseline, "covers", covered),
         mock.patch.object(noise_runs, "outside_noise", outside),
         mock.patch.object(double, "twin_difference", twin),
         mock.patch.object(hearing, "as_good_as_eager", close),
@@ -248,7 +250,7 @@ def _effect(
                 envelopes[name].add(reference[name], sample)
             else:
                 envelopes[name] = Envelope.of(reference[name], sample)
-    wide = values(right, HighPrecisionMode, wide=True), values(wrong, HighPrecisionMode, wide=True)
+    wide = values(right, Float64Mode, wide=True), values(wrong, Float64Mode, wide=True)
     equivalent = all(
         name in wide[1] and root_mean_square(difference(one, wide[1][name])) <= EQUIVALENT * root_mean_square(one)
         for name, one in wide[0].items()

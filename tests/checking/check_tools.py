@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.interpret.perturb import MonteCarloMode
+from checked_backend.modes.monte_carlo import MonteCarloMode
 
 
 class Net(nn.Module):

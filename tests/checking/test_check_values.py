@@ -20,7 +20,7 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.program import Program
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
-from checked_backend.regions.ambient import RngState
+from checked_backend.regions.torch_state import RngState
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"

@@ -14,8 +14,8 @@ import checked_backend as cb
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.program import Call, Program
-from checked_backend.regions.ambient import RngState
-from checked_backend.regions.ledger import Ledger
+from checked_backend.regions.torch_state import RngState
+from checked_backend.report.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ import checked_backend as cb
 from checked_backend.checking import own_random as module
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Program
-from checked_backend.record import Finding
-from checked_backend.regions.ambient import RngState
-from checked_backend.regions.ledger import Ledger
+from checked_backend.findings import Finding
+from checked_backend.regions.torch_state import RngState
+from checked_backend.report.ledger import Ledger
 
 
 def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:

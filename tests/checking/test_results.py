@@ -12,7 +12,7 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend.checking.check import _told_once
-from checked_backend.record import Coverage, RegionInfo
+from checked_backend.findings import Coverage, RegionInfo
 
 
 class Losses(NamedTuple):

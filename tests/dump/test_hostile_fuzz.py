@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from test_hostile_mutations import mutate, originals
 
 import checked_backend as cb
-from checked_backend.child import Limits, Noticeboard, confined
 from checked_backend.dump import rehearse, render_dump
+from checked_backend.process.child import Limits, Noticeboard, confined
 
 __all__ = ["originals"]
 

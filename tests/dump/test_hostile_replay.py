@@ -146,7 +146,7 @@ def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) ->
 def test_a_death_in_eager_is_told_in_a_sentence(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from checked_backend import replay
+    from checked_backend.cli import replay
 
     dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
     monkeypatch.setattr(replay, "rehearse", lambda *_: os.kill(os.getpid(), signal.SIGKILL))

@@ -169,7 +169,7 @@ def test_a_function_of_numpy_that_numpy_imports_is_not_its_own() -> None:
 
 
 def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path) -> None:
-    from checked_backend.apart import _import, _keep_out
+    from checked_backend.cli.apart import _import, _keep_out
 
     (tmp_path / "dump_lends_bomb.py").write_text("raise SystemExit('run')")
     path = list(sys.path)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.interpret.choices import ChoiceTape, HoldChoices, RecordChoices
-from checked_backend.interpret.perturb import MonteCarloMode
+from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
+from checked_backend.modes.monte_carlo import MonteCarloMode
 
 
 def recorded(program):
@@ -15,7 +15,7 @@ def recorded(program):
 
 
 def held(program, tape, seed=0):
-    hold = HoldChoices(tape)
+    hold = ReplayChoices(tape)
     with MonteCarloMode(seed, 4.0), hold:
         return program(), hold.flips
 

@@ -11,7 +11,7 @@ from lying_operators import NAME, define, library_of_lies, record, run_alone
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
-from checked_backend.record import Verdict
+from checked_backend.findings import Verdict
 
 X = torch.randn(3, 4)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from checked_backend.interpret.effects import has_effects
+from checked_backend.graphs.effects import has_effects
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checked_backend.interpret.perturb import MonteCarloMode
+from checked_backend.modes.monte_carlo import MonteCarloMode
 
 EXPERTS = torch.tensor([0, 3, 3, 1, 2, 2, 2, 7, 5, 5, 5, 5, 5, 0])
 FLOATS = (torch.float64, torch.float32)

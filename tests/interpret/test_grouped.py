@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checked_backend.interpret.grouped import grouped_mm
+from checked_backend.modes.grouped_mm import grouped_mm
 
 SHAPES = {
     "rows": ((8, 16), (3, 16, 4)),

@@ -11,7 +11,7 @@ from lying_operators import NAME, define, library_of_lies, record
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
-from checked_backend.record import Verdict
+from checked_backend.findings import Verdict
 
 # torch sees some of these lies itself, and only warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")

@@ -12,9 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
-from checked_backend.interpret.metadata import MetadataInterpreter, metadata_error
-from checked_backend.interpret.source import source_line
-from checked_backend.record import Finding, Kind
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.metadata.interpreter import MetadataInterpreter, metadata_error
 
 
 def collected(gm: fx.GraphModule, *args: Any) -> list[Finding]:

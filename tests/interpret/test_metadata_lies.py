@@ -12,7 +12,7 @@ import torch
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
-from checked_backend.record import Finding, Kind, Verdict
+from checked_backend.findings import Finding, Kind, Verdict
 
 pytestmark = [
     # torch sees some of these lies itself, and only warns

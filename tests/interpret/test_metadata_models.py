@@ -11,7 +11,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
-from checked_backend.record import Finding, Verdict
+from checked_backend.findings import Finding, Verdict
 
 # finding -> why it is real: torch's own metadata is wrong there
 KNOWN: dict[tuple[str, str], str] = {

@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend._torch import evaluate_expression
 from checked_backend.backends import debug_interpreter
-from checked_backend.interpret.metadata import MetadataInterpreter
-from checked_backend.record import Kind, Verdict
+from checked_backend.findings import Kind, Verdict
+from checked_backend.metadata.interpreter import MetadataInterpreter
 
 RECORD = {"on_divergence": "record"}
 

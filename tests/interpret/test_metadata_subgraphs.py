@@ -16,9 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend.aot.boxed import boxed
 from checked_backend.backends import debug_interpreter
-from checked_backend.interpret.metadata import MetadataInterpreter
-from checked_backend.interpret.plan import producer
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
+from checked_backend.metadata.interpreter import MetadataInterpreter
+from checked_backend.metadata.plan import producer
 
 Program = Callable[..., Any]
 Plant = Callable[[fx.Node], "torch.Tensor | None"]

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from mode_programs import CASES, relative, same
 from torch.testing._internal.two_tensor import TwoTensor
 
-from checked_backend.interpret.noise import unit_roundoff
-from checked_backend.interpret.perturb import MonteCarloMode, PoisonMode
-from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
+from checked_backend.modes.noise_source import unit_roundoff
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UNIFORM_RMS = 3**-0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from checked_backend.interpret.powers import powers_called
+from checked_backend.graphs.workarounds import powers_called
 
 
 def graph_of(base: Any) -> fx.GraphModule:

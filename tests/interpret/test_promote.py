@@ -9,14 +9,14 @@ from mode_programs import CASES, Case, relative, same
 from torch.testing._internal.two_tensor import TwoTensor
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.interpret.perturb import MonteCarloMode
-from checked_backend.interpret.promote import HighPrecisionMode, PromotionError, promote, promote_tensors
-from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.modes.float64 import Float64Mode, PromotionError, promote_tensors, to_float64
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 
 
 def high(program, *inputs):
-    with HighPrecisionMode() as mode:
-        result = program(*promote(list(inputs)))
+    with Float64Mode() as mode:
+        result = program(*to_float64(list(inputs)))
     assert mode.lossy == set()
     return result
 
@@ -28,7 +28,7 @@ def test_equals_the_model_in_double(name):
     torch.manual_seed(0)
     with RecordRandom(tape):
         low = case.run()
-    with ReplayRandom(tape), HighPrecisionMode() as mode:
+    with ReplayRandom(tape), Float64Mode() as mode:
         result = case.run(promote_tensors(case.state()))
     assert mode.lossy == set()
     assert all(value.dtype == torch.float64 for value in result if value.is_floating_point())
@@ -45,9 +45,9 @@ def test_equals_the_model_in_double(name):
 
 def test_state_is_restored_also_after_an_error():
     before = torch.get_default_dtype(), torch.is_autocast_cache_enabled(), torch.get_rng_state()
-    with pytest.raises(RuntimeError), HighPrecisionMode():
+    with pytest.raises(RuntimeError), Float64Mode():
         torch.ones(2) @ torch.ones(3)
-    with HighPrecisionMode():
+    with Float64Mode():
         assert torch.get_default_dtype() == torch.float64
     after = torch.get_default_dtype(), torch.is_autocast_cache_enabled(), torch.get_rng_state()
     assert before[:2] == after[:2]
@@ -114,8 +114,8 @@ def test_constants_of_the_program_are_converted_once_per_memory():
         return state + window.sum() + torch.tensor([0.5, 0.25, 0.0, 1.0], dtype=torch.float32)
 
     x = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    with HighPrecisionMode() as mode:
-        result = program(promote([x])[0])
+    with Float64Mode() as mode:
+        result = program(to_float64([x])[0])
     assert result.dtype == torch.float64
     assert torch.equal(state, torch.zeros(4))
     assert torch.equal(table, torch.full((4, 4), 0.1))
@@ -131,7 +131,7 @@ def test_promote_keeps_layout_aliasing_and_leaves():
     weight = torch.nn.Parameter(torch.randn(3, 3).bfloat16())
     integers, double, expanded = torch.arange(3), torch.randn(2).double(), torch.randn(3, 1).expand(3, 5)
     tensors = [whole, part, weight, integers, double, expanded, whole]
-    result = promote(tensors)
+    result = to_float64(tensors)
     for old, new in zip(tensors, result, strict=True):
         assert (new.shape, new.stride(), new.storage_offset()) == (old.shape, old.stride(), old.storage_offset())
         assert new.requires_grad == old.requires_grad
@@ -145,7 +145,7 @@ def test_promote_keeps_layout_aliasing_and_leaves():
     assert not result[1].any()
     assert base.any()
     conjugate = torch.randn(3, dtype=torch.complex64).conj()
-    assert torch.equal(promote([conjugate])[0], conjugate.to(torch.complex128))
+    assert torch.equal(to_float64([conjugate])[0], conjugate.to(torch.complex128))
 
 
 def test_promote_tensors_keeps_the_tree():
@@ -168,7 +168,7 @@ def test_what_has_no_meaning_is_refused():
         high(lambda x: torch._scaled_mm(x, eighth.t(), torch.tensor(1.0), torch.tensor(1.0)), eighth)
     memory = torch.ones(4)
     with pytest.raises(PromotionError, match="bit casts"):
-        promote([memory, memory.view(torch.int32)])
+        to_float64([memory, memory.view(torch.int32)])
     with pytest.raises(PromotionError, match="float64"):
         high(lambda x: memory.view(torch.bfloat16) + memory, memory)
 
@@ -192,7 +192,7 @@ def test_operator_that_returns_low_precision_is_converted_and_named():
     library = torch.library.Library("checked_backend_test_promote", "DEF")
     library.define("fixed(Tensor x) -> Tensor")
     library.impl("fixed", lambda x: x.float() + 1, "CPU")
-    with HighPrecisionMode() as mode:
+    with Float64Mode() as mode:
         result = torch.ops.checked_backend_test_promote.fixed(torch.ones(2))
     assert result.dtype == torch.float64
     assert mode.lossy == {"checked_backend_test_promote.fixed.default"}
@@ -229,10 +229,10 @@ def test_perturbed_at_the_roundoff_of_float64():
         case.run()
 
     def run(seed):
-        with ReplayRandom(tape), MonteCarloMode(seed), HighPrecisionMode():
+        with ReplayRandom(tape), MonteCarloMode(seed), Float64Mode():
             return case.run(promote_tensors(case.state()))
 
-    with ReplayRandom(tape), HighPrecisionMode():
+    with ReplayRandom(tape), Float64Mode():
         clean = case.run(promote_tensors(case.state()))
     first, again, other = run(0), run(0), run(1)
     assert same(first, again)
@@ -242,7 +242,7 @@ def test_perturbed_at_the_roundoff_of_float64():
 
 def test_wrapper_subclass_is_promoted_inside():
     first, second = torch.randn(4, 3), torch.randn(4, 3)
-    [wide] = promote([TwoTensor(first, second).requires_grad_()])
+    [wide] = to_float64([TwoTensor(first, second).requires_grad_()])
     assert type(wide) is TwoTensor
     assert wide.dtype is wide.a.dtype is wide.b.dtype is torch.float64
     assert wide.requires_grad
@@ -265,4 +265,4 @@ class Stubborn(TwoTensor):
 
 def test_subclass_that_has_no_float64_is_refused():
     with pytest.raises(PromotionError, match=r"Stubborn \(a tensor subclass\) stays torch.float32"):
-        promote([Stubborn(torch.randn(2), torch.randn(2))])
+        to_float64([Stubborn(torch.randn(2), torch.randn(2))])

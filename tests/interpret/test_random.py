@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from mode_programs import CASES, relative, same
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.interpret.perturb import MonteCarloMode
-from checked_backend.interpret.random import RandomTape, RecordRandom, ReplayError, ReplayRandom
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayError, ReplayRandom
 
 
 def record(program, seed=0):

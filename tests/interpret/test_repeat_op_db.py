@@ -9,9 +9,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-from checked_backend.interpret.choices import ChoiceTape, RecordChoices
-from checked_backend.interpret.perturb import PoisonMode
-from checked_backend.interpret.random import RandomTape, RecordRandom
+from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices
+from checked_backend.modes.monte_carlo import PoisonMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom
 
 SAMPLES = 6
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

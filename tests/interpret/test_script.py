@@ -14,8 +14,8 @@ from lying_operators import NAME, define, library_of_lies, record, run_alone
 
 import checked_backend as cb
 from checked_backend import Verdict
-from checked_backend.interpret.script import operator_script
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
+from checked_backend.metadata.script import operator_script
 
 DEFINITION = """
 import torch

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.errors import DivergenceWarning
-from checked_backend.interpret.metadata import MetadataInterpreter
-from checked_backend.record import Finding, Severity, Verdict
+from checked_backend.findings import Finding, Severity, Verdict
+from checked_backend.metadata.interpreter import MetadataInterpreter
 
 # torch sees some of these lies itself, and only warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")

@@ -10,8 +10,8 @@ import torch
 from lying_operators import NAME, define, library_of_lies, record, run_alone
 from torch import nn
 
-from checked_backend.interpret.history import Memory
-from checked_backend.record import Kind, Verdict
+from checked_backend.findings import Kind, Verdict
+from checked_backend.metadata.history import Memory
 
 pytestmark = [
     # torch sees some of these lies itself, and only warns

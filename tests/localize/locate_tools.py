@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.localize import Location, locate, operator_name
+from checked_backend.diagnose.localize import Location, locate, operator_name
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.regions.backend import build_region
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 __all__ = ["calls", "judge", "located", "operator_of"]
 
 
-def judge(trial: Trial) -> Sequence[Finding]:
+def judge(trial: GraphCase) -> Sequence[Finding]:
     """Tries a trial in this process: these compilers are Python."""
     return [finding for finding in trial.findings() if finding.kind.fails]
 
@@ -47,5 +47,5 @@ def operator_of(location: Location) -> str | None:
     return None if location.node is None else operator_name(location.node)
 
 
-def calls(trial: Trial) -> list[str]:
+def calls(trial: GraphCase) -> list[str]:
     return [str(node.target) for node in trial.graph.graph.nodes if node.op.startswith("call_")]

@@ -46,13 +46,13 @@ from programs import PROGRAMS  # noqa: E402
 
 from checked_backend import collect, numcheck  # noqa: E402
 from checked_backend._torch import warm_inductor, without_compile_caches  # noqa: E402
-from checked_backend.localize import Location, locate  # noqa: E402
+from checked_backend.diagnose.localize import Location, locate  # noqa: E402
+from checked_backend.diagnose.oracle import gross_error_oracle, verdict_oracle  # noqa: E402
+from checked_backend.findings import Finding  # noqa: E402
 from checked_backend.options import CheckOptions  # noqa: E402
-from checked_backend.record import Finding  # noqa: E402
-from checked_backend.reduce.judge import judge_grossly, judge_trial  # noqa: E402
-from checked_backend.regions.backend import build_region  # noqa: E402
+from checked_backend.process.worker import Death, run_in_worker  # noqa: E402
+from checked_backend.regions.build import build_region  # noqa: E402
 from checked_backend.regions.failure import Failure  # noqa: E402
-from checked_backend.worker import Death, run_in_worker  # noqa: E402
 
 MODELS: dict[str, Callable[[], models.Case]] = {
     "bert": partial(models.bert_masked_lm, "eager", 0.0, 1),
@@ -126,7 +126,7 @@ def _pairs(names: Sequence[str], on: Sequence[str]) -> Iterator[tuple[str, str]]
 def _be_patient(times: float, *, settings: bool) -> None:
     global TIME_LIMIT
     TIME_LIMIT *= times
-    module = sys.modules["checked_backend.investigate"]
+    module = sys.modules["checked_backend.diagnose.investigate"]
     for limit in ("TIME_LIMIT", "TRIAL_LIMIT", "REDUCTION_LIMIT", "LEAST_SCRIPT_LIMIT"):
         setattr(module, limit, getattr(module, limit) * times)
     if not settings:
@@ -225,8 +225,8 @@ def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, told: di
             location = locate(
                 failure,
                 findings,
-                lambda trial: _failing(judge_trial(trial, 60)),
-                gross=lambda trial: judge_grossly(trial, 60) or (),
+                lambda trial: _failing(verdict_oracle(trial, 60)),
+                gross=lambda trial: gross_error_oracle(trial, 60) or (),
             )
             told.update(_located(location, findings))
         return findings

@@ -12,8 +12,8 @@ from test_locate import calls, located, operator_of
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.localize.bodies import called_bodies, is_higher_order
-from checked_backend.localize.subgraph import calls_of
+from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
+from checked_backend.diagnose.localize.subgraph import calls_of
 
 
 def chosen(x: Tensor) -> Tensor:

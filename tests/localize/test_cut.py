@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.localize.cut import cut_out, shortest_wrong_prefix
-from checked_backend.localize.probe import probe, segments
-from checked_backend.localize.subgraph import calls_of, tensors_made
+from checked_backend.diagnose.localize.cut import cut_out, shortest_wrong_prefix
+from checked_backend.diagnose.localize.probe import probe, segments
+from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 
-def judge(trial: Trial) -> Sequence[Finding]:
+def judge(trial: GraphCase) -> Sequence[Finding]:
     return [finding for finding in trial.findings() if finding.kind.fails]
 
 
@@ -46,7 +46,7 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     gm = traced(chain, x)
     tried: list[int] = []
 
-    def counted(trial: Trial) -> Sequence[Finding]:
+    def counted(trial: GraphCase) -> Sequence[Finding]:
         tried.append(len(calls_of(trial.graph)))
         return judge(trial)
 

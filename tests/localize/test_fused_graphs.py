@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.localize.fused import fused_graph, is_fused
-from checked_backend.localize.stages import GraphKind, Recorded
-from checked_backend.localize.subgraph import calls_of
+from checked_backend.diagnose.localize.fused import fused_graph, is_fused
+from checked_backend.diagnose.localize.stages import GraphKind, Recorded
+from checked_backend.diagnose.localize.subgraph import calls_of
 from checked_backend.options import CheckOptions
 
 

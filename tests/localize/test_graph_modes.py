@@ -12,14 +12,14 @@ from locate_tools import calls, located, operator_of
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from checked_backend.interpret.mode_blocks import with_mode_blocks
-from checked_backend.localize.cut import shortest_wrong_prefix
-from checked_backend.localize.subgraph import calls_of, part_of
+from checked_backend.diagnose.localize.cut import shortest_wrong_prefix
+from checked_backend.diagnose.localize.subgraph import calls_of, part_of
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.repro.translate import write_program
+from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.options import CheckOptions
-from checked_backend.reduce.program import Program
-from checked_backend.reduce.translate import write_program
-from checked_backend.regions.candidate import copy_graph
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.graph_case import GraphCase
 
 WRONG_GELU = faults.wrong_operator(str(F.gelu))
 
@@ -182,7 +182,7 @@ def test_blocks_can_be_traced_and_written() -> None:
     again = torch.compile(with_mode_blocks(copy_graph(graph)), backend="eager", fullgraph=True)
     torch.testing.assert_close(again(x, w)[0], expected, rtol=0, atol=0)
     options = _options()
-    written = write_program(Program(Trial(graph, (x, w), options), "output[0]"), plain=False)
+    written = write_program(Program(GraphCase(graph, (x, w), options), "output[0]"), plain=False)
     names: dict[str, Any] = {"torch": torch, "F": F}
     lines = "\n".join(f"    {line}" for line in written.lines)
     exec(f"def program({', '.join(written.parameters)}):\n{lines}", names)

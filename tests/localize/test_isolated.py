@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from checked_backend.localize import Location, isolated, locate
-from checked_backend.localize.subgraph import calls_of, outputs_of
+from checked_backend.diagnose.localize import Location, isolated, locate
+from checked_backend.diagnose.localize.subgraph import calls_of, outputs_of
+from checked_backend.diagnose.oracle import verdict_oracle
+from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Kind
-from checked_backend.reduce.judge import judge_trial
-from checked_backend.regions.backend import build_region
+from checked_backend.process.worker import cannot_fork
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.trial import Trial
-from checked_backend.worker import cannot_fork
+from checked_backend.regions.graph_case import GraphCase
 
 pytestmark = pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
 
@@ -29,8 +29,8 @@ def function(x: Tensor) -> Tensor:
     return torch.cos(y).softmax(-1)
 
 
-def judge(trial: Trial) -> Sequence[Finding]:
-    return [finding for finding in judge_trial(trial, 60) or () if finding.kind.fails]
+def judge(trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in verdict_oracle(trial, 60) or () if finding.kind.fails]
 
 
 def located(compiler: Any) -> Location:

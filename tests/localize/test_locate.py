@@ -14,12 +14,12 @@ from locate_tools import calls, judge, located, operator_of
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from checked_backend.localize import Location, locate
-from checked_backend.localize.naming import aten_name
+from checked_backend.diagnose.localize import Location, locate
+from checked_backend.diagnose.localize.aten_name import aten_name
+from checked_backend.diagnose.oracle import gross_error_oracle
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
-from checked_backend.reduce.judge import judge_grossly
-from checked_backend.regions.backend import build_region
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 
 HERE = Path(__file__).name
@@ -230,7 +230,7 @@ def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: Any, **_kwargs: Any) -> Any:
         return wrong
 
-    monkeypatch.setattr("checked_backend.localize.stages.aot_autograd", broken)
+    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", broken)
     location = located(inference, Net(), wrong)
     assert (location.stage, location.graph) == ("aot", "dynamo")  # below it there is Dynamo's graph alone
     assert operator_of(location) == "torch.tanh"
@@ -321,7 +321,7 @@ def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch)
         return torch.linalg.cholesky(torch.sin(x) - 10) * 2
 
     wrong = faults.left_out(str(torch.linalg.cholesky), "python")
-    monkeypatch.setattr("checked_backend.localize.stages.aot_autograd", lambda **_how: wrong)
+    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", lambda **_how: wrong)
     location = located(lambda compiled: compiled(torch.eye(3)), function, wrong)
     assert location.stage == "aot"
 
@@ -358,7 +358,9 @@ def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
     found: list[Location] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        found.append(locate(failure, findings, lambda _trial: (), gross=lambda trial: judge_grossly(trial, 60) or ()))
+        found.append(
+            locate(failure, findings, lambda _trial: (), gross=lambda trial: gross_error_oracle(trial, 60) or ())
+        )
         return findings
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.localize.probe import probe
-from checked_backend.localize.search import probe_limit
-from checked_backend.localize.stages import Recorded
-from checked_backend.worker import run_in_worker
+from checked_backend.diagnose.localize.probe import probe
+from checked_backend.diagnose.localize.search import probe_limit
+from checked_backend.diagnose.localize.stages import Recorded
+from checked_backend.process.worker import run_in_worker
 
 STEPS, ROWS = 128, 1 << 18
 OWN = STEPS * ROWS * 4
@@ -37,7 +37,7 @@ def bytes_of_process(what: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 def test_the_probe_takes_less_than_twice_the_regions_own_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["checked_backend.localize.search"], "LEAST_PROBE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["checked_backend.diagnose.localize.search"], "LEAST_PROBE_BYTES", 0)
     x = torch.rand(ROWS)
     gm = make_fx(forward, tracing_mode="fake")(x)
 

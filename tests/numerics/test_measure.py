@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checked_backend.findings import Metrics
 from checked_backend.numerics import measure as measure_module
 from checked_backend.numerics.bits import FORMATS
 from checked_backend.numerics.fused import fused_loop
 from checked_backend.numerics.measure import UnsupportedTensorError, measure
-from checked_backend.record import Metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

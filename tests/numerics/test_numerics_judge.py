@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.numerics.judge import outside_noise, twin_difference
-from checked_backend.numerics.noise import Envelope
+from checked_backend.verdict.envelope import Envelope
+from checked_backend.verdict.outliers import outside_noise, twin_difference
 
 
 def envelope(*values: float) -> Envelope:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.numerics import screen as screen_module
+from checked_backend.numerics import quick_diff as screen_module
 from checked_backend.numerics.measure import measure
-from checked_backend.numerics.screen import screen
+from checked_backend.numerics.quick_diff import quick_diff
 
 
 @pytest.fixture(params=["call for each number", "one loop"])
@@ -18,7 +18,7 @@ def way(request, monkeypatch):
 def test_zeros_without_memory():
     x = torch.ones(9, requires_grad=True)
     [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
-    glance = screen(reference=zeros, candidate=torch.full((9,), 2.0))
+    glance = quick_diff(reference=zeros, candidate=torch.full((9,), 2.0))
     assert glance is not None
     assert (glance.max_abs_diff, glance.rmse, glance.reference_rms) == (2.0, 2.0, 0.0)
 
@@ -35,14 +35,14 @@ def test_says_what_measure_says(dtype, shape):
     if len(shape) == 3:  # dense, in another order
         reference, candidate = (side.permute(2, 0, 1).contiguous().permute(1, 2, 0) for side in (reference, candidate))
     glance, metrics = (
-        screen(reference=reference, candidate=candidate),
+        quick_diff(reference=reference, candidate=candidate),
         measure(reference=reference, candidate=candidate),
     )
     assert glance is not None
     assert glance.max_abs_diff == pytest.approx(metrics.max_abs_diff, rel=1e-6)
     assert glance.rmse == pytest.approx(metrics.rmse, rel=3e-6)
     assert glance.reference_rms == pytest.approx(metrics.reference_rms, rel=3e-6)
-    same = screen(reference=reference, candidate=reference.clone())
+    same = quick_diff(reference=reference, candidate=reference.clone())
     assert same is not None
     assert (same.max_abs_diff, same.rmse) == (0.0, 0.0)
 
@@ -57,14 +57,14 @@ def test_what_is_not_finite_is_left_to_measure(value, sides, position):
         reference[position] = value
     if sides != "reference":
         candidate[position] = value
-    assert screen(reference=reference, candidate=candidate) is None
+    assert quick_diff(reference=reference, candidate=candidate) is None
 
 
 def test_what_it_does_not_apply_to():
     x = torch.arange(10)
-    assert screen(reference=x, candidate=x) is None
-    assert screen(reference=torch.ones(0), candidate=torch.ones(0)) is None
-    assert screen(reference=torch.ones(2), candidate=torch.ones(2, dtype=torch.float64)) is None
+    assert quick_diff(reference=x, candidate=x) is None
+    assert quick_diff(reference=torch.ones(0), candidate=torch.ones(0)) is None
+    assert quick_diff(reference=torch.ones(2), candidate=torch.ones(2, dtype=torch.float64)) is None
 
 
 @pytest.mark.usefixtures("way")
@@ -73,6 +73,6 @@ def test_expanded_tensors_are_read_within_their_memory(shape):
     """Memory beyond the one element that such a tensor has is not its own."""
     memory = torch.full((64,), float("nan"))
     memory[0] = 1.0
-    glance = screen(reference=memory[:1].expand(shape), candidate=torch.full(shape, 3.0))
+    glance = quick_diff(reference=memory[:1].expand(shape), candidate=torch.full(shape, 3.0))
     assert glance is not None
     assert (glance.max_abs_diff, glance.rmse, glance.reference_rms) == (2.0, 2.0, 1.0)

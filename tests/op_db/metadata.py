@@ -20,9 +20,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from checked_backend.interpret.metadata import MetadataInterpreter
-from checked_backend.record import Finding
-from checked_backend.worker import Death, run_in_worker
+from checked_backend.findings import Finding
+from checked_backend.metadata.interpreter import MetadataInterpreter
+from checked_backend.process.worker import Death, run_in_worker
 
 from .entries import name_of, operators
 from .results import append, read

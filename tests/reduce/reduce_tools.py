@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from checked_backend.diagnose.reduce import Reduction
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Reduction
-from checked_backend.reduce.problem import Problem
-from checked_backend.reduce.program import Program
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 __all__ = ["count", "graph_of", "problem_where", "program_of", "targets", "trial_of"]
 
@@ -23,18 +23,18 @@ def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
 
 
-def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager", **options: Any) -> Trial:
-    return Trial(graph_of(function), inputs, CheckOptions(compiler=compiler, **options))
+def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager", **options: Any) -> GraphCase:
+    return GraphCase(graph_of(function), inputs, CheckOptions(compiler=compiler, **options))
 
 
 def program_of(function: Callable[..., Any], *inputs: Any, subject: str = "output[0]") -> Program:
     return Program.of(trial_of(function, *inputs), subject)
 
 
-def problem_where(wrong: Callable[[Trial], bool], program: Program, **further: Any) -> Problem:
+def problem_where(wrong: Callable[[GraphCase], bool], program: Program, **further: Any) -> Problem:
     """A problem whose programs count as wrong where a function says so, if eager can run them at all."""
 
-    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...] | None:
+    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...] | None:
         try:
             trial.graph(*trial.inputs)
         except Exception:
@@ -45,10 +45,10 @@ def problem_where(wrong: Callable[[Trial], bool], program: Program, **further: A
     return Problem(program, Kind.LOGIC, time.monotonic() + 300, judge=judge, screen=None, **further)
 
 
-def targets(found: Reduction | Trial) -> list[str]:
-    graph = found.graph if isinstance(found, Trial) else found.trial.graph
+def targets(found: Reduction | GraphCase) -> list[str]:
+    graph = found.graph if isinstance(found, GraphCase) else found.trial.graph
     return [str(node.target) for node in graph.graph.nodes if node.op.startswith("call_")]
 
 
-def count(trial: Trial) -> int:
+def count(trial: GraphCase) -> int:
     return sum(value.numel() for value in trial.inputs if isinstance(value, torch.Tensor))

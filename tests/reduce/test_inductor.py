@@ -10,9 +10,9 @@ import torch
 from reduce_tools import targets, trial_of
 from torch import Tensor
 
-from checked_backend.record import Kind
-from checked_backend.reduce import find_workaround, reduce, write_repro
-from checked_backend.reduce.judge import judge_trial
+from checked_backend.diagnose.oracle import verdict_oracle
+from checked_backend.diagnose.reduce import find_workaround, reduce, write_repro
+from checked_backend.findings import Kind
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ def test_a_float_floor_division_that_inductor_rounds_wrong(tmp_path: Path) -> No
 
     inputs = (torch.arange(1, 65).float() / 2, torch.tensor([0.1, 0.2, 0.3, 0.7]).repeat(16))
     trial = trial_of(divided, *inputs, compiler="inductor")
-    found = judge_trial(trial, 300) or ()
+    found = verdict_oracle(trial, 300) or ()
     if not found:
         pytest.skip("this version of torch divides right")
     reduction = reduce(trial, subject="output[0]", kind=found[0].kind, deadline=time.monotonic() + 400)

@@ -12,22 +12,22 @@ from reduce_tools import count, problem_where, program_of, targets
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from checked_backend.diagnose.reduce import passes
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.forms import form_of
+from checked_backend.diagnose.reduce.passes.shapes import resized
+from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.options import CheckOptions
-from checked_backend.reduce import passes
-from checked_backend.reduce.forms import form_of
-from checked_backend.reduce.passes.shapes import resized
-from checked_backend.reduce.problem import Problem
-from checked_backend.reduce.program import Program
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 
 
-def calls(name: str) -> Callable[[Trial], bool]:
+def calls(name: str) -> Callable[[GraphCase], bool]:
     return lambda trial: name in targets(trial)
 
 
-def run(which: Callable[[Problem], None], wrong: Callable[[Trial], bool], function: Any, *inputs: Any) -> Trial:
+def run(which: Callable[[Problem], None], wrong: Callable[[GraphCase], bool], function: Any, *inputs: Any) -> GraphCase:
     problem = problem_where(wrong, program_of(function, *inputs))
     which(problem)
     assert wrong(problem.best.trial)
@@ -60,9 +60,9 @@ def test_what_is_far_from_the_output_is_recorded() -> None:
 
 
 def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
-    tried: list[Trial] = []
+    tried: list[GraphCase] = []
 
-    def wrong(trial: Trial) -> bool:
+    def wrong(trial: GraphCase) -> bool:
         tried.append(trial)
         return "aten.relu.default" in targets(trial)
 
@@ -209,7 +209,7 @@ def test_statements_of_a_dynamo_graph_stay() -> None:
     assert names(left) == ["relu", "mul_", "neg"]
 
 
-def names(trial: Trial) -> list[str]:
+def names(trial: GraphCase) -> list[str]:
     calls_made = [node.target for node in trial.graph.graph.nodes if node.op.startswith("call_")]
     return [str(getattr(target, "__name__", target)) for target in calls_made]
 
@@ -220,7 +220,7 @@ def test_the_output_does_not_move_to_a_tuple() -> None:
         return (aten.neg.default(values),)
 
     gm = fx.GraphModule(torch.nn.Module(), make_fx(program)(torch.ones(2, 3)).graph)
-    start = Program.of(Trial(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
+    start = Program.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
     problem = problem_where(calls("aten.max.dim"), start)
     passes.earlier_output(problem)
     [result] = problem.best.trial.graph(torch.ones(2, 3))

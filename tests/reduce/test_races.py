@@ -10,9 +10,9 @@ import torch
 from reduce_tools import problem_where, program_of, targets
 from torch import Tensor
 
-from checked_backend.reduce import passes
-from checked_backend.reduce.races import has_race
-from checked_backend.regions.trial import Trial
+from checked_backend.diagnose.reduce import passes
+from checked_backend.diagnose.reduce.races import has_race
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ def test_sums_do_not_race() -> None:
 
 
 def test_a_reduction_does_not_end_at_a_race() -> None:
-    def wrong(trial: Trial) -> bool:
+    def wrong(trial: GraphCase) -> bool:
         return "index_put" in str(targets(trial))
 
     problem = problem_where(wrong, program_of(put, torch.randn(3, 2), torch.tensor([2, 0]), torch.randn(2, 2)))

@@ -19,15 +19,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch._dynamo.backends import registry
 
+from checked_backend.diagnose.oracle import verdict_oracle
+from checked_backend.diagnose.reduce import Repro, write_repro
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.repro.compile_code import write_compile
+from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
+from checked_backend.findings import Finding, Kind, NoiseScale
 from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding, Kind, NoiseScale
-from checked_backend.reduce import Repro, write_repro
-from checked_backend.reduce.compile_code import write_compile
-from checked_backend.reduce.judge import judge_trial
-from checked_backend.reduce.program import Program
-from checked_backend.reduce.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 
@@ -163,11 +163,11 @@ def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) ->
     assert BUG_GONE in repro.output
 
 
-def wrote(trial: Trial, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
+def wrote(trial: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
     """A script for a finding that is taken for granted."""
     finding = Finding(kind, "output[0]", "planted", detail)
 
-    def judge(_trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+    def judge(_trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         return (finding,)
 
     return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, judge=judge, **further)
@@ -247,7 +247,7 @@ def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], A
 @pytest.mark.ci_sample
 def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     trial = trial_of(lambda x: (aten._softmax.default(x, 0, False),), torch.randn(5), compiler=wrong_backend("softmax"))
-    [found] = judge_trial(trial, 60) or ()
+    [found] = verdict_oracle(trial, 60) or ()
     repro = write_repro(trial, tmp_path, name="softmax", subject="output[0]", kind=found.kind)
     assert repro.confirmed, repro.output
     [tolerance] = [
@@ -270,7 +270,7 @@ def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
 
     x = torch.tensor([3e8, 1.7, -3e8]).repeat(500)
     trial = trial_of(cancels, x, compiler=wrong_backend("sum"))
-    [found] = judge_trial(trial, 60) or ()
+    [found] = verdict_oracle(trial, 60) or ()
     assert is_drowned(found), found
     repro = write_repro(trial, tmp_path, name="sum", subject="output[0]", kind=found.kind)
     assert repro.confirmed, repro.output
@@ -303,7 +303,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         Path(name).write_text("half")
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("checked_backend.reduce.repro.save_file", full)
+    monkeypatch.setattr("checked_backend.diagnose.repro.repro.save_file", full)
     trial = trial_of(relu_then, torch.rand(7, 9).t(), compiler=wrong_backend("relu"))
     with pytest.raises(OSError, match="No space left"):
         wrote(trial, tmp_path / "reports", Kind.LOGIC)

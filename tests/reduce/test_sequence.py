@@ -15,11 +15,11 @@ import torch
 from reduce_tools import targets, trial_of
 from torch import Tensor, fx
 
-from checked_backend.record import Finding, Kind
-from checked_backend.reduce import Progress, Reduction, problem, reduce
-from checked_backend.reduce.judge import judge_raising, judge_trial
-from checked_backend.reduce.sequence import _STRUCTURE
-from checked_backend.regions.trial import Trial
+from checked_backend.diagnose.oracle import exception_oracle, verdict_oracle
+from checked_backend.diagnose.reduce import Progress, Reduction, problem, reduce
+from checked_backend.diagnose.reduce.sequence import _STRUCTURE
+from checked_backend.findings import Finding, Kind
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return aten.exp.default(y), d, aten.neg.default(b)
 
 
-def reduced(trial: Trial, subject: str, **further: Any) -> Reduction:
+def reduced(trial: GraphCase, subject: str, **further: Any) -> Reduction:
     return reduce(trial, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
 
 
@@ -42,7 +42,7 @@ def test_one_wrong_operator_is_all_that_stays() -> None:
     assert (reduction.shown, reduction.stopped) == (True, "done")
     assert targets(reduction) == ["aten.relu.default"]
     assert reduction.subject == "output[0]"
-    again = judge_trial(reduction.trial, 60)
+    again = verdict_oracle(reduction.trial, 60)
     assert again is not None
     assert [(found.kind, found.subject) for found in again] == [(Kind.LOGIC, "output[0]")]
 
@@ -56,17 +56,17 @@ def test_what_should_have_raised_is_reduced() -> None:
 
     trial = trial_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
     reduction = reduce(
-        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, judge=judge_raising
+        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, judge=exception_oracle
     )
     x, at = reduction.trial.inputs
     assert reduction.shown
     assert (x.numel(), at.numel()) == (1, 1)
     assert at.item() >= len(x)
-    [finding] = judge_raising(reduction.trial, 60) or ()
+    [finding] = exception_oracle(reduction.trial, 60) or ()
     assert (finding.kind, finding.detail) == (Kind.EXCEPTION, "exception.missing")
     assert "index out of range" in finding.message
     strict = trial_of(looked_up, *trial.inputs, compiler="eager")
-    assert judge_raising(strict, 60) == ()
+    assert exception_oracle(strict, 60) == ()
 
 
 def test_what_is_right_is_not_reduced() -> None:
@@ -102,7 +102,7 @@ def test_a_journal_that_is_out_of_date_is_not_believed(tmp_path: Path) -> None:
     trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler="eager")
     now = {"wrong": "aten.relu.default"}
 
-    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         wrong = now["wrong"] in targets(trial)
         return tuple(Finding(Kind.LOGIC, f"output[{place}]", "planted") for place in range(3)) if wrong else ()
 
@@ -146,7 +146,7 @@ def test_a_step_that_fails_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no way")
 
     structure = tuple(("failing", fails) if name == "dropping outputs" else (name, step) for name, step in _STRUCTURE)
-    monkeypatch.setattr("checked_backend.reduce.sequence._STRUCTURE", structure)
+    monkeypatch.setattr("checked_backend.diagnose.reduce.sequence._STRUCTURE", structure)
     trial = trial_of(chain, torch.randn(4, 4), torch.randn(4, 4), compiler=faults.wrong_operator("aten.relu.default"))
     found = reduced(trial, "output[1]")
     assert found.stopped == "done"

@@ -17,9 +17,7 @@ from reduce_tools import trial_of
 from torch import fx
 
 from checked_backend._torch import inductor_settings
-from checked_backend.interpret.source import source_line
-from checked_backend.record import Finding, Kind
-from checked_backend.reduce import (
+from checked_backend.diagnose.reduce import (
     COSTLY,
     EAGER,
     SETTINGS,
@@ -30,9 +28,17 @@ from checked_backend.reduce import (
     taken_back,
     without_line,
 )
-from checked_backend.reduce.settings import PROCESS, applicable, flags_not_set, operator_fallbacks, pass_settings
-from checked_backend.regions.trial import Trial
-from checked_backend.worker import run_in_worker
+from checked_backend.diagnose.workaround.settings import (
+    PROCESS,
+    applicable,
+    flags_not_set,
+    operator_fallbacks,
+    pass_settings,
+)
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.worker import run_in_worker
+from checked_backend.regions.graph_case import GraphCase
 
 aten = torch.ops.aten
 
@@ -41,7 +47,7 @@ WRONG = (Finding(Kind.LOGIC, "output[0]", "wrong"),)
 
 
 def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping[str, Any]]) -> Any:
-    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         tried.append(trial.options.compiler_options)
         plain = trial.options.compiler == "inductor"
         return () if plain and condition(trial.options.compiler_options) else WRONG
@@ -145,7 +151,7 @@ def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
 
 def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["remove_noop_ops", "decompose_something", "guilty", "pass_pattern_0", "guilty"]
-    monkeypatch.setattr("checked_backend.reduce.workaround._passes_of", lambda *_: names)
+    monkeypatch.setattr("checked_backend.diagnose.workaround.workaround._passes_of", lambda *_: names)
     tried: list[Mapping[str, Any]] = []
 
     def right(options: Mapping[str, Any]) -> bool:
@@ -190,9 +196,11 @@ def with_tf32() -> Iterator[None]:
 def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "backends.cuda.matmul.allow_tf32"
     precise = Setting("no TF32", flags={name: False}, devices=("cpu",))
-    monkeypatch.setattr("checked_backend.reduce.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm)
+    monkeypatch.setattr(
+        "checked_backend.diagnose.workaround.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm
+    )
 
-    def judge(trial: Trial, _timeout: float) -> tuple[Finding, ...]:
+    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         if not callable(trial.options.compiler):
             return WRONG
 

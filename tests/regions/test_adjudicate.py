@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.numerics.noise import RememberedScale
-from checked_backend.record import Coverage, Kind
-from checked_backend.regions.adjudicate import Pair, Rulings, adjudicate
-from checked_backend.regions.controls import Controls, Values
+from checked_backend.findings import Coverage, Kind
 from checked_backend.report import Report
+from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.envelope import NoiseBaseline
 
 Make = Callable[[], torch.Tensor]
 
@@ -46,7 +47,7 @@ class Scripted:
         jumps: In which float64 control runs the result jumps.
         jump: By how much.
         drift: By how much float64 differs from run to run.
-        lost: Controls that cannot run.
+        lost: ControlRuns that cannot run.
         asked: How often each control was asked.
     """
 
@@ -141,16 +142,16 @@ def judged(
     candidate: torch.Tensor,
     *,
     kind: Kind | None = None,
-    known: dict[str, RememberedScale] | None = None,
+    known: dict[str, NoiseBaseline] | None = None,
     thorough: bool = True,
     low_precision: bool | None = None,
     reference: torch.Tensor | None = None,
-) -> Rulings:
+) -> Decisions:
     given = controls.right.to(controls.dtype) if reference is None else reference
     low = controls.dtype in (torch.bfloat16, torch.float16) if low_precision is None else low_precision
-    pair = Pair("output[0]", "output[0]", given, candidate.to(controls.dtype), kind, "")
-    made: Controls = controls
-    return adjudicate([pair], lambda: made, {} if known is None else known, thorough=thorough, low_precision=low)
+    pair = TensorPair("output[0]", "output[0]", given, candidate.to(controls.dtype), kind, "")
+    made: ControlRuns = controls
+    return decide([pair], lambda: made, {} if known is None else known, thorough=thorough, low_precision=low)
 
 
 # equal bits in half precision: the twin decides
@@ -177,11 +178,11 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
 
-    def fail() -> Controls:
+    def fail() -> ControlRuns:
         raise AssertionError("steady state makes no control run")
 
-    pair = Pair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
-    again = adjudicate([pair], fail, rulings.scales, thorough=True, low_precision=True)
+    pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
+    again = decide([pair], fail, rulings.scales, thorough=True, low_precision=True)
     assert (again.findings, again.compared) == ([], 1)
 
 
@@ -432,8 +433,8 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
     """The strong control runs are for the other one; this one has nothing outside of its noise, and nothing jumps."""
     same = exact().float()
     pairs = [
-        Pair("output[0]", "output[0]", same, (exact() * 1.0001).float()),
-        Pair("output[1]", "output[1]", same, (exact() * (1 + 1e-7)).float()),
+        TensorPair("output[0]", "output[0]", same, (exact() * 1.0001).float()),
+        TensorPair("output[1]", "output[1]", same, (exact() * (1 + 1e-7)).float()),
     ]
     first = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-8))
 
@@ -445,8 +446,8 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
             right = name == "twin"
             return {"output[0]": exact() if right else values["output[0]"], "output[1]": values["output[0]"]}
 
-    both: Controls = Both(first.dtype, first.right, first.twin_value)
-    found = adjudicate(pairs, lambda: both, {}, thorough=True).findings
+    both: ControlRuns = Both(first.dtype, first.right, first.twin_value)
+    found = decide(pairs, lambda: both, {}, thorough=True).findings
     assert [(str(each.kind), each.subject) for each in found] == [("precision", "output[0]"), ("logic", "output[1]")]
 
 
@@ -547,7 +548,7 @@ def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
 
 def test_rounding_that_changes_its_size_is_judged_anew_ever_more_seldom() -> None:
     """The gradient of a bias before a normalisation: nothing but rounding, small in one call and large in the next."""
-    known: dict[str, RememberedScale] = {}
+    known: dict[str, NoiseBaseline] = {}
     heard = []
     for call in range(60):
         size = 10.0 ** ((call * 0.618) % 1 * 3)
@@ -583,10 +584,10 @@ def test_power_of_a_later_call_is_that_of_the_scale() -> None:
 
 def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
     known = judged(Scripted(torch.bfloat16, exact(), exact), exact()).scales
-    pair = Pair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
-    wrong: Controls = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
-    assert adjudicate([pair], lambda: wrong, known, low_precision=True).findings == []
-    [finding] = adjudicate([pair], lambda: wrong, known, low_precision=True, anew=True).findings
+    pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
+    wrong: ControlRuns = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
+    assert decide([pair], lambda: wrong, known, low_precision=True).findings == []
+    [finding] = decide([pair], lambda: wrong, known, low_precision=True, anew=True).findings
     assert finding.kind is Kind.LOGIC
 
 
@@ -626,7 +627,7 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
     controls.jump = size
     if dtype is torch.int64:
         controls.noise = 0.3 / (torch.finfo(torch.float32).eps / 2)
-    scale = RememberedScale(1e-9, 1e-9)
+    scale = NoiseBaseline(1e-9, 1e-9)
     rulings = judged(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
     kinds = [str(finding.kind) for finding in rulings.findings]
     assert kinds == (["nondeterministic"] if jumps else [])

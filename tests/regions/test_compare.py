@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.regions.compare import Part, compare_parts, value_pairs
+from checked_backend.regions.compare_parts import Part, compare_parts, value_pairs
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

@@ -13,7 +13,7 @@ from region_tools import checked, found, gathered
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning, OptionError
-from checked_backend.record import Severity
+from checked_backend.findings import Severity
 
 
 def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checked_backend import Finding, Kind
-from checked_backend.regions.ledger import Ledger
+from checked_backend.report.ledger import Ledger
 
 CRASH = Finding(Kind.CRASH, "candidate", "it died", detail="crash.running", region="net [0/0]")
 

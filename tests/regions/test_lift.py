@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.regions.lift import lift_written_attributes
+from checked_backend.graphs.lift import lift_written_attributes
 
 STEPS = 3
 

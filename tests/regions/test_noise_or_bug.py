@@ -18,10 +18,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 import checked_backend as cb
 from checked_backend._torch import aot_autograd, core_aten_decompositions, get_decompositions
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.regions import candidate
-from checked_backend.regions.controls import RegionControls
+from checked_backend.regions import compile as candidate
+from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.float64_twin import computes_in_low_precision
 from checked_backend.regions.recompile import compile_again
-from checked_backend.regions.twin import computes_in_low_precision
 
 
 class Counting:
@@ -448,7 +448,7 @@ def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.
 
     model = checked(program, faults.spoiled_output(lambda r: r * (1 + 2.0**-22)))
     asked: list[int] = []
-    monte_carlo = RegionControls.monte_carlo
+    monte_carlo = RegionControlRuns.monte_carlo
 
     def counted(*given: Any, **named: Any) -> Any:
         asked.append(1)
@@ -456,7 +456,7 @@ def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.
 
     def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RegionControls, "monte_carlo", counted)
+            patch.setattr(RegionControlRuns, "monte_carlo", counted)
             for number in range(1, 8):
                 asked.clear()
                 model(torch.randn(8, 8, dtype=dtype))

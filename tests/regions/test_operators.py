@@ -13,7 +13,7 @@ from region_tools import agreed, audit, checked, clean_reports, found, gathered
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.regions.operators import check as operator_check
+from checked_backend.regions.operator_check import check as operator_check
 
 LOW = (torch.bfloat16, torch.float16)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.record import Finding
 from checked_backend.regions import response
-from checked_backend.regions.backend import build_region
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.session import Session, collect
 

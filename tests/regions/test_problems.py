@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checked_backend.regions.problems import candidate_crashed
+from checked_backend.regions.call_findings import candidate_crashed
 
 COMPILER_OUTPUT = """C++ compile error
 

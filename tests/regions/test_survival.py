@@ -20,7 +20,7 @@ from torch import Tensor
 
 import checked_backend as cb
 from checked_backend import backends
-from checked_backend.record import Finding
+from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report.write import read_reports
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
-from checked_backend.record import Kind
-from checked_backend.regions.trial import Trial
+from checked_backend.regions.graph_case import GraphCase
 
 
 def graph_of(function: Any) -> fx.GraphModule:
@@ -28,8 +28,8 @@ def test_a_trial_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     inputs = (torch.randn(4, 3), torch.randn(4, 3))
     graph = graph_of(scaled_and_shifted)
-    assert Trial(graph, inputs, CheckOptions(compiler="eager"), dynamic).findings() == ()
-    [found] = Trial(graph, inputs, CheckOptions(compiler=faults.one_element(1)), dynamic).findings(thorough=True)
+    assert GraphCase(graph, inputs, CheckOptions(compiler="eager"), dynamic).findings() == ()
+    [found] = GraphCase(graph, inputs, CheckOptions(compiler=faults.one_element(1)), dynamic).findings(thorough=True)
     assert (found.kind, found.subject) == (Kind.LOGIC, "output[1]")
     assert not list(tmp_path.iterdir())  # a trial is not a user's check: it writes no report
 
@@ -39,5 +39,5 @@ def test_inputs_are_not_changed() -> None:
         return (torch.ops.aten.mul_.Tensor(x, 2),)
 
     x = torch.ones(3)
-    assert Trial(graph_of(doubled), (x,), CheckOptions(compiler="eager")).findings() == ()
+    assert GraphCase(graph_of(doubled), (x,), CheckOptions(compiler="eager")).findings() == ()
     assert torch.equal(x, torch.ones(3))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.report import Report, kept
 from checked_backend.report.kept import KeptReport
 from checked_backend.report.write import read_reports

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend.report.naming import claimed_path, process_rank, this_moment
+from checked_backend.report.file_names import claimed_path, process_rank, this_moment
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 

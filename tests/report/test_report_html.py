@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-from checked_backend.record import Coverage, Finding, Kind
+from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit

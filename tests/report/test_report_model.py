@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checked_backend.errors import CheckedBackendError, DivergenceError
-from checked_backend.record import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip, Verdict
+from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip, Verdict
 from checked_backend.report import Report
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checked_backend.record import Coverage
+from checked_backend.findings import Coverage
 from checked_backend.report import Report, write
 from checked_backend.report.write import read_reports, write_report, write_whole
 

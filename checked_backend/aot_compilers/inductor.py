@@ -1,0 +1,34 @@
+"""Inductor as a compiler of single AOT graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import inductor_compile_graph
+from checked_backend.aot.boxed import BoxedCallable
+from checked_backend.aot_compilers.graph_kind import graph_kind, user_outputs
+
+__all__ = ["inductor"]
+
+
+def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **patches: Any) -> BoxedCallable:
+    """Compile one AOT graph with Inductor.
+
+    Inductor expects graphs that were traced with its own decompositions: hand
+    ``torch._inductor.decomposition.select_decomp_table()`` to AOT autograd. ``torch.compile(backend="inductor")`` does
+    more: passes over the Dynamo graph and the joint graph, CUDA graphs.
+
+    Args:
+        gm: An ATen graph from AOT autograd. Inductor changes it.
+        example_inputs: Its inputs.
+        patches: Inductor's config patches.
+
+    Returns:
+        A boxed callable.
+    """
+    kind = graph_kind(gm)
+    visible = [] if kind == "backward" else user_outputs(gm)
+    return inductor_compile_graph(gm, example_inputs, kind=kind, user_outputs=visible, patches=patches)

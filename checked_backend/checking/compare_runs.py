@@ -1,0 +1,328 @@
+"""Compare what eager and the compiled program returned and left behind, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from checked_backend.checking.backward import roots_of
+from checked_backend.checking.outcome import Outcome, as_tensor
+from checked_backend.checking.tree import comparable
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.regions.call_findings import (
+    is_out_of_memory,
+    rng_state_differs,
+    same_exception,
+    same_message,
+    told_exception,
+)
+from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
+from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.process_state import FILTERS, settings_changed
+from checked_backend.regions.unsupported import unsupported_here
+from checked_backend.report.advice import PROGRAM_RUNS
+from checked_backend.report.ledger import Ledger
+from checked_backend.verdict.control_runs import ControlRuns
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import TensorPair
+from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.shapes import excuse_flipped_shapes
+
+__all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
+
+_MEND = "mend that first, or give arguments that the program takes"
+_CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing two runs.
+
+    Attributes:
+        found: The findings, each with the number of its call.
+        scales: The noise of each tensor that was not equal bit for bit, named by `in_step`.
+        powers: The smallest error of each subject that would have been seen in all calls.
+        own_precision_powers: The same of what float64 cannot show.
+    """
+
+    found: list[tuple[int, Finding]]
+    scales: Mapping[str, NoiseBaseline]
+    powers: Mapping[str, float]
+    own_precision_powers: Mapping[str, float]
+
+    def scales_at(self, index: int) -> dict[str, NoiseBaseline]:
+        """The scales of each tensor in the last call that has one, as those of another call."""
+        return {in_step(index, _plain(name)): scale for name, scale in self.scales.items()}
+
+
+def in_step(index: int, name: str) -> str:
+    """The name of one call's tensor among those of all calls."""
+    return f"{index}:{name}"
+
+
+def compare_runs(
+    references: Sequence[Outcome],
+    candidates: Sequence[Outcome],
+    controls: Callable[[], ControlRuns],
+    ledger: Ledger,
+    *,
+    again: Callable[[], Sequence[Outcome]] | None = None,
+    trained: bool = False,
+    first: int = 0,
+    known: Mapping[str, NoiseBaseline] | None = None,
+) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        references: What each call left in eager.
+        candidates: The same of the compiled program.
+        controls: Makes control runs, whose values are named by `in_step`.
+        ledger: Where counts and skips go.
+        again: Runs eager once more, to see whether it leaves the same random state.
+        trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
+        first: The number of the first of these calls among those of the control runs.
+        known: Scales of noise from calls before, of tensors named by `in_step`.
+
+    Returns:
+        The findings, the scales of noise, and how small an error would have been seen.
+    """
+    found: list[tuple[int, Finding]] = []
+    pairs: list[TensorPair] = []
+    for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
+        ledger.count({PROGRAM_RUNS: 1})
+        found += [(index, finding) for finding in _compare_settings(reference, candidate)]
+        needed = partial(_bytes_of, reference)
+        if reference.error is not None or candidate.error is not None:
+            ledger.count({"exceptions": 1})
+            differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
+            found += [(index, f) for f in differing]
+            if not differing:  # what both raise is no result that could be compared
+                why = f"eager itself raises {told_exception(reference.error)}, so there are none to compare; {_MEND}"
+                ledger.skip(Skip("results", why, matters=True))
+            continue
+        if reference.backward_error is not None or candidate.backward_error is not None:
+            ledger.count({"exceptions": 1})
+            errors = (reference.backward_error, candidate.backward_error)
+            found += [(index, f) for f in compare_errors(*errors, ledger, needed, during="backward")]
+            if reference.backward_error is not None:
+                why = f"eager has none: {told_exception(reference.backward_error)}"
+                ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
+        structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
+        structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
+        for skip in flipped:
+            ledger.skip(skip)
+        if any(skip.matters for skip in flipped) and any(pair.name.startswith("grad[") for pair in mine):
+            mine = [pair for pair in mine if not pair.name.startswith("grad[")]
+            ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
+        found += [(index, finding) for finding in structure]
+        pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
+        random_state = list(_compare_random_state(reference, candidate))
+        if random_state and again is not None and not _leaves_the_same(reference, again(), index):
+            ledger.skip(Skip("rng state", "eager leaves another one each time (torch.seed, or another thread draws)"))
+            random_state = []
+        found += [(index, finding) for finding in random_state]
+    rulings = decide(pairs, controls, dict(known or {}))
+    ledger.count({"tensors": rulings.compared})
+    for skip in rulings.skips:
+        ledger.skip(replace(skip, subject=_plain(skip.subject)))
+    for finding in rulings.findings:
+        number, _, subject = finding.subject.partition(":")
+        found.append((int(number), replace(finding, subject=subject)))
+    found.sort(key=lambda entry: entry[0])
+    powers, own = _by_subject(rulings.powers), _by_subject(rulings.own_precision_powers)
+    return Comparison(found, rulings.scales, powers, own)
+
+
+def _named_in(index: int, finding: Finding) -> str:
+    return in_step(index, finding.subject)
+
+
+def _by_subject(powers: Mapping[str, float]) -> dict[str, float]:
+    """Of each subject the weakest of all calls."""
+    weakest: dict[str, float] = {}
+    for name, power in powers.items():
+        subject = _plain(name)
+        weakest[subject] = max(power, weakest.get(subject, 0.0))
+    return weakest
+
+
+def _plain(subject: str) -> str:
+    index, colon, rest = subject.partition(":")
+    return rest if colon and index.isdigit() else subject
+
+
+def compare_structure(
+    reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool = False
+) -> tuple[list[Finding], list[TensorPair]]:
+    """Compare everything but values. Returns the findings, and the tensors whose values can be compared."""
+    mine, theirs = reference.subjects, candidate.subjects
+    if reference.backward_error is not None or candidate.backward_error is not None:
+        mine = {name: value for name, value in mine.items() if not name.startswith("grad[")}
+        theirs = {name: value for name, value in theirs.items() if not name.startswith("grad[")}
+    findings = [
+        Finding(
+            kind=Kind.STRUCTURE,
+            detail="structure.outputs",
+            subject=name,
+            message="only one of eager and the compiled program has it",
+            expected="present" if name in mine else "absent",
+            actual="present" if name in theirs else "absent",
+        )
+        for name in sorted(mine.keys() ^ theirs.keys())
+    ]
+    findings += _compare_containers(reference.containers, candidate.containers)
+    parts = [_settled(Part(name, _seen(mine[name]), _seen(theirs[name]))) for name in mine if name in theirs]
+    judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
+    structure = [f for f in compare_parts(judged) if not _free(f)]
+    findings += structure
+    for part in parts:
+        if _is_numpys_scalar(part.reference, part.candidate):
+            ledger.note(
+                f"{part.subject}: eager's NumPy scalar is an array of no dimensions when compiled, as documented"
+            )
+    findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
+    incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
+    pairs = []
+    for part, name, one, other in value_pairs(judged, incomparable):
+        changed = part.subject.startswith(_CHANGED) and not (trained and part.subject.startswith("param["))
+        # the values as they were when the call was over
+        one, other = reference.values.get(name, one), candidate.values.get(name, other)
+        pairs.append(TensorPair(part.subject, name, one, other, Kind.MUTATION if changed else None))
+    return findings, pairs
+
+
+def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, str]) -> Iterator[Finding]:
+    for path, kind in reference.items():
+        if candidate.get(path, kind) != kind:
+            yield Finding(
+                kind=Kind.STRUCTURE,
+                detail="structure.container",
+                subject=path,
+                message="a container of another type than eager's",
+                expected=kind,
+                actual=candidate[path],
+            )
+
+
+def _seen(value: object) -> object:
+    """A tensor, number or array as it is; anything else by what it can be compared by."""
+    return value if isinstance(as_tensor(value), torch.Tensor) else comparable(value)
+
+
+def _number(part: Part, side: int) -> object:
+    """A number as a tensor, if both sides have one of the same type: its rounding is judged."""
+    value = (part.reference, part.candidate)[side]
+    alike = type(part.reference) is type(part.candidate) or _is_numpys_scalar(part.reference, part.candidate)
+    return as_tensor(value) if alike else value
+
+
+def _is_numpys_scalar(reference: object, candidate: object) -> bool:
+    """Whether eager has a NumPy scalar where the compiled program has an array of no dimensions, as is documented."""
+    array = isinstance(candidate, np.ndarray) and candidate.ndim == 0
+    return array and isinstance(reference, np.generic) and reference.dtype == getattr(candidate, "dtype", None)
+
+
+def _free(finding: Finding) -> bool:
+    """What a compiler may choose in a gradient."""
+    return finding.subject.startswith("grad[") and finding.detail in FREE_IN_GRADIENTS
+
+
+def _settled(part: Part) -> Part:
+    """Eager leaves None where AOT autograd leaves zeros: both say that there is no influence."""
+    if not part.subject.startswith("grad["):
+        return part
+    reference, candidate = settle_none(part.reference, part.candidate)
+    return replace(part, reference=reference, candidate=candidate)
+
+
+def _compare_random_state(reference: Outcome, candidate: Outcome) -> Iterator[Finding]:
+    if reference.evaluations != candidate.evaluations:
+        return  # an optimizer that asks for its loss until it is content has drawn more often
+    if reference.rng is not None and candidate.rng is not None and not reference.rng.same_as(candidate.rng):
+        yield rng_state_differs()
+
+
+def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
+    """Settings that the program leaves otherwise when it is compiled; what it sets itself, it sets in eager too."""
+    if reference.settings is None or candidate.settings is None:
+        return []
+    start, end = candidate.settings
+    expected = start.moved(*reference.settings)
+    names = [name for name in expected.changed(end) if name != FILTERS]  # which imports change as it is compiled
+    return settings_changed(names, before=start, expected=expected, actual=end)
+
+
+def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int) -> bool:
+    left = outcomes[index].rng if index < len(outcomes) else None
+    return reference.rng is not None and left is not None and reference.rng.same_as(left)
+
+
+# exceptions
+
+
+def compare_errors(
+    reference: Exception | None,
+    candidate: Exception | None,
+    ledger: Ledger,
+    needed: Callable[[], int],
+    *,
+    during: str = "running",
+) -> Iterator[Finding]:
+    """Compare what two runs raised; None where one did not."""
+    if reference is not None and candidate is not None:
+        if same_exception(reference, candidate):
+            ledger.note(f"eager and the compiled program both raise{_where(during)}: {told_exception(reference)}")
+            return
+        if same_message(reference, candidate):
+            ledger.note(
+                f"both raise the same message, eager as {type(reference).__name__}, the compiled program as "
+                f"{type(candidate).__name__}: Dynamo raises its own types"
+            )
+            return
+    # where eager alone fails for want of memory, the other had it
+    short = (
+        unsupported_here(reference, needed=needed, control=False)
+        if candidate is None and reference is not None
+        else unsupported_here(candidate, needed=needed)
+        if candidate is not None
+        else None
+    )
+    if short is not None:
+        yield short
+        return
+    only_compiled = reference is None
+    where = _where(during)
+    yield Finding(
+        kind=Kind.CRASH if only_compiled else Kind.EXCEPTION,
+        detail=_crash_detail(candidate, during)
+        if only_compiled
+        else "exception.type"
+        if candidate is not None
+        else "exception.missing",
+        subject="exception",
+        message=(
+            f"only the compiled program raises{where}"
+            if only_compiled
+            else f"eager raises{where} and the compiled program does not"
+            if candidate is None
+            else f"eager and the compiled program raise different exceptions{where}"
+        ),
+        expected=told_exception(reference),
+        actual=told_exception(candidate),
+    )
+
+
+def _bytes_of(outcome: Outcome) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in outcome.values.values())
+
+
+def _where(during: str) -> str:
+    return "" if during == "running" else " in the backward pass"
+
+
+def _crash_detail(error: Exception | None, during: str) -> str:
+    return "crash.memory" if is_out_of_memory(error) else f"crash.{during}"

@@ -1,0 +1,237 @@
+"""What can and cannot be checked on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Verdict
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.report.environment import compiler_command, environment
+
+__all__ = ["Capability", "Diagnosis", "diagnose"]
+
+_OLDEST, _NEWEST = (2, 11), (2, 15)
+_OURS = ("debug_interpreter", "graph_dumper", "nop", "numcheck")
+_NEEDS = MappingProxyType({"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"})
+_TIMEOUT_S = 60
+_WORKS = "works"
+
+_PROGRAM = """
+#include <cmath>
+extern "C" double answer(double x) { return std::sqrt(x); }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One thing that works here or does not.
+
+    Attributes:
+        name: What.
+        usable: Whether it works.
+        required: Whether the package is of little use without it.
+        note: What follows from it, and how to get it.
+    """
+
+    name: str
+    usable: bool
+    required: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The state of this machine."""
+
+    environment: Mapping[str, str]
+    backends: tuple[str, ...]
+    capabilities: tuple[Capability, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """*Fail* if something required does not work, else *pass*."""
+        broken = any(capability.required and not capability.usable for capability in self.capabilities)
+        return Verdict.FAIL if broken else Verdict.PASS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values."""
+        return {
+            "schema": "checked_backend.cli.doctor",
+            "version": 1,
+            "verdict": self.verdict.value,
+            "environment": dict(self.environment),
+            "backends": list(self.backends),
+            "capabilities": [asdict(capability) for capability in self.capabilities],
+        }
+
+    def __str__(self) -> str:
+        lines = ["Versions", *(f"  {name:<16} {value}" for name, value in self.environment.items())]
+        lines += [
+            "",
+            "Dynamo backends that numcheck can check",
+            *textwrap.wrap(", ".join(self.backends), 100, initial_indent="  ", subsequent_indent="  "),
+        ]
+        lines += ["", "What can be checked here"]
+        for capability in self.capabilities:
+            state = "yes" if capability.usable else "NO" if capability.required else "no"
+            lines.append(f"  {state:<4} {capability.name}: {capability.note}")
+        return "\n".join(lines)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine. Compiles a few lines of C++ in a temporary folder; changes nothing.
+
+    Returns:
+        Versions, the Dynamo backends that can be candidates here, and what can be checked.
+    """
+    backends = tuple(sorted(torch.compiler.list_backends(exclude_tags=())))
+    checks: tuple[Callable[[], Capability], ...] = (
+        _torch_version,
+        lambda: _registered(backends),
+        _cpp,
+        _gpu,
+        _mps,
+        _isolation,
+        _pytest,
+        _graphviz,
+        _transformers,
+    )
+    candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
+    return Diagnosis(MappingProxyType(environment()), candidates, tuple(check() for check in checks))
+
+
+def _is_candidate(backend: str) -> bool:
+    """Whether a backend compiles programs here: some test torch itself, some need what is not installed."""
+    if backend.endswith(("_TESTING_ONLY", "minifier_backend")):
+        return False
+    if backend == "cudagraphs":
+        return torch.cuda.is_available()
+    return backend not in _NEEDS or find_spec(_NEEDS[backend]) is not None
+
+
+def _torch_version() -> Capability:
+    version = str(torch.__version__)
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    supported = ".".join(map(str, _OLDEST)) + " to " + ".".join(map(str, _NEWEST))
+    usable = _OLDEST <= numbers <= _NEWEST
+    note = f"{version}; this package is made for {supported}"
+    return Capability("torch version", usable, False, note)
+
+
+def _registered(backends: tuple[str, ...]) -> Capability:
+    missing = [name for name in _OURS if name not in backends]
+    if missing:
+        note = f"{', '.join(missing)} not registered; install the package (pip install checked-backend)"
+    else:
+        note = ", ".join(_OURS)
+    return Capability("backends by name", not missing, True, note)
+
+
+def _cpp() -> Capability:
+    command = compiler_command()
+    problem = _try_compiler(command)
+    if problem:
+        note = f"{command} {problem}; install one or set CXX. Candidates such as aot_eager can still be checked"
+        return Capability("Inductor on the CPU", False, not torch.cuda.is_available(), note)
+    return Capability("Inductor on the CPU", True, True, f"{command} compiles")
+
+
+def _try_compiler(command: str) -> str:
+    """Compile a small library as Inductor would. Returns what went wrong, or nothing."""
+    if which(command) is None:
+        return "is not on the PATH"
+    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text(_PROGRAM, encoding="ascii")
+        flags = ["/LD"] if Path(command).stem.lower() == "cl" else ["-shared", "-fPIC", "-o", "probe.so"]
+        try:
+            done = subprocess.run(
+                [command, *flags, source.name],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TIMEOUT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"does not run ({error})"
+    if done.returncode == 0:
+        return ""
+    first = next((line for line in (done.stderr or done.stdout).splitlines() if line.strip()), "no message")
+    return f"does not compile ({first})"
+
+
+def _gpu() -> Capability:
+    name = "Inductor on a CUDA or ROCm GPU"
+    if not torch.cuda.is_available():
+        return Capability(name, False, False, "this torch sees no GPU; GPU code cannot be checked here")
+    if find_spec("triton") is None:
+        return Capability(name, False, False, "there is a GPU, but triton is not installed")
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    note = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GiB free; a check needs room for both sides"
+    return Capability(name, True, False, note)
+
+
+def _mps() -> Capability:
+    usable = torch.backends.mps.is_available()
+    note = "no float64 there, so high-precision references run on the CPU" if usable else "this torch sees none"
+    return Capability("Apple GPU", usable, False, note)
+
+
+def _isolation() -> Capability:
+    name = "a process of its own"
+    why = cannot_fork()
+    if why is not None:
+        return Capability(name, False, False, f"{why}, so check(isolate=True) and localizing are not possible")
+    try:
+        answer = run_in_worker(_after_a_backward_pass, timeout=_TIMEOUT_S)
+    except CheckedBackendError:
+        answer = "the backward pass failed"
+    if answer != _WORKS:
+        note = "check(isolate=True), with gradients only before the first backward pass of the process"
+        return Capability(name, True, False, note)
+    return Capability(name, True, False, "check(isolate=True); localizing and reducing survive compiled code that dies")
+
+
+def _after_a_backward_pass() -> str:
+    with torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()
+    return cannot_differentiate_in_worker() or _WORKS
+
+
+def _pytest() -> Capability:
+    name = "pytest --numcheck"
+    if find_spec("pytest") is None:
+        return Capability(name, False, False, "pytest is not installed")
+    ours = [entry for entry in entry_points(group="pytest11") if entry.value.partition(".")[0] == "checked_backend"]
+    if not ours:
+        return Capability(name, False, False, "the plugin is not registered; install the package, or use -p")
+    parallel = "also in parallel (xdist)" if find_spec("xdist") else "in one process; pytest-xdist is not installed"
+    return Capability(name, True, False, parallel)
+
+
+def _graphviz() -> Capability:
+    usable = which("dot") is not None
+    note = "graph.svg is written with each dump" if usable else "dot is not on the PATH; dumps have graph.dot only"
+    return Capability("pictures of graphs", usable, False, note)
+
+
+def _transformers() -> Capability:
+    usable = find_spec("transformers") is not None
+    note = "installed" if usable else "not installed (pip install 'checked-backend[hf]')"
+    return Capability("Hugging Face models", usable, False, note)

@@ -1,0 +1,263 @@
+"""Run a dumped graph again under a compiler, and check it against eager."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import (
+    aot_autograd,
+    dynamo_captures_data,
+    dynamo_control_flow,
+    dynamo_reset,
+    mark_dynamic,
+    tree_leaves,
+)
+from checked_backend.aot.boxed import boxed, boxed_module
+from checked_backend.dump import Dump, rehearse
+from checked_backend.errors import CandidateError, CheckedBackendError
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.process.worker import Death, how_it_died, run_in_worker
+from checked_backend.regions.build import build_region
+from checked_backend.regions.compile import resolve_compiler
+from checked_backend.regions.failure import Failure, Investigator
+from checked_backend.regions.session import Session, collect
+from checked_backend.report import Report
+
+__all__ = ["replay", "replay_of_death"]
+
+FORWARD_LIMIT = 120.0
+"""Seconds that the forward pass may take in a process of its own."""
+
+_ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
+"""A line of ``module.py``, as `source_line` quotes it."""
+
+
+def replay(
+    dump: Dump,
+    *,
+    compiler: str | Callable[..., Any] = "inductor",
+    seed: int = 0,
+    investigator: Investigator | None = None,
+    report_dir: Path | None = None,
+    backward: bool = True,
+    rehearsed: bool = False,
+) -> Report:
+    """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
+
+    The graph runs under the modes and from the random state that were recorded. Dimensions that were symbolic are
+    dynamic again.
+
+    Args:
+        dump: From `load_dump`.
+        compiler: A Dynamo backend's name or a callable.
+        seed: For input values that were not saved.
+        investigator: Asked where a failure comes from.
+        report_dir: Where reports and repros go, if not where the environment says.
+        backward: Run the backward pass of a training graph too.
+        rehearsed: `rehearse` has run it already.
+
+    Returns:
+        The report.
+
+    Raises:
+        OptionError: The compiler is unknown.
+        DumpError: The graph or its inputs cannot be built here, eager refuses it, or it would leave its memory.
+    """
+    given = {
+        "compiler": compiler,
+        "on_divergence": "record",
+        "layout": "raise",
+        "localize": investigator is not None,
+    }
+    options = parse_options(
+        CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
+    )
+    resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
+    if not rehearsed:
+        rehearse(dump, seed)
+    training = dump.kind == "dynamo"  # the others were traced with autograd already applied
+    with collect() as session, dump.ambient(), torch.set_grad_enabled(training and torch.is_grad_enabled()):
+        if not dump.has_values:
+            made = f"not in the dump: made from seed {seed}, within the recorded ranges"
+            session.ledger.skip(Skip("the recorded values", made))
+        outputs = _run(dump, options, seed, training, session, investigator)
+        roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if roots and backward:
+            try:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            except Exception:
+                if not any(finding.kind is Kind.CRASH for finding in session.report.findings):
+                    raise
+        findings = tuple(_with_own_line(finding, dump) for finding in session.report.findings)
+        return replace(session.report, title=f"replay {dump.title}", findings=findings)
+
+
+def replay_of_death(
+    dump: Dump,
+    exit_code: int,
+    *,
+    compiler: str | Callable[..., Any] = "inductor",
+    seed: int = 0,
+    investigator: Investigator | None = None,
+    report_dir: Path | None = None,
+) -> Report:
+    """Report on a dumped graph of which, compiled, a process died. The compiler is not tried in this process again.
+
+    Args:
+        dump: From `load_dump`.
+        exit_code: Of the process that died, negative for a signal.
+        compiler: The compiler that it died of.
+        seed: For input values that were not saved.
+        investigator: Asked where that comes from.
+        report_dir: Where reports and repros go, if not where the environment says.
+
+    Raises:
+        OptionError: The compiler is unknown.
+        DumpError: The graph or its inputs cannot be built here.
+    """
+    death = how_it_died(exit_code)
+
+    def died(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        if late:
+            return _dying_late(gm, example_inputs, death.words)
+        raise CandidateError(death.words)
+
+    def told(finding: Finding) -> Finding:
+        if finding.kind is not Kind.CRASH:
+            return finding
+        message = f"the process that compiled and ran the program died: {death.words}"
+        return replace(finding, message=message, detail=death.detail, expected="no death", actual=death.words)
+
+    def investigated(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        if investigator is None:
+            return findings
+        options = failure.options.model_copy(update={"compiler": compiler})
+        return investigator(replace(failure, options=options), list(map(told, findings)))
+
+    late = dump.kind == "dynamo" and _survives_forward(dump, compiler, seed)
+    chosen = None if investigator is None else investigated
+    report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir, rehearsed=True)
+    return replace(report, findings=tuple(map(told, report.findings)))
+
+
+def _survives_forward(dump: Dump, compiler: str | Callable[..., Any], seed: int) -> bool:
+    def produce() -> str:
+        return str(replay(dump, compiler=compiler, seed=seed, backward=False, rehearsed=True).verdict)
+
+    try:
+        return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), Death)
+    except CheckedBackendError:
+        return False
+
+
+def _dying_late(gm: fx.GraphModule, example_inputs: Sequence[Any], words: str) -> Any:
+    """AOT autograd with a backward pass that cannot run."""
+
+    def forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        return boxed_module(graph)
+
+    def backward(_graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        def dies(_args: list[Any]) -> Any:
+            raise RuntimeError(words)
+
+        return boxed(dies)
+
+    return aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)(gm, list(example_inputs))
+
+
+def _with_own_line(finding: Finding, dump: Dump) -> Finding:
+    """Name the user's line, which the dump remembers, instead of that of its ``module.py``."""
+    made = _ASSIGNMENT.search(finding.source or "")
+    if made is None:
+        return finding
+    lines = {node["name"]: node["source"] for node in dump.metadata["graph"]["nodes"]}
+    return replace(finding, source=lines.get(made["name"]) or finding.source)
+
+
+def _run(
+    dump: Dump,
+    options: CheckOptions,
+    seed: int,
+    training: bool,
+    session: Session,
+    investigator: Investigator | None,
+) -> Any:
+    outputs, reason = _traced_again(dump, options, seed, training, session, investigator, whole=True)
+    if reason is None:
+        return outputs
+    outputs, again = _traced_again(dump, options, seed, training, session, investigator, whole=False)
+    if again is None:
+        session.ledger.skip(
+            Skip("some operators", f"Dynamo {reason} as a whole: what is between the parts ran in eager")
+        )
+        return outputs
+    session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
+    inputs = _inputs(dump, seed, training)
+    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
+    return build_region(dump.module, inputs, direct, None, thorough=True, investigator=investigator)(*inputs)
+
+
+def _traced_again(
+    dump: Dump,
+    options: CheckOptions,
+    seed: int,
+    training: bool,
+    session: Session,
+    investigator: Investigator | None,
+    *,
+    whole: bool,
+) -> tuple[Any, str | None]:
+    """Compile the graph as a user's program, whole or in parts; or say why Dynamo does not."""
+    backend = partial(_checked, options=options, investigator=investigator)
+    dynamo_reset()
+    try:
+        inputs = _inputs(dump, seed, training)
+        for entry, value in zip(dump.metadata["inputs"]["inputs"], inputs, strict=True):
+            symbolic = (entry["tensor"] or {}).get("symbolic")
+            for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
+                if isinstance(size, str):
+                    mark_dynamic(value, dimension)
+        with dynamo_captures_data():
+            outputs = torch.compile(dump.module, backend=backend, fullgraph=whole)(*inputs)
+    except CheckedBackendError:
+        raise
+    except Exception as error:
+        if session.report.coverage.regions:
+            raise  # the graph ran, and eager itself raises
+        return None, f"cannot trace this graph again ({type(error).__name__})"
+    finally:
+        dynamo_reset()
+    return outputs, None if session.report.coverage.regions else "leaves this graph in Python"
+
+
+def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:
+    inputs = dump.inputs(seed)
+    return inputs if training else [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
+
+
+def _checked(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, investigator: Investigator | None
+) -> Callable[..., Any]:
+    return build_region(gm, example_inputs, options, None, thorough=True, investigator=investigator)
+
+
+def _failing_openly(options: CheckOptions) -> Callable[..., Any]:
+    """The candidate compiler; exceptions that would steer Dynamo are failures where there is no Dynamo."""
+    compiler = resolve_compiler(options)
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            return compiler(gm, example_inputs)
+        except dynamo_control_flow() as error:
+            raise CandidateError(f"{type(error).__name__}: {error}") from error
+
+    return compile_graph

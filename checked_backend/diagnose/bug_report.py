@@ -1,0 +1,105 @@
+"""A report that can be pasted into an issue of the compiler's project: what is wrong, a script, versions, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from checked_backend._torch import changed_settings
+from checked_backend.findings import Finding
+from checked_backend.options import CheckOptions
+from checked_backend.report.environment import environment
+from checked_backend.report.write import write_whole
+
+__all__ = ["describe_candidate", "write_bug_report"]
+
+_NOISE = ("cache", "debug", "log", "trace", "verbose", "compile_threads", "worker", "progress")
+"""Words in names of settings that change nothing of what is computed."""
+
+
+_SHOWN = "It was run from disk in a fresh process, and showed it."
+
+
+def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str]:
+    """What compiled the program, in words.
+
+    Args:
+        options: Name the candidate.
+        mode: As passed to ``torch.compile``.
+
+    Returns:
+        ``compiled by``, and where there are any ``mode``, ``options`` and ``settings`` of torch that are not defaults.
+    """
+    compiler = options.compiler
+    if not isinstance(compiler, str):
+        named = f"{getattr(compiler, '__module__', '')}.{getattr(compiler, '__qualname__', type(compiler).__name__)}"
+        compiler = named
+    settings = [
+        f"{module}.{name} = {value!r}"
+        for module, found in changed_settings().items()
+        for name, value in found.items()
+        if not any(word in name for word in _NOISE)
+    ]
+    found = {"compiled by": compiler, "mode": mode, "options": dict(options.compiler_options), "settings": settings}
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str) -> Path | None:
+    """Write a finding next to its script, as Markdown.
+
+    Args:
+        finding: With its script.
+        candidate: From `describe_candidate`.
+        output: What the script printed.
+
+    Returns:
+        The file; None if there is no script.
+
+    Raises:
+        OSError: The script cannot be read, or the report not be written.
+    """
+    if finding.repro is None:
+        return None
+    script = Path(finding.repro)
+    path = script.with_suffix(".md")
+    write_whole(_text(finding, candidate, script, output), path)
+    return path
+
+
+def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: str) -> str:
+    wrong = finding.message.splitlines()[0] if finding.message else str(finding.kind)
+    where = [f"{key}: {value}" for key, value in (("graph", finding.graph), ("stage", finding.stage)) if value]
+    lines = [
+        f"# {candidate['compiled by']}: {finding.op or 'a graph'}: {finding.detail or finding.kind}",
+        "",
+        f"- {finding.subject}: {wrong}",
+        *(f"- {item}" for item in where),
+        *([f"- found at: `{finding.source}`"] if finding.source else []),
+        "",
+        "## Script",
+        "",
+        f"It exits 1 while the bug is there. {finding.evidence.get('repro', _SHOWN)}",
+        *(
+            [f"It reads `{script.with_suffix('.safetensors').name}`: attach that file."]
+            if script.with_suffix(".safetensors").exists()
+            else []
+        ),
+        "",
+        *_fenced(script.read_text(encoding="utf-8"), "python"),
+        "",
+        *(["It printed:", "", *_fenced(output), ""] if output else []),
+        *(["## Workaround", "", *_fenced(finding.workaround, "python"), ""] if finding.workaround else []),
+        "## What was tried",
+        "",
+        *(f"- {key}: {value}" for key, value in finding.evidence.items()),
+        "",
+        "## Versions and settings",
+        "",
+        *(f"- {key}: {value}" for key, value in {**candidate, **environment()}.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _fenced(text: str, language: str = "") -> list[str]:
+    fence = "`" * max(3, 1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
+    return [f"{fence}{language}", text.rstrip(), fence]

@@ -1,0 +1,407 @@
+"""What numcheck does after a failure: find the operator, reduce it, write a repro, look for a workaround.
+
+All of it happens in a worker process: it compiles the program many times over, and a compiler that is wrong may also
+crash or hang. The user's process waits, and nothing of its state changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checked_backend._torch import without_compile_caches
+from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
+from checked_backend.diagnose.localize import Cut, Location, locate
+from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
+from checked_backend.diagnose.reduce import (
+    Repro,
+    Untranslatable,
+    Workaround,
+    reduce,
+    write_repro,
+)
+from checked_backend.diagnose.reduce.journal import Places
+from checked_backend.diagnose.workaround.remedy import Blamed, RemedySearch
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.interrupt import Interruption
+from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.torch_state import RngState
+from checked_backend.report.file_names import this_moment
+
+__all__ = ["Investigation", "investigate"]
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT = 315.0
+"""Seconds after which an investigation is given up."""
+
+TRIAL_LIMIT = 60.0
+"""Seconds that one trial may take."""
+
+REDUCTION_LIMIT = 60.0
+"""Seconds that reducing may take."""
+
+PATIENCE = 45.0
+"""Seconds that an investigation has, once it was interrupted, to say what it has found."""
+
+LEAST_SCRIPT_LIMIT = 30.0
+"""Seconds that a script may always take."""
+
+INTERRUPTED_SCRIPT_LIMIT = 15.0
+"""Seconds that it may take after Ctrl-C."""
+
+_INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
+
+
+@dataclass(slots=True)
+class _Found:
+    """What an investigation found out; plain data, because it crosses a process boundary."""
+
+    stage: str | None = None
+    graph: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    workaround: str | None = None
+    repro: str | None = None
+    output: str = ""
+    evidence: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Notebook:
+    """What is known so far, on disk, so that it outlives the worker, and the process that waits for it.
+
+    Attributes:
+        path: The file.
+        keep: Puts it into the report on disk.
+    """
+
+    path: Path
+    keep: Callable[[_Found], None]
+
+    def note(self, found: _Found) -> None:
+        """Write it down, whole or not at all; a disk that is full does not end the search."""
+        with contextlib.suppress(OSError):
+            half = self.path.with_suffix(".half")
+            half.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            half.replace(self.path)
+        self.keep(found)
+
+    def after(self, death: Death) -> _Found:
+        """What was known when the worker died.
+
+        Raises:
+            CheckedBackendError: Nothing was.
+        """
+        if not self.path.exists():
+            raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
+        found = _Found(**json.loads(self.path.read_text("utf-8")))
+        found.evidence = {**(found.evidence or {}), "stopped": f"the process that looked further died: {death.words}"}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """What an investigation works with.
+
+    Attributes:
+        notebook: Keeps what is known.
+        tell: Told what is being done, adds the time left, and raises a Ctrl-C that was lost.
+        say: The same without the time.
+        stop: Ctrl-C.
+        deadline: A `time.monotonic` moment.
+        journal: As in `Investigation`.
+    """
+
+    notebook: _Notebook
+    tell: Callable[[str], None]
+    say: Callable[[str], None]
+    stop: Interruption
+    deadline: float
+    journal: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Investigation:
+    """How to investigate.
+
+    Attributes:
+        tell: Told what is being done, in the worker process.
+        journal: A file in which programs that were tried are kept, so that a second run continues.
+    """
+
+    tell: Callable[[str], None] = log.info
+    journal: Path | None = None
+
+    def __call__(self, failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """Add to findings where they come from.
+
+        Ctrl-C ends it with the best so far.
+
+        Args:
+            failure: The failed call.
+            findings: What its check found.
+
+        Returns:
+            The findings; those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
+            ``workaround`` and ``repro`` as could be found out, and what was tried in their evidence.
+
+        Raises:
+            CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
+        """
+        if not any(finding.kind in _INVESTIGATED for finding in findings):
+            return findings
+        # AOT autograd traces forward and backward together
+        here = cannot_fork() or cannot_differentiate_in_worker()
+        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+            notebook = _Notebook(Path(folder) / "found.json", lambda found: failure.keep(_told(findings, found)))
+            work = partial(_work, failure, findings, self, notebook)
+            answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
+            found = notebook.after(answer) if isinstance(answer, Death) else _Found(**json.loads(answer))
+        _write_bug_report(failure, findings, found)
+        return _told(findings, found)
+
+
+def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Investigate a failure that nobody waits for: what the backend does. See `Investigation`."""
+    log.warning(
+        "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
+        "localize=False skips it)"
+    )
+    return Investigation()(failure, findings)
+
+
+def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> str:
+    deadline = time.monotonic() + TIME_LIMIT - PATIENCE
+    stop = Interruption()
+
+    def say(text: str) -> None:
+        stop.check()
+        how.tell(text)
+
+    def tell(text: str) -> None:
+        say(f"{text}, at most {max(0.0, deadline - time.monotonic()):.0f} s left")
+
+    before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
+    try:
+        with without_compile_caches(), stop.awaited():
+            desk = _Desk(notebook, tell, say, stop, deadline, how.journal)
+            return json.dumps(asdict(_investigated(failure, findings, desk)))
+    finally:
+        before.restore()
+
+
+def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) -> _Found:
+    wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
+    places = Places(desk.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
+    last = [Location("compiled")]
+
+    def known(location: Location) -> None:
+        last[:] = [location]
+        desk.notebook.note(_described(location))
+        if location.graph is not None and location.node is not None and not location.gross:
+            places.note(location.graph, location.node.name)
+
+    try:
+        location = locate(failure, findings, _judge, desk.tell, gross=_judge_grossly, known=known, hint=places.known())
+    except KeyboardInterrupt:
+        found = _described(last[0])
+        found.evidence = {**(found.evidence or {}), "stopped": "by the user"}
+        return found
+    known(location)
+    found = _described(location)
+    if location.cut is None:
+        return found
+    evidence = found.evidence = dict(found.evidence or {})
+    search = _Search(failure, findings, location, found, evidence, desk)
+    try:
+        for reached in search.steps():
+            desk.notebook.note(reached)
+    except KeyboardInterrupt:
+        evidence["stopped"] = "by the user"
+    except Exception as error:  # the operator is known: what failed after that must not lose it
+        evidence["stopped"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found
+
+
+def _judge(trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in verdict_oracle(trial, TRIAL_LIMIT) or () if finding.kind.fails]
+
+
+def _judge_grossly(trial: GraphCase) -> Sequence[Finding]:
+    return gross_error_oracle(trial, TRIAL_LIMIT) or ()
+
+
+def _described(location: Location) -> _Found:
+    evidence = {}
+    if location.message:
+        evidence["at the operator"] = location.message.splitlines()[0]  # what a compiler raised may be pages
+    if location.within:
+        evidence["decomposition"] = location.within
+    if location.notes:
+        evidence["how it was localized"] = "; ".join(location.notes)
+    node = location.node
+    found = _Found(location.stage, location.graph, evidence=evidence)
+    if node is not None:
+        found.node, found.op, found.source = node.name, location.op, source_line(node)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    trial: GraphCase
+    subject: str
+    kind: Kind
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is done once the operator is known: reduce, write a script, look for a workaround.
+
+    Attributes:
+        found: What was found out, to be completed.
+        evidence: What was tried, for people; part of ``found``.
+    """
+
+    failure: Failure
+    findings: Sequence[Finding]
+    location: Location
+    found: _Found
+    evidence: dict[str, str]
+    desk: _Desk
+
+    def steps(self) -> Iterator[_Found]:
+        """Do it; what is found is given after each step.
+
+        Raises:
+            Exception: Whatever a step raises.
+        """
+        cut = self.location.cut
+        if cut is None:
+            return
+        reduced = self._reduced(cut)
+        yield self.found
+        repro = self._repro(reduced)
+        if repro is not None:
+            self.found.repro, self.found.output = str(repro.path), repro.output
+        yield self.found
+        if reduced.interrupted:
+            self.evidence["settings"] = "not tried: stopped by the user"
+            return
+        workaround = self._workaround(reduced)
+        self.found.workaround = None if workaround is None else workaround.code
+        yield self.found
+
+    @property
+    def _judge(self) -> Oracle:
+        return gross_error_oracle if self.location.gross else verdict_oracle
+
+    def _reduced(self, cut: Cut) -> _Reduced:
+        whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
+        if cut.trial.cotangents is not None:
+            self.evidence["reduced"] = "no: only programs without gradients are reduced"
+            return whole
+        reduction = reduce(
+            cut.trial,
+            subject=cut.finding.subject,
+            kind=cut.finding.kind,
+            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.desk.deadline),
+            progress=lambda progress: self.desk.say(str(progress)),
+            journal=self.desk.journal,
+            judge=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._judge,
+        )
+        stopped = reduction.stopped == "interrupted"
+        if stopped:
+            self.desk.stop.heard()
+            self.desk.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
+        if not reduction.shown and not stopped:
+            self.evidence["reduced"] = "no: it did not show again in a process of its own"
+            return whole
+        self.evidence["reduced"] = (
+            f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
+        )
+        return _Reduced(reduction.trial, reduction.subject, reduction.kind, stopped)
+
+    def _repro(self, reduced: _Reduced) -> Repro | None:
+        cut = self.location.cut
+        if reduced.trial.cotangents is not None:
+            self.evidence["repro"] = "none: a script of a part with its gradients is not written"
+            return None
+        self.desk.tell("writing a script and running it in a fresh process")
+        name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
+        try:
+            repro = write_repro(
+                reduced.trial,
+                self.failure.options.report_dir,
+                name=name,
+                subject=reduced.subject,
+                kind=reduced.kind,
+                source=self.found.source,
+                timeout=INTERRUPTED_SCRIPT_LIMIT if reduced.interrupted else self._script_limit,
+                judge=self._judge,
+                known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
+            )
+        except (Untranslatable, OSError) as error:
+            self.evidence["repro"] = f"none: {error}"
+            return None
+        if not repro.confirmed:
+            last = (repro.output.strip().splitlines() or ["nothing"])[-1]
+            self.evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+        return repro
+
+    @property
+    def _script_limit(self) -> float:
+        return max(LEAST_SCRIPT_LIMIT, (self.desk.deadline - time.monotonic()) / 2)  # it may take two runs
+
+    def _workaround(self, reduced: _Reduced) -> Workaround | None:
+        judge, tell = self._judge, self.desk.tell
+        search = RemedySearch(self.failure, self.findings, judge, self.desk.deadline, tell, self.evidence)
+        known = self.found.op is not None and self.location.node is not None
+        blamed = Blamed(str(self.found.op), self.found.source) if known else None
+        # where eager raises there are no results to judge the small program by
+        return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
+
+
+def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: _Found) -> None:
+    worst = next(finding for finding in findings if finding.kind in _INVESTIGATED)
+    try:
+        candidate = describe_candidate(failure.options, failure.mode)
+        path = write_bug_report(_enriched(worst, found), candidate, found.output)
+    except OSError as error:  # the findings say the same
+        log.warning("no bug report: %s", error)
+        return
+    if path is not None:
+        found.evidence = {**(found.evidence or {}), "to be pasted into a bug report": str(path)}
+
+
+def _told(findings: Sequence[Finding], found: _Found) -> list[Finding]:
+    return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
+
+
+def _enriched(finding: Finding, found: _Found) -> Finding:
+    evidence: Mapping[str, Any] = {**finding.evidence, **(found.evidence or {})}
+    return replace(
+        finding,
+        stage=found.stage,
+        graph=found.graph,
+        node=found.node,
+        op=found.op,
+        source=found.source or finding.source,
+        workaround=found.workaround,
+        repro=found.repro,
+        evidence=evidence,
+    )

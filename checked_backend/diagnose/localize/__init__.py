@@ -1,0 +1,10 @@
+"""Where a failed check goes wrong: the stage of the compiler, the graph, the operator."""
+
+from __future__ import annotations
+
+from checked_backend.diagnose.localize.cut import Cut, Judge
+from checked_backend.diagnose.localize.locate import locate
+from checked_backend.diagnose.localize.location import Location
+from checked_backend.diagnose.localize.subgraph import operator_name
+
+__all__ = ["Cut", "Judge", "Location", "locate", "operator_name"]

@@ -1,0 +1,105 @@
+"""What the operator that errs is called: the ATen operator that the user's call came down to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, TorchDispatchMode
+from checked_backend.diagnose.localize.graph_modes import modes_left
+from checked_backend.diagnose.localize.subgraph import is_view_operator, operator_name
+from checked_backend.graphs.operators import OperatorKind, describe_operator
+from checked_backend.regions.compile import eager_graph
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["aten_name", "origin_of"]
+
+_HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
+"""Operators that functions call on their way, besides the one that they are about."""
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the operators that are called; compositions are noted under inference mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[OpOverload] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if isinstance(func, OpOverload):
+            self.found.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
+    """What ATen calls the operator that a node of a Dynamo graph comes down to.
+
+    Args:
+        gm: The graph that has the node; it is not changed.
+        inputs: Its inputs; they are not changed.
+        node: The node. If it raises in eager, the operator that raises is meant.
+
+    Returns:
+        ``aten.relu.default``; the name of the composition where it comes down to several (``aten.ldexp.Tensor``); the
+        name of the Python function (``torch.nn.functional.multi_head_attention_forward``) where that is none of ATen's.
+    """
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    single, raised = _called(gm, inputs, node, lambda: torch.no_grad())
+    if len(single) > 1:
+        about = [func for func in single if not _helps(func)]
+        single = about or single
+    if len(set(single)) == 1 and not raised:  # what raises may be a check that the operator makes
+        return str(single[0])
+    whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
+    return str(whole[0]) if len(set(whole)) == 1 else operator_name(node)
+
+
+def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:
+    """The node of Dynamo's graph that a node of an ATen forward graph was made from; None if that is not known."""
+    stack = node.meta.get("source_fn_stack")
+    if not stack:
+        return None
+    found: fx.Node | None = next((one for one in dynamo.graph.nodes if one.name == stack[-1][0]), None)
+    return found
+
+
+def _called(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]
+) -> tuple[Sequence[OpOverload], bool]:
+    """The operators that a node calls, and whether it raises."""
+    calls = _Calls()
+
+    class _Follower(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            if n.name != node.name:
+                return super().run_node(n)
+            with calls:
+                super().run_node(n)
+            raise _Reached
+
+    follower = _Follower(eager_graph(gm))
+    follower.extra_traceback = False
+    raised = False
+    try:
+        with mode(), modes_left():
+            follower.run(*copy_values(inputs))
+    except _Reached:
+        pass
+    except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
+        raised = True
+    return calls.found, raised
+
+
+class _Reached(Exception):
+    """The node was run."""
+
+
+def _helps(func: OpOverload) -> bool:
+    operator = describe_operator(func)
+    return operator.base in _HELPERS or operator.kind is OperatorKind.UNINITIALISED or is_view_operator(func)

@@ -1,0 +1,86 @@
+"""Inside of control flow: the bodies of a higher-order operator, and what it calls them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator
+from checked_backend.diagnose.localize.graph_modes import modes_left
+from checked_backend.diagnose.localize.subgraph import unshared
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["called_bodies", "is_higher_order"]
+
+Call = tuple[fx.GraphModule, tuple[Any, ...]]
+"""A graph, and what it is called with."""
+
+
+def is_higher_order(node: fx.Node) -> bool:
+    """Whether a node calls graphs: ``cond``, ``while_loop``, ``invoke_subgraph``."""
+    return isinstance(node.target, HigherOrderOperator) and bool(_bodies(node))
+
+
+def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> list[Call]:
+    """The bodies that a higher-order operator calls in eager, with the inputs of the first and the last call of each.
+
+    Args:
+        gm: The graph that has the operator; it is not changed.
+        inputs: Its inputs; they are not changed.
+        node: The operator.
+
+    Returns:
+        The bodies in the order of their first calls; those that are not called are not among them.
+
+    Raises:
+        Exception: Whatever the graph raises.
+    """
+    own = copy_graph(gm)
+    follower = fx.Interpreter(own)
+    follower.extra_traceback = False
+    given = iter(unshared(gm, inputs))
+    calls: dict[str, list[Call]] = {}
+    with torch.no_grad(), modes_left():
+        for one in own.graph.nodes:
+            if one.name == node.name:
+                _note_calls(own, gm, node, calls)
+            follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
+            if one.name == node.name:
+                break
+    return [call for made in calls.values() for call in made]
+
+
+def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, calls: dict[str, list[Call]]) -> None:
+    for source in _bodies(node):
+        path = str(source.target)
+        body, kept = own.get_submodule(path), original.get_submodule(path)
+        if isinstance(body, fx.GraphModule) and isinstance(kept, fx.GraphModule):
+            body.forward = _noting(body.forward, kept, calls.setdefault(path, []))
+
+
+def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[Call]) -> Callable[..., Any]:
+    def forward(*args: Any) -> Any:
+        del calls[1:]  # loops may be long: the last call is kept besides the first
+        calls.append((body, tuple(copy_values(args))))
+        return run(*args)
+
+    return forward
+
+
+def _bodies(node: fx.Node) -> list[fx.Node]:
+    home = node.graph.owning_module
+    found = [source for source in node.all_input_nodes if source.op == "get_attr"]
+    if home is None:
+        return []
+    return [source for source in found if isinstance(_attribute(home, str(source.target)), fx.GraphModule)]
+
+
+def _attribute(home: torch.nn.Module, path: str) -> Any:
+    found: Any = home
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    return found

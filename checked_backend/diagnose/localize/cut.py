@@ -1,0 +1,269 @@
+"""Cut a small trial out of a graph: the operator that errs, with as many of its neighbours as the error needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload
+from checked_backend.diagnose.localize.graph_modes import modes_left
+from checked_backend.diagnose.localize.subgraph import (
+    calls_of,
+    is_item,
+    is_symbolic,
+    is_view,
+    outputs_of,
+    part_of,
+    recorded_value,
+    tensors_made,
+    unshared,
+)
+from checked_backend.findings import Finding
+from checked_backend.graphs.effects import has_effects, writes
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["Cut", "Judge", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
+
+Judge = Callable[[GraphCase], Sequence[Finding]]
+"""Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
+"""Operators in front of the culprit that a cut may have, tried in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A small trial that fails.
+
+    Attributes:
+        trial: The trial.
+        node: The node that errs, in the whole graph.
+        finding: How the trial fails.
+    """
+
+    trial: GraphCase
+    node: fx.Node
+    finding: Finding
+
+
+def cut_out(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    node: fx.Node,
+    options: CheckOptions,
+    judge: Judge,
+    sure: Callable[[Finding], bool] = lambda _finding: True,
+) -> Cut | None:
+    """Find the smallest run of operators up to a node that fails by itself, on recorded values.
+
+    The values come from eager, so that the operators in front of the run are right by definition.
+
+    Args:
+        gm: A functional ATen graph.
+        inputs: Its inputs.
+        node: The node whose compiled value is wrong.
+        options: Name the candidate.
+        judge: Tries a trial.
+        sure: Whether a finding is what is looked for; one that only may be is taken if there is no other.
+
+    Returns:
+        The trial; None if neither a run of up to 64 operators fails by itself nor all that the node is made from.
+    """
+    values = _eager_values(gm, inputs, node)
+    viewed = [source for source in _views_behind(node) if not is_item(source)]
+    spare: Cut | None = None
+    for view in viewed:  # a wrong view shows in whatever reads it
+        cut = _tried(gm, [view], view, values, options, judge, copied=True)
+        if cut is not None and sure(cut.finding):
+            return cut
+        spare = spare or cut
+    for nodes in widening(gm, node):
+        cut = _tried(gm, nodes, node, values, options, judge)
+        if cut is not None and sure(cut.finding):
+            return cut
+        spare = spare or cut
+    return spare
+
+
+def cut_before(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
+) -> Cut:
+    """A node alone, on the values that eager has when it reaches it: for a node that raises there.
+
+    Args:
+        gm: A graph.
+        inputs: Its inputs; they may be written to.
+        node: The node.
+        options: Name the candidate.
+        finding: What is wrong.
+    """
+    values: dict[fx.Node, Any] = {}
+    interpreter = fx.Interpreter(gm)
+    interpreter.env = values
+    given = iter(inputs)
+    with torch.no_grad(), modes_left():
+        for each in gm.graph.nodes:
+            if each is node:
+                break
+            values[each] = next(given) if each.op == "placeholder" else interpreter.run_node(each)
+    part, sources = part_of(gm, [node], [node])
+    trial = GraphCase(part, tuple(copy_values([values[source] for source in sources])), options, is_symbolic(gm))
+    return Cut(trial, node, finding)
+
+
+def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge) -> Cut | None:
+    """Bisect for the first operator up to which the compiled graph is wrong.
+
+    For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs. Nothing
+    is taken apart, so that operators may write to what others read.
+
+    Args:
+        gm: A graph.
+        inputs: Its inputs.
+        options: Name the candidate.
+        judge: Tries a trial.
+
+    Returns:
+        The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
+    """
+    calls = calls_of(gm)
+    low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
+    found = _judged_prefix(gm, inputs, calls, options, judge)
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        shorter = _judged_prefix(gm, inputs, calls[:middle], options, judge)
+        if shorter is not None:
+            high, found = middle, shorter
+        else:
+            low = middle
+    return found
+
+
+def wrong_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, judge: Judge
+) -> Cut | None:
+    """All calls of a graph up to one, as a trial, if that is wrong; the arguments are those of `cut_out`."""
+    calls = calls_of(gm)
+    return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, judge)
+
+
+def _judged_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, judge: Judge
+) -> Cut | None:
+    # an operator with several results is judged by them: without any, what it alone uses would be dead code
+    last = calls[-1]
+    items = [made for node in calls for made in tensors_made(node)]
+    calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
+    inside = set(calls)
+    results = {node for node in outputs_of(gm) if isinstance(node, fx.Node)}
+    frontier = [
+        node
+        for node in calls
+        if isinstance(recorded_value(node), torch.Tensor)
+        and (node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users))
+    ]
+    if not frontier and not any(map(has_effects, calls)):
+        return None
+    part, sources = part_of(gm, calls, frontier)
+    values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
+    findings = judge(trial)
+    while is_item(last) and isinstance(last.args[0], fx.Node):
+        last = last.args[0]
+    return Cut(trial, last, findings[0]) if findings else None
+
+
+def _tried(
+    gm: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    node: fx.Node,
+    values: Mapping[fx.Node, Any],
+    options: CheckOptions,
+    judge: Judge,
+    *,
+    copied: bool = False,
+) -> Cut | None:
+    returned = tensors_made(node)
+    if not returned:
+        return None
+    chosen = [*nodes, *(made for made in returned if made not in nodes)]
+    part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
+    trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
+    findings = judge(trial)
+    return Cut(trial, node, findings[0]) if findings else None
+
+
+def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:
+    return node
+
+
+def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Read a view inside of the compiled code; as an output AOT autograd would make it anew in eager."""
+    copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    copy.meta = {"val": recorded_value(node)}
+    return copy
+
+
+def widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
+    """Give runs of calls that end at a node: it alone, with its views, then the nearest of its ancestors."""
+    order = {call: place for place, call in enumerate(calls_of(gm))}
+    yield [node]
+    views = [source for source in _views_behind(node) if source in order]
+    if views:
+        yield sorted([*views, node], key=order.__getitem__)
+    last = 0
+    for width in _WIDTHS:
+        nearest = _nearest_ancestors(node, width + len(views), order)
+        if len(nearest) == last:
+            return
+        last = len(nearest)
+        yield sorted([*nearest, node], key=order.__getitem__)
+
+
+def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) -> list[fx.Node]:
+    seen: dict[fx.Node, None] = {}
+    layer = [node]
+    while layer and len(seen) < count:
+        sources = {source for one in layer for source in one.all_input_nodes if source in order and source not in seen}
+        layer = sorted(sources, key=order.__getitem__, reverse=True)
+        seen.update(dict.fromkeys(layer[: count - len(seen)]))
+    return list(seen)
+
+
+def _views_behind(node: fx.Node) -> list[fx.Node]:
+    """The views between a node and what was really computed before it, nearest last."""
+    views: dict[fx.Node, None] = {}
+    pending = list(node.all_input_nodes)
+    while pending:
+        source = pending.pop()
+        if source not in views and isinstance(source.target, OpOverload) and is_view(source):
+            views[source] = None
+            pending.extend(source.all_input_nodes)
+    return list(reversed(views))
+
+
+def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> dict[fx.Node, Any]:
+    """Values of all nodes up to one, computed in eager; of what an operator writes to, those from before."""
+    interpreter = fx.Interpreter(gm)
+    given = iter(unshared(gm, inputs))
+    values: dict[fx.Node, Any] = {}
+    interpreter.env = values
+    with torch.no_grad(), modes_left():
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+                continue
+            written = [source for source in node.all_input_nodes if source.op == "placeholder" and writes(node)]
+            before = copy_values([values[source] for source in written])
+            values[node] = interpreter.run_node(node)
+            if node is last:
+                values.update(zip(written, before, strict=True))
+                break
+    return values

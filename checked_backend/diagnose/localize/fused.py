@@ -1,0 +1,52 @@
+"""Graphs as Inductor's last passes leave them: patterns of operators are fused into one there, before code generation.
+
+Where every tensor is exposed, such a pattern does not match (``mm`` and ``add`` become ``addmm`` only if nothing else
+reads the product), and what is wrong with the fused operator is not to be seen. In these graphs it is an operator like
+any other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import inductor_passed
+from checked_backend.diagnose.localize.stages import Recorded
+from checked_backend.diagnose.localize.subgraph import calls_of, can_be_walked
+from checked_backend.options import CheckOptions
+
+__all__ = ["fused_graph", "is_fused"]
+
+
+def fused_graph(recorded: Recorded, options: CheckOptions) -> Recorded | None:
+    """A graph of a region with its patterns fused.
+
+    Args:
+        recorded: The graph; it is not changed.
+        options: Name the candidate.
+
+    Returns:
+        The graph, with the same inputs; None if the candidate is not Inductor, if nothing is fused, or if the fused
+        graph cannot be taken apart.
+
+    Raises:
+        Exception: Whatever Inductor raises.
+    """
+    if options.compiler != "inductor" or recorded.kind == "dynamo":
+        return None
+    inference = recorded.kind == "inference"
+    graph = inductor_passed(recorded.graph, inference=inference, patches=options.compiler_options)
+    if graph is None or _operators(graph) == _operators(recorded.graph) or not can_be_walked(graph):
+        return None
+    return Recorded(recorded.kind, graph, recorded.inputs)
+
+
+def is_fused(node: fx.Node, before: fx.GraphModule) -> bool:
+    """Whether a node of a fused graph stands for several of the graph before."""
+    return all(one.name != node.name or one.target != node.target for one in calls_of(before))
+
+
+def _operators(gm: fx.GraphModule) -> Counter[Any]:
+    return Counter(node.target for node in calls_of(gm))

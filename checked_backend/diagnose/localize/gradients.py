@@ -1,0 +1,212 @@
+"""The search for an operator whose gradient is wrong only where forward and backward are compiled together.
+
+A compiler may choose in the forward graph what the backward graph is given: offsets instead of indices, one output of
+an operator and not its sibling. Each of the two graphs by itself is right then. So Dynamo's graph, which has what the
+user called, is taken apart, and its parts are compiled and differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import tree_map_only
+from checked_backend.diagnose.localize.cut import Cut, Judge, widening
+from checked_backend.diagnose.localize.graph_modes import modes_left
+from checked_backend.diagnose.localize.subgraph import (
+    calls_of,
+    is_item,
+    outputs_of,
+    part_of,
+    recorded_value,
+    tensors_made,
+)
+from checked_backend.graphs.effects import writes
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["GradientSearch"]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSearch:
+    """What is needed to differentiate parts of Dynamo's graph.
+
+    Attributes:
+        graph: Dynamo's graph, as it is called: with the grad modes that it sets.
+        inputs: Its inputs.
+        wanted: Positions of those whose gradients are wanted.
+        cotangents: What arrived at its outputs, by their index.
+        options: Name the candidate.
+        dynamic: Compile for symbolic sizes.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...]
+    wanted: frozenset[int]
+    cotangents: Mapping[int, torch.Tensor]
+    options: CheckOptions
+    dynamic: bool
+
+    def run(self, judge: Judge, tell: Callable[[str], None]) -> Cut | None:
+        """Bisect for the first operator up to which a gradient is wrong, and cut it out.
+
+        Args:
+            judge: Tries a trial.
+            tell: Told what is being done.
+
+        Returns:
+            The cut; None if the gradients of the whole graph are right when it is compiled by itself.
+
+        Raises:
+            Exception: The graph cannot be run again.
+        """
+        tell("bisecting Dynamo's graph, with its gradients")
+        values = _Values.of(self)
+        prefix = self._shortest_wrong_prefix(values, judge)
+        if prefix is None:
+            return None
+        tell(f"the gradient of {prefix.node.name} ({prefix.node.target}) is wrong; cutting it out")
+        for nodes in widening(self.graph, prefix.node):
+            cut = self._tried(nodes, prefix.node, values, judge)
+            if cut is not None:
+                return cut
+        return prefix
+
+    def _shortest_wrong_prefix(self, values: _Values, judge: Judge) -> Cut | None:
+        calls = calls_of(self.graph)
+        low, high = 0, len(calls)
+        found = self._prefix(calls, values, judge)
+        while found is not None and high - low > 1:
+            middle = (low + high) // 2
+            shorter = self._prefix(calls[:middle], values, judge)
+            if shorter is not None:
+                high, found = middle, shorter
+            else:
+                low = middle
+        return found
+
+    def _prefix(self, calls: Sequence[fx.Node], values: _Values, judge: Judge) -> Cut | None:
+        last = calls[-1]
+        items = [item for node in calls for item in tensors_made(node)]
+        chosen = [*calls, *(item for item in dict.fromkeys(items) if item not in set(calls))]
+        inside, results = set(chosen), {node for node in outputs_of(self.graph) if isinstance(node, fx.Node)}
+        frontier = [
+            node
+            for node in chosen
+            if isinstance(recorded_value(node), torch.Tensor)
+            and (
+                node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users)
+            )
+        ]
+        return self._judged(chosen, frontier, last, values.given, values, judge)
+
+    def _tried(self, nodes: Sequence[fx.Node], node: fx.Node, values: _Values, judge: Judge) -> Cut | None:
+        made = tensors_made(node)
+        chosen = [*nodes, *(one for one in made if one not in nodes)]
+        if any(writes(one) for one in chosen):
+            return None  # the values behind a write are not those before it
+        return self._judged(chosen, made, node, values.made, values, judge)
+
+    def _judged(
+        self,
+        chosen: Sequence[fx.Node],
+        returned: Sequence[fx.Node],
+        node: fx.Node,
+        given: Mapping[fx.Node, Any],
+        values: _Values,
+        judge: Judge,
+    ) -> Cut | None:
+        returned = [one for one in returned if one in values.differentiable]
+        if not returned:
+            return None
+        part, sources = part_of(self.graph, chosen, returned)
+        if any(source not in given for source in sources):
+            return None
+        trial = GraphCase(
+            part,
+            tuple(given[source] for source in sources),
+            self.options,
+            self.dynamic,
+            tuple(values.cotangent(one) for one in returned),
+            frozenset(place for place, source in enumerate(sources) if source in values.differentiable),
+        )
+        findings = [finding for finding in judge(trial) if finding.subject.startswith("grad[")]
+        while is_item(node) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        return Cut(trial, node, findings[0]) if findings else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What eager computed.
+
+    Attributes:
+        given: The graph's inputs.
+        made: Values of all nodes, as they were made.
+        differentiable: Nodes that a gradient goes through.
+        arriving: What arrives at them in the backward pass; not known of all.
+    """
+
+    given: Mapping[fx.Node, Any]
+    made: Mapping[fx.Node, Any]
+    differentiable: frozenset[fx.Node]
+    arriving: Mapping[fx.Node, torch.Tensor]
+
+    @classmethod
+    def of(cls, search: GradientSearch) -> _Values:
+        """Run the graph in eager, forward and backward.
+
+        Raises:
+            Exception: Whatever the graph raises.
+        """
+        gm = search.graph
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        given = dict(zip(placeholders, search.inputs, strict=True))
+        interpreter, made, live = fx.Interpreter(gm), dict[fx.Node, Any](), dict[fx.Node, torch.Tensor]()
+        leaves = copy_values(search.inputs)
+        written = {node.args[0] for node in calls_of(gm) if writes(node) and node.args}
+        with torch.enable_grad(), modes_left():
+            for place, node in enumerate(placeholders):
+                if place in search.wanted and isinstance(leaves[place], torch.Tensor):
+                    leaves[place].requires_grad_()
+                    live[node] = leaves[place]
+                # a leaf may not be written to in place, its copy may
+                interpreter.env[node] = leaves[place].clone() if node in live and node in written else leaves[place]
+                made[node] = given[node]
+            for node in gm.graph.nodes:
+                if node.op in ("placeholder", "output"):
+                    continue
+                value = interpreter.env[node] = interpreter.run_node(node)
+                made[node] = tree_map_only(torch.Tensor, lambda tensor: copy_values([tensor])[0], value)
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    live[node] = value
+            roots = [
+                (interpreter.env[node], search.cotangents[place])
+                for place, node in enumerate(outputs_of(gm))
+                if place in search.cotangents and isinstance(node, fx.Node) and interpreter.env[node].requires_grad
+            ]
+            found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+                [root for root, _ in roots],
+                [*live.values()],
+                [cotangent.to(root.dtype) for root, cotangent in roots],
+                allow_unused=True,
+            )
+        arriving = {node: gradient for node, gradient in zip(live, found, strict=True) if gradient is not None}
+        kept = {node for node in live if node not in written or node.op != "placeholder"}
+        return cls(given, made, frozenset(kept), arriving)
+
+    def cotangent(self, node: fx.Node) -> torch.Tensor | None:
+        """What arrives at a node: where eager has nothing or only zeros, something that is none."""
+        found = self.arriving.get(node)
+        if found is not None and bool(found.any()):
+            return found
+        value = self.made[node]
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return None
+        return torch.randn_like(value)

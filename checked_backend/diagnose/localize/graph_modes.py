@@ -1,0 +1,136 @@
+"""The modes under which the calls of a Dynamo graph run, so that each part of it can be run under its own.
+
+Dynamo writes modes (autocast, inference mode, flags of kernels) as calls between the others. A part of a graph has
+those of its own calls, entered and left inside of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+
+from checked_backend._torch import enter_autocast, exit_autocast
+from checked_backend.graphs.effects import mode_name
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.torch_state import TorchState, modes_unharmed
+
+__all__ = ["PartModes", "modes_before", "modes_left", "self_contained"]
+
+
+def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:
+    """Copy a Dynamo graph so that it computes the same wherever it is called, gradients aside.
+
+    Args:
+        gm: The graph.
+        ambient: The modes that it was called under. Autocast becomes part of the graph.
+        gradients: Whether it is to be differentiated. Else it sets no grad mode.
+    """
+    copied = copy_graph(gm)
+    for node in [] if gradients else reversed(list(copied.graph.nodes)):
+        if mode_name(node) == "_set_grad_enabled" and not node.users:
+            copied.graph.erase_node(node)
+    first = next(node for node in copied.graph.nodes if node.op != "placeholder")
+    for device, dtype, enabled in ambient.autocast:
+        if enabled:
+            with copied.graph.inserting_before(first):
+                entered = copied.graph.call_function(enter_autocast, (device, dtype, True, False))
+            with copied.graph.inserting_before(copied.graph.output_node()):
+                copied.graph.call_function(exit_autocast, (entered,))
+    copied.recompile()
+    return copied
+
+
+def modes_before(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+    """The calls in front of a node that set the modes which it runs under."""
+    modes = _Modes()
+    for each in gm.graph.nodes:
+        if each is node:
+            break
+        modes.meet(each)
+    return modes.in_force()
+
+
+@contextmanager
+def modes_left() -> Iterator[None]:
+    """Leave, after a block, the modes that a graph entered in it."""
+    kinds = [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind)]
+    with modes_unharmed(kinds):
+        yield
+
+
+class _Modes:
+    """The modes in force behind the calls met so far."""
+
+    def __init__(self) -> None:
+        self.entered: list[fx.Node] = []
+        self.flags: dict[object, fx.Node] = {}
+
+    def meet(self, node: fx.Node) -> None:
+        """Go past a call of the graph."""
+        name = mode_name(node)
+        if name.startswith("_enter_"):
+            self.entered.append(node)
+        elif name.startswith("_exit_"):
+            self.entered = [one for one in self.entered if one not in node.args]
+        elif name:
+            self.flags.pop(node.target, None)  # the latest comes last
+            self.flags[node.target] = node
+
+    def in_force(self) -> list[fx.Node]:
+        """The calls that set them."""
+        return [*self.flags.values(), *self.entered]
+
+
+class PartModes:
+    """Sets, in a part of a graph, the modes that its calls have in the whole.
+
+    Args:
+        part: The part that is being made, in the order of the whole.
+    """
+
+    def __init__(self, part: fx.Graph) -> None:
+        self._part = part
+        self._whole = _Modes()
+        self._entered: list[tuple[fx.Node, fx.Node]] = []
+        self._flags: dict[object, fx.Node] = {}
+
+    def meet(self, node: fx.Node) -> None:
+        """Go past a call of the whole."""
+        self._whole.meet(node)
+
+    def set_here(self) -> None:
+        """Set the modes for a call that comes next in the part."""
+        wanted = self._whole.entered
+        common = 0
+        while common < min(len(wanted), len(self._entered)) and self._entered[common][0] is wanted[common]:
+            common += 1
+        self._leave(common)
+        self._set_flags()
+        for node in wanted[common:]:
+            self._entered.append((node, self._part.node_copy(node)))
+
+    def finish(self) -> None:
+        """Leave what is still entered, and set flags as they are at the end of the whole, which was met to its end."""
+        self._leave(0)
+        if self._flags:
+            self._set_flags()
+
+    def _leave(self, depth: int) -> None:
+        while len(self._entered) > depth:
+            node, own = self._entered.pop()
+            leaving = next((user for user in node.users if mode_name(user).startswith("_exit_")), None)
+            if leaving is not None:
+                self._part.node_copy(leaving, {node: own}.__getitem__)
+
+    def _set_flags(self) -> None:
+        for target, node in self._whole.flags.items():
+            if self._flags.get(target) is not node:
+                as_it_was = (
+                    target not in self._flags and mode_name(node) == "_set_grad_enabled" and node.args == (True,)
+                )
+                self._flags[target] = node
+                if not as_it_was:  # parts are differentiated with grad mode on
+                    self._part.node_copy(node)

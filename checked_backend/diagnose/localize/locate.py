@@ -1,0 +1,194 @@
+"""From a failed call of a region to the stage that is wrong, the graph, the operator, and a small trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from checked_backend.diagnose.localize.aten_name import aten_name
+from checked_backend.diagnose.localize.cut import Judge, cut_before
+from checked_backend.diagnose.localize.gradients import GradientSearch
+from checked_backend.diagnose.localize.graph_modes import self_contained
+from checked_backend.diagnose.localize.location import Location
+from checked_backend.diagnose.localize.raising import raising_node
+from checked_backend.diagnose.localize.search import LAYOUT, Search, is_of_values
+from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
+from checked_backend.diagnose.localize.subgraph import is_symbolic
+from checked_backend.findings import Finding, Kind
+from checked_backend.options import CheckOptions
+from checked_backend.regions.compile import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.rerun import rerun_failure
+from checked_backend.regions.torch_state import RngState
+
+__all__ = ["Location", "locate"]
+
+
+def locate(
+    failure: Failure,
+    findings: Sequence[Finding],
+    judge: Judge,
+    tell: Callable[[str], None] = lambda _text: None,
+    *,
+    gross: Judge = lambda _trial: (),
+    known: Callable[[Location], None] = lambda _location: None,
+    hint: tuple[str, str] | None = None,
+) -> Location:
+    """Find out where a failure comes from.
+
+    Args:
+        failure: The failed call.
+        findings: What its check found.
+        judge: Tries a trial, safely: the compiler may crash.
+        tell: Told what is being done.
+        gross: Tries a trial too, and finds only gross differences, without asking whether rounding explains them: for
+            a region of which no part is wrong by itself.
+        known: Told what is known already, whenever that is more.
+        hint: The kind of a graph and the name of a node that an earlier run found.
+
+    Raises:
+        Exception: The call cannot be run again.
+    """
+    before = RngState.capture(tuple(failure.rng.cuda))
+    try:
+        return _located(failure, findings, (judge, gross), tell, known, hint)
+    finally:
+        before.restore()
+
+
+def _located(
+    failure: Failure,
+    findings: Sequence[Finding],
+    judges: tuple[Judge, Judge],
+    tell: Callable[[str], None],
+    known: Callable[[Location], None],
+    hint: tuple[str, str] | None,
+) -> Location:
+    failing = [finding for finding in findings if finding.kind.fails]
+    if all(finding.kind is Kind.EXCEPTION for finding in failing):
+        return _raised(failure, tell)
+    ladder = stages_of(failure.options, failure.mode)
+    stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    known(Location(stage.name))
+    inputs, _ = failure.inputs.fresh()
+    dynamo = Recorded("dynamo", self_contained(failure.graph, failure.ambient), tuple(copy_values(inputs)))
+    # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
+    graphs = [*graphs, dynamo]
+    candidate = _candidate(failure)
+    compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
+    judge, gross = (partial(_tried, failing, one) for one in judges)
+    crashes = any(finding.kind is Kind.CRASH for finding in failing)
+    deadly = judge if crashes else partial(_tried_to_death, failing, judges[0])
+    gradients = _gradient_search(failure, failing, candidate)
+    search = Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known, hint, gradients)
+    return search.run(stage, failing)
+
+
+def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
+    """What can be looked into with gradients, if one of them failed."""
+    cotangents, wanted = failure.cotangents, failure.inputs.requires_grad - failure.inputs.entangled
+    if cotangents is None or not wanted or not any(finding.subject.startswith("grad[") for finding in failing):
+        return None
+    inputs, _ = failure.inputs.fresh()
+    graph = self_contained(failure.graph, failure.ambient, gradients=True)
+    given = tuple(copy_values(inputs))
+    return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
+
+
+def _tried(failing: Sequence[Finding], judge: Judge, trial: GraphCase) -> Sequence[Finding]:
+    return _alike(failing, judge(trial))
+
+
+def _tried_to_death(failing: Sequence[Finding], judge: Judge, trial: GraphCase) -> Sequence[Finding]:
+    found = judge(trial)
+    return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
+
+
+def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
+    """Eager raises and the compiled program does not: the operator that raises is the one that was compiled wrongly."""
+    inputs, _ = failure.inputs.fresh()
+    graph = self_contained(failure.graph, failure.ambient)
+    raised = raising_node(graph, inputs)
+    if raised is None:
+        return Location("compiled", notes=("eager does not raise when the region is run again",))
+    node, error = raised
+    stage = _first_silent_stage(failure, tell)
+    inputs, _ = failure.inputs.fresh()  # it may have written to those
+    op = aten_name(graph, inputs, node)
+    message = f"eager raises {type(error).__name__}: {error}"
+    finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
+    inputs, _ = failure.inputs.fresh()
+    cut = cut_before(graph, inputs, node, _candidate(failure), finding)
+    return Location(stage, "dynamo", node, op, None, message, cut)
+
+
+def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
+    """The lowest stage that does not raise what eager raises."""
+    *lower, top = stages_of(failure.options, failure.mode)
+    for stage in lower:
+        tell(f"trying {stage.what} alone")
+        try:
+            found = rerun_failure(failure, _made(stage, Capture()))
+        except Exception:  # where both raise, a rehearsal does
+            continue
+        if any(finding.kind is Kind.EXCEPTION for finding in found):
+            return stage.name
+    return top.name
+
+
+def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
+    """The findings about a trial that may be what was found about the whole.
+
+    A part is held to more than the whole: strides and aliasing of values that are no results there.
+    """
+    kinds = {finding.kind for finding in failing}
+    values = any(map(is_of_values, failing))
+    layouts = {finding.detail for finding in failing} & LAYOUT
+
+    def fits(finding: Finding) -> bool:
+        if is_of_values(finding):
+            return values
+        return finding.detail in layouts or (finding.kind in kinds and finding.kind is not Kind.STRUCTURE)
+
+    return [finding for finding in findings if fits(finding)]
+
+
+def _candidate(failure: Failure) -> CheckOptions:
+    """The options with the user's mode spelled out."""
+    if failure.options.compiler != "inductor":
+        return failure.options
+    return failure.options.model_copy(update={"compiler_options": inductor_patches(failure.options, failure.mode)})
+
+
+def _first_wrong_stage(
+    failure: Failure, failing: Sequence[Finding], ladder: Sequence[Stage], tell: Callable[[str], None]
+) -> tuple[Stage, list[Recorded]]:
+    """The lowest stage that is wrong, and the graphs that the one below it, which is right, works on."""
+    *lower, top = ladder
+    # Mostly code generation is at fault: if the rung below it is right, so are all the others.
+    highest = lower[-1]
+    tell(f"trying {highest.what} alone")
+    capture = Capture()
+    if not _wrong(failure, failing, highest, capture):
+        return top, capture.recorded
+    below: list[Recorded] = []
+    for stage in lower[:-1]:
+        tell(f"trying {stage.what} alone")
+        capture = Capture()
+        if _wrong(failure, failing, stage, capture):
+            return stage, below
+        below = capture.recorded
+    return highest, below
+
+
+def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
+    wanted = {finding.subject for finding in failing}
+    return any(found.kind.fails and found.subject in wanted for found in rerun_failure(failure, _made(stage, capture)))
+
+
+def _made(stage: Stage, capture: Capture) -> Compiler:
+    if stage.compiler is None:
+        raise ValueError("the candidate itself need not be tried: it is known to be wrong")
+    return stage.compiler(capture)

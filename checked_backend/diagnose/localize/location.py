@@ -1,0 +1,38 @@
+"""How far a failure could be tracked down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from checked_backend.diagnose.localize.cut import Cut
+
+__all__ = ["Location"]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """How far a failure could be tracked down.
+
+    Attributes:
+        stage: The first stage that is wrong: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
+        graph: Which graph: ``forward``, ``backward`` or ``inference``; None if it is not known.
+        node: The operator that errs.
+        op: What ATen calls it: the operator that the user's call came down to.
+        within: How the node is related to the operator of the user's graph, where a decomposition made it.
+        message: What is wrong with its result.
+        cut: A small trial that fails.
+        notes: What was tried, and why it went no further.
+        gross: Whether the cut shows only to a judge of gross differences.
+    """
+
+    stage: str
+    graph: str | None = None
+    node: fx.Node | None = None
+    op: str | None = None
+    within: str | None = None
+    message: str = ""
+    cut: Cut | None = None
+    notes: tuple[str, ...] = ()
+    gross: bool = False

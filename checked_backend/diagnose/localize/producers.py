@@ -1,0 +1,148 @@
+"""Who is to blame where two operators are wrong only together: the one that computes a value, or the one that reads it?
+
+A compiler fuses an operator with its reader. What the reader is given there need not be what would be stored: an index
+expression that wraps around, an integer that is wider than its dtype. Stored, the value is right, and so is the reader
+by itself: the reader seems to be wrong where it only shows it. So other readers are put in its place. If they get wrong
+values too, the operator that computes the value is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.diagnose.localize.cut import Cut, Judge
+from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, recorded_value, tensors_made
+from checked_backend.findings import Finding
+from checked_backend.graphs.effects import writes
+from checked_backend.regions.graph_case import GraphCase
+
+__all__ = ["wrong_producer"]
+
+aten = torch.ops.aten
+
+_READERS_TRIED = 12
+"""Other readers that are tried for one cut: each is a compilation."""
+
+
+def wrong_producer(
+    cut: Cut, judge: Judge, explains: Callable[[Finding, Finding], bool] = lambda _found, _wanted: True
+) -> tuple[str, Finding] | None:
+    """Find the operator in front of a cut's last one that gives wrong values to whatever reads them.
+
+    Args:
+        cut: A trial that fails, whose last operator is right by itself.
+        judge: Tries a trial.
+        explains: Whether what another reader shows may be what the cut shows.
+
+    Returns:
+        The name of the node, and what is wrong with its value; None if the last operator itself is to blame, or if only
+        the two together are wrong.
+    """
+    gm = cut.trial.graph
+    current: fx.Node | None = next((node for node in calls_of(gm) if node.name == cut.node.name), None)
+    blamed: tuple[str, Finding] | None = None
+    tries = _READERS_TRIED
+    while current is not None and not writes(current):
+        following: fx.Node | None = None
+        for producer in _producers(current, through_views=cut.trial.cotangents is None):
+            if not tries:
+                return blamed
+            tries -= 1
+            found = [one for one in _for_other_readers(cut.trial, producer, judge) if explains(one, cut.finding)]
+            if found:
+                following, blamed = producer, (producer.name, found[0])
+                break
+        current = following
+    return blamed
+
+
+def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
+    """The calls that computed what a node reads, the latest first."""
+    seen: dict[fx.Node, None] = {}
+    pending = list(node.all_input_nodes)
+    while pending:
+        source = pending.pop()
+        if source in seen or not source.op.startswith("call_"):
+            continue
+        if is_item(source) or (through_views and is_view(source)):
+            pending.extend(source.all_input_nodes)
+        elif not writes(source) and tensors_made(source):
+            seen[source] = None
+    order = {each: place for place, each in enumerate(node.graph.nodes)}
+    yield from sorted(seen, key=order.__getitem__, reverse=True)
+
+
+def _for_other_readers(trial: GraphCase, producer: fx.Node, judge: Judge) -> Sequence[Finding]:
+    """What is found where a value is read by operators that only look at it, and is not stored itself."""
+    made = tensors_made(producer)
+    if not any(_readers(recorded_value(node)) for node in made):
+        return ()
+    calls = calls_of(trial.graph)
+    before = calls[: calls.index(producer) + 1]
+    chosen = [*before, *(node for node in made if node not in before)]
+    part, sources = part_of(trial.graph, chosen, made, finish=_read)
+    output = part.graph.output_node()
+    read: Any = output.args[0]
+    results: tuple[fx.Node, ...] = tuple(one for each in read for one in (each if isinstance(each, tuple) else (each,)))
+    if trial.cotangents is not None:
+        results = (_sum_of_squares(part.graph, results),)  # one result, so that the gradients of siblings meet
+    output.args = (results,)
+    part.recompile()
+    values = dict(zip(trial.graph.graph.find_nodes(op="placeholder"), trial.inputs, strict=True))
+    places = {source: place for place, source in enumerate(values)}
+    cotangents = None if trial.cotangents is None else (torch.ones((), dtype=torch.float64),)
+    try:
+        return judge(
+            replace(
+                trial,
+                graph=part,
+                inputs=tuple(values[source] for source in sources),
+                cotangents=cotangents,
+                wanted=frozenset(place for place, source in enumerate(sources) if places[source] in trial.wanted),
+            )
+        )
+    except Exception:  # the readers do not fit: then nothing is known
+        return ()
+
+
+def _read(graph: fx.Graph, node: fx.Node) -> Any:
+    """Readers of a value, as nodes that take its place among the results."""
+    readers = []
+    for target, kwargs in _readers(recorded_value(node)):
+        reader = graph.call_function(target, (node,), kwargs)
+        reader.meta = {"val": target(recorded_value(node), **kwargs)}
+        readers.append(reader)
+    return tuple(readers) or node
+
+
+def _readers(value: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Operators that show a value as it is to whatever is fused with it: no digit is lost, and none is made up."""
+    if not isinstance(value, torch.Tensor) or type(value).__name__ not in ("Tensor", "FakeTensor", "Parameter"):
+        return []
+    if value.dtype is torch.bool:
+        return [(aten.logical_not.default, {}), (aten._to_copy.default, {"dtype": torch.int64})]
+    wider = [(aten._to_copy.default, {"dtype": torch.float64})]
+    if value.dtype.is_complex:
+        return [(aten.neg.default, {})]
+    if value.dtype.is_floating_point:
+        return [(aten.neg.default, {}), *(wider if value.dtype.itemsize < 8 else [])]
+    exact = [] if value.dtype is torch.int64 else [(aten._to_copy.default, {"dtype": torch.int64})]
+    return [(aten.neg.default, {}), *exact, *wider]
+
+
+def _sum_of_squares(graph: fx.Graph, values: Sequence[fx.Node]) -> fx.Node:
+    with graph.inserting_before(graph.output_node()):
+        sums = [
+            graph.call_function(aten.sum.default, (graph.call_function(aten.mul.Tensor, (value, value)),))
+            for value in values
+            if recorded_value(value).dtype.is_floating_point
+        ]
+        total = graph.call_function(aten.scalar_tensor.default, (0.0,), {"dtype": torch.float64})
+        for each in sums:
+            total = graph.call_function(aten.add.Tensor, (total, each))
+    return total

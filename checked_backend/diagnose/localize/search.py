@@ -1,0 +1,337 @@
+"""The search for an operator in the graphs of a region: probe, probe what is fused, bisect, cut out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from checked_backend.diagnose.localize.aten_name import aten_name, origin_of
+from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
+from checked_backend.diagnose.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.diagnose.localize.fused import fused_graph, is_fused
+from checked_backend.diagnose.localize.gradients import GradientSearch
+from checked_backend.diagnose.localize.isolated import probe_isolated
+from checked_backend.diagnose.localize.location import Location
+from checked_backend.diagnose.localize.probe import GROSS, MUCH, Culprit, bytes_of, share_of
+from checked_backend.diagnose.localize.producers import wrong_producer
+from checked_backend.diagnose.localize.stages import Recorded, Stage
+from checked_backend.diagnose.localize.subgraph import (
+    calls_of,
+    can_be_walked,
+    is_symbolic,
+    operator_name,
+    outputs_of,
+    recorded_value,
+)
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind
+from checked_backend.options import CheckOptions
+from checked_backend.regions.compile import Compiler
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit"]
+
+LEAST_PROBE_BYTES = 1 << 28
+"""What the exposed tensors of one compilation may always take."""
+
+LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
+"""Details that are no cause of wrong values, and that no wrong value is the cause of."""
+
+_IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
+"""Kinds of findings that a wrong value inside of the graph may be the cause of."""
+
+
+def is_of_values(finding: Finding) -> bool:
+    """Whether a wrong value inside of the graph may be the cause of a finding."""
+    return finding.kind in _IN_VALUES and finding.detail not in LAYOUT
+
+
+_Suspect: TypeAlias = tuple[Recorded, Culprit]
+"""An operator that errs, and the graph that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for an operator in the graphs of a region.
+
+    Attributes:
+        graphs: The graphs with their inputs, in the order in which they run.
+        dynamo: Dynamo's graph, which has what the user called.
+        options: Name the candidate.
+        compiler: The first wrong stage, as a compiler.
+        judge: Tries a trial.
+        deadly: The same; that the process dies of a trial is a finding too.
+        gross: Tries a trial, and finds gross differences alone.
+        tell: Told what is being done.
+        known: Told what is known already.
+        hint: The kind of a graph and the name of a node that an earlier run found.
+        gradients: Differentiates parts of Dynamo's graph; None where no backward pass failed.
+    """
+
+    graphs: Sequence[Recorded]
+    dynamo: Recorded
+    options: CheckOptions
+    compiler: Compiler
+    judge: Judge
+    deadly: Judge
+    gross: Judge
+    tell: Callable[[str], None]
+    known: Callable[[Location], None]
+    hint: tuple[str, str] | None = None
+    gradients: GradientSearch | None = None
+
+    def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
+        """Look for the operator, by the quickest means first."""
+        hinted = self._hinted(stage)
+        if hinted is not None:
+            return hinted
+        notes: list[str] = []
+        in_values = [one for one in failing if is_of_values(one)]
+        if not in_values:
+            return self._bisected(stage, notes) or self._whole(stage, notes)
+        slight = self._probed(self.graphs, notes)
+        if slight is not None and _explains(slight[1], in_values):
+            return self._culprit(stage, *slight, notes)
+        found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
+        found = found or self._differentiated(stage, notes)
+        if found is None and slight is not None:
+            return self._culprit(stage, *slight, notes)
+        if found is None:
+            blunt = replace(self, judge=self.gross, deadly=self.gross)
+            found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
+            found = None if found is None else replace(found, gross=True)
+        return found or self._whole(stage, notes)
+
+    def _hinted(self, stage: Stage) -> Location | None:
+        """Take an earlier run's word for the operator, if a part of the graph that ends there is wrong."""
+        for recorded in self.graphs:
+            for node in calls_of(recorded.graph):
+                if (recorded.kind, node.name) != self.hint or recorded.inputs is None:
+                    continue
+                self.tell(f"an earlier run found {node.name} ({node.target}); cutting it out")
+                cut = self._cut(recorded, recorded.inputs, node)
+                if cut is not None:
+                    notes = ("an earlier run found the operator",)
+                    return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
+        return None
+
+    def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Suspect | None:
+        best: _Suspect | None = None
+        for recorded in graphs:
+            if recorded.inputs is None or (recorded.kind == "dynamo" and not can_be_walked(recorded.graph)):
+                continue
+            self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
+            try:
+                culprit = probe_isolated(recorded.graph, recorded.inputs, self.compiler, limit=probe_limit(recorded))
+            except Exception as error:  # bisection does without it
+                why = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
+                notes.append(f"the probe of the {recorded.kind} graph failed: {why}".splitlines()[0])
+                continue
+            if culprit is not None and (best is None or culprit.size > MUCH * best[1].size):
+                best = recorded, culprit
+            if best is not None and best[1].size >= GROSS:
+                break
+        return best
+
+    def _fused(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+        """Probe the graphs with their patterns fused already: exposed tensors would keep them apart."""
+        if stage.compiler is not None:
+            return None
+        graphs: list[Recorded] = []
+        for recorded in self.graphs:
+            try:
+                fused = fused_graph(recorded, self.options)
+            except Exception as error:  # bisection does without it
+                notes.append(f"the {recorded.kind} graph could not be fused: {type(error).__name__}".splitlines()[0])
+                continue
+            graphs += [] if fused is None else [fused]
+        found = self._probed(graphs, notes)
+        if found is None or (slight is not None and found[1].size <= MUCH * slight[1].size):
+            return None
+        recorded, culprit = found
+        [before] = [one.graph for one in self.graphs if one.kind == recorded.kind]
+        if is_fused(culprit.node, before):
+            notes.append(f"Inductor's graph passes made {culprit.node.name}; they would not, were its parts exposed")
+        return self._culprit(stage, recorded, culprit, notes)
+
+    def _past(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+        """Bisect for what hides from the probe, past a slight error that does not explain what was found."""
+        if slight is None:
+            return self._bisected(stage, notes)
+        _, culprit = slight
+        least = MUCH * culprit.size
+        found = replace(self, judge=partial(_grosser, self.judge, least))._bisected(stage, notes)
+        if found is None or found.cut is None or _has(found.cut.trial, culprit.node):
+            return None  # what magnifies the slight error is not to blame
+        notes.append(f"{culprit.node.name} ({culprit.node.target}) is wrong too, but far too slightly to explain it")
+        return replace(found, notes=tuple(notes))
+
+    def _differentiated(self, stage: Stage, notes: list[str]) -> Location | None:
+        """Take Dynamo's graph apart with its gradients: what is compiled together may be wrong together."""
+        if self.gradients is None:
+            return None
+        try:
+            cut = self.gradients.run(self.judge, self.tell)
+        except Exception as error:  # the graph cannot be differentiated once more
+            notes.append(f"Dynamo's graph could not be differentiated: {type(error).__name__}: {error}".splitlines()[0])
+            return None
+        if cut is None:
+            notes.append("the gradients of Dynamo's graph are right when it is compiled by itself")
+            return None
+        notes.append("its gradient is wrong where forward and backward are compiled together")
+        node, message = self._blamed(self.dynamo.graph, cut, cut.finding.message, notes)
+        return self._at(stage, self.dynamo, node, message, cut, notes)
+
+    def _blamed(self, whole: fx.GraphModule, cut: Cut, message: str, notes: list[str]) -> tuple[fx.Node, str]:
+        """The operator of a cut that is to blame: its last one, or one that shows only in what reads its value."""
+        found = wrong_producer(cut, self.judge, _may_explain)
+        named = None if found is None else next((node for node in calls_of(whole) if node.name == found[0]), None)
+        if found is None or named is None:
+            return cut.node, message
+        notes.append(
+            f"{cut.node.name} ({cut.node.target}) shows it and is right by itself: what {named.name} hands to the "
+            "operators that are compiled with it is wrong, whichever they are"
+        )
+        return named, found[1].message
+
+    def _culprit(self, stage: Stage, recorded: Recorded, culprit: Culprit, notes: list[str]) -> Location:
+        inputs = recorded.inputs or ()
+        inside = self._inside(stage, recorded, culprit.node, notes)
+        if inside is not None:
+            return inside
+        self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
+        self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
+        cut = self._cut(recorded, inputs, culprit.node)
+        if cut is not None:
+            node, message = self._blamed(recorded.graph, cut, culprit.finding.message, notes)
+            return self._at(stage, recorded, node, message, cut, notes)
+        notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is that ends there")
+        whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.judge)
+        return self._at(stage, recorded, culprit.node, culprit.finding.message, whole, notes)
+
+    def _inside(self, stage: Stage, recorded: Recorded, node: fx.Node, notes: list[str]) -> Location | None:
+        """Look into the bodies of control flow, with what they are called with."""
+        if not is_higher_order(node):
+            return None
+        self.tell(f"{node.name} ({node.target}) is wrong; looking into what it calls")
+        try:
+            calls = called_bodies(recorded.graph, recorded.inputs or (), node)
+        except Exception as error:  # the operator itself is known
+            notes.append(f"{node.name} could not be looked into: {type(error).__name__}: {error}".splitlines()[0])
+            return None
+        parts = [Recorded(recorded.kind, body, given) for body, given in calls]
+        within = replace(self, graphs=parts)
+        inner: list[str] = []
+        suspect = within._probed(parts, inner)
+        found = within._bisected(stage, inner) if suspect is None else within._culprit(stage, *suspect, inner)
+        if found is None:
+            notes.append(f"nothing that {node.name} calls is wrong by itself")
+            return None
+        note = f"{found.node} is in a graph that {node.name} ({operator_name(node)}) calls"
+        return replace(found, notes=(*notes, note, *inner))
+
+    def _at(
+        self, stage: Stage, recorded: Recorded, node: fx.Node, message: str, cut: Cut | None, notes: Sequence[str]
+    ) -> Location:
+        op, within = aten_name(recorded.graph, recorded.inputs or (), node), None
+        origin = None if recorded.kind == "dynamo" else origin_of(node, self.dynamo.graph)
+        whole = None if origin is None else aten_name(self.dynamo.graph, self.dynamo.inputs or (), origin)
+        if whole is not None and whole != op:
+            within = f"{op} is in the decomposition of {whole}"
+            if stage.name == "partitioned" and whole.startswith("aten."):
+                op = whole  # what passes work on is what decompositions made, not what was called
+        return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes))
+
+    def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
+        cut = None
+        if recorded.kind != "dynamo" or can_be_walked(recorded.graph):
+            cut = cut_out(recorded.graph, inputs, node, self.options, self.deadly, self._is_sure)
+        elif isinstance(recorded_value(node), torch.Tensor):
+            cut = self._alone(recorded, inputs, node)
+        if cut is not None and self._is_sure(cut.finding):
+            return cut
+        return wrong_prefix(recorded.graph, inputs, node, self.options, self.judge) or cut
+
+    def _alone(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
+        """A node alone, on the values that eager has there: a graph that writes is not taken apart any further."""
+        found = Finding(Kind.LOGIC, "output[0]", "")
+        cut = cut_before(recorded.graph, copy_values(inputs), node, self.options, found)
+        findings = self.judge(cut.trial)
+        return replace(cut, finding=findings[0]) if findings else None
+
+    def _is_sure(self, finding: Finding) -> bool:
+        """Memory that is written wrongly may kill a part of the region; so may a compiler that cannot do with parts."""
+        return finding.kind is not Kind.CRASH or self.judge is self.deadly
+
+    def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
+        for recorded in self.graphs:
+            if recorded.inputs is None:
+                continue
+            self.tell(f"bisecting the {recorded.kind} graph")
+            prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
+            if prefix is None and self.deadly is not self.judge:
+                prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.deadly)
+            if prefix is None:
+                continue
+            inside = self._inside(stage, recorded, prefix.node, notes)
+            if inside is not None:
+                return inside
+            self.known(self._at(stage, recorded, prefix.node, prefix.finding.message, None, notes))
+            cut = self._cut(recorded, recorded.inputs, prefix.node) or prefix
+            node, message = self._blamed(recorded.graph, cut, prefix.finding.message, notes)
+            notes.append("found by bisection over prefixes of the graph")
+            return self._at(stage, recorded, node, message, cut, notes)
+        return None
+
+    def _whole(self, stage: Stage, notes: list[str]) -> Location:
+        """The last resort: a whole graph, where it fails by itself."""
+        for recorded in self.graphs:
+            if recorded.inputs is None:
+                continue
+            trial = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
+            findings = self.judge(trial)
+            if findings:
+                node = _output_node(recorded.graph, findings[0].subject)
+                cut = None if node is None else Cut(trial, node, findings[0])
+                return Location(stage.name, recorded.kind, None, None, None, findings[0].message, cut, tuple(notes))
+        kinds = " and ".join(recorded.kind for recorded in self.graphs)
+        notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
+        return Location(stage.name, notes=tuple(notes))
+
+
+def _explains(culprit: Culprit, failing: Sequence[Finding]) -> bool:
+    """Whether an operator's error may be all that is wrong with a region."""
+    return culprit.size >= GROSS or max(map(share_of, failing)) <= MUCH * culprit.size
+
+
+def _may_explain(found: Finding, wanted: Finding) -> bool:
+    """Whether what one operator hands on may be all that is wrong with another: it is not far smaller."""
+    return share_of(wanted) <= MUCH * share_of(found)
+
+
+def _grosser(judge: Judge, least: float, trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in judge(trial) if share_of(finding) > least]
+
+
+def _has(trial: GraphCase, node: fx.Node) -> bool:
+    return any(one.name == node.name and one.target == node.target for one in calls_of(trial.graph))
+
+
+def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
+    for place, node in enumerate(outputs_of(gm)):
+        if subject == f"output[{place}]" and isinstance(node, fx.Node):
+            return node
+    return None
+
+
+def probe_limit(recorded: Recorded) -> int:
+    """The region's own activations: what its forward graph makes and keeps, and its backward graph takes."""
+    made = [node for node in outputs_of(recorded.graph) if isinstance(node, fx.Node) and node.op != "placeholder"]
+    kept = recorded.graph.graph.find_nodes(op="placeholder") if recorded.kind == "backward" else made
+    return max(LEAST_PROBE_BYTES, sum(map(bytes_of, kept)))

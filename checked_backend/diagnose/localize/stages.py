@@ -1,0 +1,144 @@
+"""The stage ladder: the steps from a region's graph to compiled code, each as a compiler that stops there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import fx
+
+from checked_backend._torch import aot_autograd, inductor_front
+from checked_backend.aot.boxed import boxed, boxed_module
+from checked_backend.aot.decompositions import decomposition_table
+from checked_backend.aot.partition import partition_function
+from checked_backend.diagnose.localize.subgraph import unshared
+from checked_backend.options import CheckOptions
+from checked_backend.regions.compile import Compiler, copy_graph, inductor_patches
+
+__all__ = ["Capture", "GraphKind", "Recorded", "Stage", "stages_of"]
+
+GraphKind = Literal["dynamo", "forward", "backward", "inference"]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A graph of a region, and what it was called with.
+
+    Attributes:
+        kind: Which part of the region it is.
+        graph: The graph, not to be changed.
+        inputs: Its inputs, copied where the graph writes to them; None until it was called.
+    """
+
+    kind: GraphKind
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...] | None = None
+
+
+@dataclass(slots=True)
+class Capture:
+    """Keeps the graphs of the first compilation it sees, and the inputs of each one's first call."""
+
+    recorded: list[Recorded] = field(default_factory=list)
+    full: bool = False
+
+    def compiler(self, kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+        """An AOT compiler that runs graphs as they are and keeps them."""
+
+        def compile_graph(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
+            return self.keep(kind, gm)
+
+        return compile_graph
+
+    def keep(self, kind: GraphKind, gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        """Keep one graph. Returns a boxed callable that runs it."""
+        run = boxed_module(gm)
+        if self.full or any(one.kind == kind for one in self.recorded):
+            return run  # a float64 twin, or another attempt
+        record = Recorded(kind, copy_graph(gm))
+        self.recorded.append(record)
+
+        def recorded(args: list[Any]) -> Any:
+            if record.inputs is None:
+                record.inputs = tuple(unshared(record.graph, args))
+            with torch.no_grad():
+                return run(args)
+
+        return boxed(recorded)
+
+
+class MakeCompiler(Protocol):
+    """Makes the compiler of a stage."""
+
+    def __call__(self, capture: Capture, /) -> Compiler:
+        """The compiler, which keeps the graphs it makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A rung of the ladder.
+
+    Attributes:
+        name: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
+        what: For people.
+        compiler: Makes its compiler; None where the candidate itself is the stage.
+    """
+
+    name: str
+    what: str
+    compiler: MakeCompiler | None
+
+
+def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
+    """The ladder that leads to a candidate, lowest rung first.
+
+    Of Inductor the decompositions, graph passes and partitioning are rungs of their own. Any other compiler is opaque:
+    its ladder has AOT autograd, as most compilers use it, and then the candidate.
+
+    Args:
+        options: Name the candidate.
+        mode: As passed to ``torch.compile``.
+    """
+    if options.compiler != "inductor":
+        return (
+            Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default")),
+            Stage("partitioned", "AOT autograd's min-cut partition", lambda capture: _aot(capture, "none", "min_cut")),
+            Stage("compiled", "the compiler", None),
+        )
+    patches = inductor_patches(options, mode)
+    return (
+        Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default")),
+        Stage("decomposed", "Inductor's decompositions", lambda capture: _aot(capture, "inductor", "default")),
+        Stage(
+            "partitioned", "Inductor's graph passes and partition", lambda capture: _inductor_front(capture, patches)
+        ),
+        Stage("compiled", "Inductor's code generation", None),
+    )
+
+
+def _aot(
+    capture: Capture, decompositions: Literal["none", "inductor"], partition: Literal["default", "min_cut"]
+) -> Compiler:
+    def compile_region(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        backend = aot_autograd(
+            fw_compiler=capture.compiler("forward"),
+            bw_compiler=capture.compiler("backward"),
+            inference_compiler=capture.compiler("inference"),
+            partition_fn=partition_function(partition),
+            decompositions=decomposition_table(decompositions),
+            keep_inference_input_mutations=True,
+        )
+        compiled: Callable[..., Any] = backend(gm, list(example_inputs))
+        return compiled
+
+    return compile_region
+
+
+def _inductor_front(capture: Capture, patches: dict[str, Any]) -> Compiler:
+    def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Any:
+        forward: GraphKind = "inference" if how.get("is_inference") else "forward"
+        return capture.keep("backward" if how.get("is_backward") else forward, gm)
+
+    return lambda gm, example_inputs: inductor_front(gm, example_inputs, inner, patches)

@@ -1,0 +1,226 @@
+"""Parts of a graph as graphs of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload
+from checked_backend.diagnose.localize.graph_modes import PartModes
+from checked_backend.graphs.effects import has_effects, sets_mode, writes
+from checked_backend.regions.inputs import copy_values, storage_key
+
+__all__ = [
+    "calls_of",
+    "can_be_walked",
+    "is_item",
+    "is_symbolic",
+    "is_view",
+    "is_view_operator",
+    "operator_name",
+    "outputs_of",
+    "part_of",
+    "recorded_value",
+    "tensors_made",
+    "unshared",
+    "with_outputs",
+]
+
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+def calls_of(gm: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that compute something, in order; those that set a mode are not among them."""
+    return [node for node in gm.graph.nodes if node.op in _CALLS and not sets_mode(node)]
+
+
+def can_be_walked(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph can be taken apart.
+
+    It may write only to what nothing else reads: an input, or an intermediate value
+    (``relu(x, inplace=True)``) that shares its memory with no other node.
+    """
+    owners: Counter[int | None] = Counter()
+    for node in gm.graph.nodes:
+        value = recorded_value(node)
+        if isinstance(value, torch.Tensor) and not has_effects(node):
+            owners[storage_key(value)] += 1
+    return not any(_entangled(node, owners) for node in calls_of(gm))
+
+
+def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
+    if node.op == "call_module":
+        return True
+    if not has_effects(node):
+        return False
+    written = node.args[0] if node.args else None
+    if not isinstance(written, fx.Node) or "out" in node.kwargs:
+        return True
+    if written.op == "placeholder":
+        return False
+    value = recorded_value(written)
+    later = any(user is not node for user in written.users)
+    return later or not isinstance(value, torch.Tensor) or owners[storage_key(value)] != 1
+
+
+def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Inputs that a graph may be run on: copies of those that it writes to, the others themselves.
+
+    Args:
+        gm: A functional ATen graph, which writes to its inputs alone; for any other all inputs are copied.
+        inputs: Its inputs.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    writing = [node for node in calls_of(gm) if writes(node)]
+    aten = all(isinstance(node.target, OpOverload) or is_item(node) for node in calls_of(gm))
+    if not aten or any(node.all_input_nodes[0].op != "placeholder" for node in writing):
+        return copy_values(inputs)
+    written = {node.all_input_nodes[0] for node in writing}
+    storages = {
+        storage_key(value)
+        for node, value in zip(placeholders, inputs, strict=True)
+        if node in written and isinstance(value, torch.Tensor)
+    }
+    shared = [isinstance(value, torch.Tensor) and storage_key(value) in storages for value in inputs]
+    copies = iter(copy_values([value for value, own in zip(inputs, shared, strict=True) if own]))
+    return [next(copies) if own else value for value, own in zip(inputs, shared, strict=True)]
+
+
+def is_symbolic(gm: fx.GraphModule) -> bool:
+    """Whether a graph was traced for sizes that vary."""
+    return any(
+        isinstance(size, torch.SymInt)
+        for node in gm.graph.find_nodes(op="placeholder")
+        for value in [recorded_value(node)]
+        for size in (value.shape if isinstance(value, torch.Tensor) else [value])
+    )
+
+
+def operator_name(node: fx.Node) -> str:
+    """What people call a node's operator: ``aten.relu.default``, ``torch.nn.functional.relu``, ``Tensor.transpose``."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    return str(node._pretty_print_target(node.target))
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
+def recorded_value(node: fx.Node) -> Any:
+    """What tracing recorded of a node's value: AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def outputs_of(gm: fx.GraphModule) -> list[Any]:
+    """What a graph returns, flat."""
+    [output] = gm.graph.find_nodes(op="output")
+    returned = output.args[0]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def tensors_made(node: fx.Node) -> list[fx.Node]:
+    """The nodes that stand for the tensors which a call makes: itself, or the items taken of its tuple."""
+    if is_item(node):
+        return []
+    if isinstance(recorded_value(node), torch.Tensor):
+        return [node]
+    return [user for user in node.users if is_item(user) and isinstance(recorded_value(user), torch.Tensor)]
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether a node takes one item of a tuple."""
+    if node.op != "call_function" or _name(node) != "getitem":
+        return False
+    source = node.args[0]
+    return isinstance(source, fx.Node) and not isinstance(recorded_value(source), torch.Tensor)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an ATen operator returns its input's memory, and changes nothing in it."""
+    return isinstance(node.target, OpOverload) and is_view_operator(node.target)
+
+
+def is_view_operator(target: OpOverload) -> bool:
+    """Whether an operator returns its input's memory, and changes nothing in it."""
+    returned = [item.alias_info for item in target._schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[int]]:
+    """Copy a graph so that it returns further nodes too.
+
+    Args:
+        gm: The graph.
+        extra: Nodes of it.
+
+    Returns:
+        The graph, and for each further node its place among what the graph returns.
+    """
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    returned = graph.graph_copy(gm.graph, copied)
+    outputs = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    places = []
+    for node in extra:
+        own = copied[node]
+        if "example_value" in node.meta:  # what is written to later must be read before
+            with graph.inserting_after(own):
+                own = graph.call_method("clone", (own,))
+        if own not in outputs:
+            outputs.append(own)
+        places.append(outputs.index(own))
+    graph.output(tuple(outputs))
+    return fx.GraphModule(gm, graph), places
+
+
+def part_of(
+    gm: fx.GraphModule,
+    nodes: Collection[fx.Node],
+    returned: Sequence[fx.Node],
+    *,
+    finish: Callable[[fx.Graph, fx.Node], fx.Node] = lambda _graph, node: node,
+) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """Make a graph of some nodes of another.
+
+    Args:
+        gm: The graph.
+        nodes: Its calls that the part has.
+        returned: Those among them whose values the part returns.
+        finish: Makes the returned node of the part's own.
+
+    Returns:
+        The part, whose calls run under the modes that they have in the whole, and the nodes of the graph whose values
+        are its inputs.
+    """
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    chosen = set(nodes)
+    modes = PartModes(graph)
+    inputs = _inputs_of(gm, chosen)
+    for node in inputs:
+        name = node.target if node.op == "placeholder" else node.name
+        copied[node] = graph.placeholder(str(name))
+        copied[node].meta = dict(node.meta)
+    for node in gm.graph.nodes:
+        modes.meet(node)
+        if node in chosen:
+            modes.set_here()
+        if node in chosen or (node.op == "get_attr" and any(user in chosen for user in node.users)):
+            copied[node] = graph.node_copy(node, lambda source: copied[source])
+    modes.finish()
+    graph.output(tuple(finish(graph, copied[node]) for node in returned))
+    return fx.GraphModule(gm, graph), inputs
+
+
+def _inputs_of(gm: fx.GraphModule, chosen: set[fx.Node]) -> list[fx.Node]:
+    needed = {
+        source for node in chosen for source in node.all_input_nodes if source not in chosen and source.op != "get_attr"
+    }
+    return [node for node in gm.graph.nodes if node in needed]

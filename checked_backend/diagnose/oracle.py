@@ -1,0 +1,222 @@
+"""Ask whether a trial still goes wrong, in a worker process, so that the compiler may crash or hang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from checked_backend._torch import warm_inductor, without_compile_caches
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.graphs.mode_blocks import with_mode_blocks
+from checked_backend.numerics.measure import measure
+from checked_backend.process.worker import Death, cannot_fork, run_in_worker
+from checked_backend.regions.compile import Compiler, copy_graph, resolve_compiler
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+from checked_backend.report import Report
+
+__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "screen_trials", "verdict_oracle", "warm_up"]
+
+Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
+"""Finds what is wrong with a trial within so many seconds; None if that could not be found out."""
+
+GROSS = 0.1
+"""The share of a result's size, in rms, beyond which no rounding of one operator in half precision is."""
+
+
+def warm_up(trial: GraphCase) -> None:
+    """Let Inductor start up here, once, instead of in every worker."""
+    if trial.options.compiler == "inductor" and not cannot_fork():
+        warm_inductor()
+
+
+def verdict_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Compile a trial without caches and compare it with eager, noise told from errors.
+
+    Args:
+        trial: The trial.
+        timeout: Seconds, after which the compiler counts as hung.
+
+    Returns:
+        What was found; None for a program that eager cannot run. The death of the process is a finding of kind
+        ``crash``. Where no process can be forked the trial runs in this one.
+    """
+
+    def produce() -> str:
+        with without_compile_caches():
+            return Report(trial.findings(), Coverage(), title="trial").to_json()
+
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None  # eager raised: this is no program
+    if isinstance(answer, Death):
+        if not _runs_in_eager(trial, timeout):
+            return None
+        message = "the process that compiled and ran the program died"
+        return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
+    return Report.from_json(answer).findings
+
+
+def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
+    """Whether a program that a process died of runs in eager: else it is no program."""
+
+    def produce() -> str:
+        with torch.no_grad():
+            trial.graph(*copy_values(trial.inputs))
+        return "it runs"
+
+    try:
+        return run_in_worker(produce, timeout=timeout) == "it runs"
+    except CheckedBackendError:
+        return False
+
+
+def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Compare a trial with eager, and find only what is NaN or infinite on one side, or far off.
+
+    For a part of a program that is known to be wrong: by itself it may be so ill-conditioned that the verdict on it
+    alone must be "rounding explains it", as when it divides by a count of equal elements.
+
+    Args:
+        trial: The trial.
+        timeout: Seconds, after which the compiler counts as hung.
+
+    Returns:
+        A finding for each such output; None for a program that eager cannot run.
+    """
+
+    def produce() -> str:
+        with torch.no_grad(), without_compile_caches():
+            expected = trial.graph(*copy_values(trial.inputs))
+            compiler = resolve_compiler(trial.options)
+            compiled = torch.compile(
+                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
+            )
+            actual = compiled(*copy_values(trial.inputs))
+        found = [
+            _gross(place, one, other)
+            for place, (one, other) in enumerate(zip(expected, actual, strict=True))
+            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        ]
+        return Report(tuple(one for one in found if one is not None), Coverage(), title="trial").to_json()
+
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None
+    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Find that eager raises and the compiled program does not: for a trial of which eager has no results.
+
+    Args:
+        trial: The trial.
+        timeout: Seconds, after which the compiler counts as hung.
+
+    Returns:
+        A finding that says what eager raises; none where eager does not raise or the compiled program does too.
+    """
+
+    def produce() -> str:
+        with torch.no_grad(), without_compile_caches():
+            raised = _raised(trial.graph, trial)
+            if raised is None:
+                return Report((), Coverage(), title="trial").to_json()
+            compiler = resolve_compiler(trial.options)
+            compiled = torch.compile(
+                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
+            )
+            found = () if _raised(compiled, trial) is not None else (_missing(raised),)
+        return Report(found, Coverage(), title="trial").to_json()
+
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None
+    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+
+
+def _compiled(trial: GraphCase, compiler: Compiler) -> Callable[..., Any]:
+    graph = with_mode_blocks(copy_graph(trial.graph))
+    function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+    return function
+
+
+def _raised(function: Callable[..., object], trial: GraphCase) -> Exception | None:
+    try:
+        function(*copy_values(trial.inputs))
+    except Exception as error:
+        return error
+    return None
+
+
+def _missing(error: Exception) -> Finding:
+    # the same complaint about other sizes is the same
+    expected = f"{type(error).__name__}: {re.sub(r'-?[0-9.]+', 'N', str(error)).partition(chr(10))[0]}"
+    message = f"eager raises {type(error).__name__}: {error}"
+    return Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing", expected=expected, actual="no exception")
+
+
+def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding | None:
+    metrics = measure(reference=expected, candidate=actual)
+    subject = f"output[{place}]"
+    if metrics.nonfinite_mismatched:
+        message = "NaN or infinity on one side only"
+        return Finding(Kind.NONFINITE, subject, message, str(Kind.NONFINITE), metrics=metrics)
+    if metrics.rmse > GROSS * metrics.reference_rms:
+        message = f"off by more than {GROSS:.0%} of the values' size"
+        return Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)
+    return None
+
+
+def screen_trials(trials: Sequence[GraphCase], timeout: float) -> list[bool]:
+    """Which of these trials of one graph give other results when compiled, rounding errors included.
+
+    One compile serves them all, so this is cheap; it is no verdict.
+
+    Args:
+        trials: The same graph and compiler on inputs of the same shapes.
+        timeout: Seconds.
+
+    Returns:
+        For each trial whether it may go wrong. If the screen cannot tell, all may.
+    """
+
+    def produce() -> str:
+        compiler = resolve_compiler(trials[0].options)
+        answers = []
+        with torch.no_grad(), without_compile_caches():
+            compiled = _compiled(trials[0], compiler)
+            for trial in trials:
+                try:
+                    expected = trial.graph(*copy_values(trial.inputs))
+                except Exception:  # values that eager refuses
+                    answers.append("0")
+                    continue
+                actual = compiled(*copy_values(trial.inputs))
+                answers.append("0" if _alike(expected, actual) else "1")
+        return "".join(answers)
+
+    if len(trials) < 2 or cannot_fork():
+        return [True] * len(trials)
+    try:
+        answer = run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return [True] * len(trials)
+    return [True] * len(trials) if isinstance(answer, Death) else [letter == "1" for letter in answer]
+
+
+def _alike(expected: Sequence[object], actual: Sequence[object]) -> bool:
+    for one, other in zip(expected, actual, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+                return False
+            if not bool(((one == other) | ((one != one) & (other != other))).all()):
+                return False
+    return True

@@ -1,0 +1,216 @@
+"""What is being reduced: a trial, and which of its results is the wrong one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["Draft", "Program", "call_nodes", "compact", "is_getitem", "outputs", "record_values", "walk_back"]
+
+_OUTPUT = re.compile(r"output\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A trial and the subject that must stay wrong.
+
+    Attributes:
+        trial: The graph has no attributes that are tensors; inputs correspond to placeholders.
+        subject: ``output[2]``, ``mutated[x]``, ``candidate``.
+    """
+
+    trial: GraphCase
+    subject: str
+
+    @classmethod
+    def of(cls, trial: GraphCase, subject: str) -> Program:
+        """Start from any trial: constants of its graph become inputs."""
+        draft = Draft(cls(trial, subject))
+        for node in list(draft.graph.find_nodes(op="get_attr")):
+            value = _attribute(draft.module, str(node.target))
+            if isinstance(value, torch.Tensor):
+                draft.replace_by_value(node, value.detach())
+        return draft.finish()
+
+    @property
+    def tracked(self) -> int | None:
+        """The position of the output that must stay wrong; None if the subject is no output."""
+        match = _OUTPUT.fullmatch(self.subject)
+        return None if match is None else int(match[1])
+
+    def placeholders(self) -> dict[str, Any]:
+        """The inputs by the name of their placeholder."""
+        nodes = self.trial.graph.graph.find_nodes(op="placeholder")
+        return {node.name: value for node, value in zip(nodes, self.trial.inputs, strict=True)}
+
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Program:
+        """The same graph on other inputs, given by name; those not given stay."""
+        values = tuple(inputs.get(name, value) for name, value in self.placeholders().items())
+        return replace(self, trial=replace(self.trial, inputs=values))
+
+
+class Draft:
+    """A copy of a program that is being edited.
+
+    Attributes:
+        module: The copy; nodes keep their names.
+        graph: Its graph.
+        inputs: Values by name of placeholder.
+        subject: The subject, which follows its output.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._trial = program.trial
+        self.module = copy_graph(program.trial.graph)
+        self.graph: fx.Graph = self.module.graph
+        self.inputs = program.placeholders()
+        self.subject = program.subject
+
+    def node(self, name: str) -> fx.Node:
+        """The node of this name.
+
+        Raises:
+            LookupError: There is none.
+        """
+        found: fx.Node | None = next((node for node in self.graph.nodes if node.name == name), None)
+        if found is None:
+            raise LookupError(f"the graph has no node {name!r}")
+        return found
+
+    def set_outputs(self, chosen: Sequence[Any], tracked: int | None) -> None:
+        """Return these values only.
+
+        Args:
+            chosen: Nodes of this draft, or constants.
+            tracked: Which of them is the subject; None if the subject is no output.
+        """
+        self.graph.output_node().args = (tuple(chosen),)
+        if tracked is not None:
+            self.subject = f"output[{tracked}]"
+
+    def replace_by_value(self, node: fx.Node, value: Any) -> None:
+        """Give a node's users a value instead: a tensor becomes a new input, anything else is written into the call."""
+        if not isinstance(value, torch.Tensor):
+            for user in list(node.users):
+                user.args = fx.map_arg(user.args, lambda item: value if item is node else item)
+                user.kwargs = fx.map_arg(user.kwargs, lambda item: value if item is node else item)
+            return
+        first = next(iter(self.graph.nodes))
+        places = self.graph.find_nodes(op="placeholder")
+        with self.graph.inserting_after(places[-1]) if places else self.graph.inserting_before(first):
+            new = self.graph.placeholder(node.name)
+        new.meta = {key: item for key, item in node.meta.items() if key in ("val", "stack_trace")}
+        node.replace_all_uses_with(new)
+        self.inputs[new.name] = compact(value)
+
+    def finish(self) -> Program:
+        """Drop what nothing uses, and make the program."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.op not in ("placeholder", "output") and not _acts(node):
+                self.graph.erase_node(node)
+        for node in self.graph.find_nodes(op="placeholder"):
+            if not node.users:
+                self.graph.erase_node(node)
+        self.module.delete_all_unused_submodules()
+        self.module.recompile()
+        inputs = tuple(self.inputs[node.name] for node in self.graph.find_nodes(op="placeholder"))
+        return Program(replace(self._trial, graph=self.module, inputs=inputs), self.subject)
+
+
+def call_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that compute, ``getitem`` aside."""
+    return [node for node in graph.nodes if node.op.startswith("call_") and not is_getitem(node)]
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether a node only takes one of several results."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def outputs(graph: fx.Graph) -> tuple[Any, ...]:
+    """What the graph returns."""
+    returned = graph.output_node().args[0]
+    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+
+
+def record_values(program: Program, names: frozenset[str] | None = None) -> dict[str, Any]:
+    """Run a program in eager and keep what nodes returned.
+
+    Args:
+        program: The program; the random state is as before afterwards.
+        names: Which nodes; None for all.
+
+    Returns:
+        Values by name of node. They may share memory.
+
+    Raises:
+        Exception: Whatever the graph raises.
+    """
+    found: dict[str, Any] = {}
+
+    class _Recorder(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            if names is None or n.name in names:
+                found[n.name] = _copied(value)
+            return value
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _Recorder(program.trial.graph).run(*copy_values(program.trial.inputs))
+    return found
+
+
+def compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides that owns no more memory than it needs."""
+    if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+        return tensor.detach().clone()
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    once = [slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()]  # each element of an expanded tensor
+    if tensor.numel():
+        copy[tuple(once)].copy_(tensor.detach()[tuple(once)])
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return compact(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def _attribute(module: fx.GraphModule, path: str) -> Any:
+    value: Any = module
+    for step in path.split("."):
+        value = getattr(value, step)
+    return value
+
+
+def _acts(node: fx.Node) -> bool:
+    return writes(node) or sets_mode(node)
+
+
+def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:
+    """The call nodes that a node is made from, itself included, up to so many calls away."""
+    seen: dict[fx.Node, None] = {}
+    level = [node]
+    for _ in range(depth):
+        following: list[fx.Node] = []
+        while level:
+            current = level.pop()
+            if current in seen or current.op == "placeholder":
+                continue
+            seen[current] = None
+            (level if is_getitem(current) else following).extend(current.all_input_nodes)
+        level = following
+    yield from seen

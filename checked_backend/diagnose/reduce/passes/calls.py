@@ -1,0 +1,124 @@
+"""Simpler calls: common dtypes, optional tensors left out, round numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload
+from checked_backend.diagnose.reduce.failing_case import Draft, Program, call_nodes
+from checked_backend.diagnose.reduce.problem import Problem
+
+__all__ = ["common_dtypes", "drop_optional_tensors", "in_float64", "round_arguments"]
+
+_WIDE: Mapping[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+_COMMON: Mapping[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float64: torch.float32,
+    torch.complex128: torch.complex64,
+    torch.int32: torch.int64,
+    torch.int16: torch.int64,
+    torch.int8: torch.int64,
+    torch.uint8: torch.int64,
+}
+
+
+def common_dtypes(problem: Problem) -> None:
+    """Use float32 and int64 for other dtypes: all of them, then one after the other."""
+    found = sorted(_dtypes(problem.best) & _COMMON.keys(), key=str)
+    if len(found) > 1 and problem.consider(_cast(problem.best, {dtype: _COMMON[dtype] for dtype in found})):
+        return
+    for dtype in found:
+        problem.consider(_cast(problem.best, {dtype: _COMMON[dtype]}))
+
+
+def in_float64(program: Program) -> Program:
+    """A program with double precision in the place of what is less."""
+    return _cast(program, _WIDE)
+
+
+def _dtypes(program: Program) -> set[torch.dtype]:
+    found = {value.dtype for value in program.trial.inputs if isinstance(value, torch.Tensor)}
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype):
+            found.add(leaf)
+        return leaf
+
+    for node in call_nodes(program.trial.graph.graph):
+        fx.node.map_aggregate((node.args, dict(node.kwargs)), note)
+    return found
+
+
+def _cast(program: Program, dtypes: Mapping[torch.dtype, torch.dtype]) -> Program:
+    def cast(leaf: Any) -> Any:
+        return dtypes.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
+
+    draft = Draft(program)
+    for node in call_nodes(draft.graph):
+        node.args = fx.node.map_aggregate(node.args, cast)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, cast)
+    for name, value in draft.inputs.items():
+        if isinstance(value, torch.Tensor) and value.dtype in dtypes:
+            draft.inputs[name] = value.to(dtypes[value.dtype])
+    return draft.finish()
+
+
+def drop_optional_tensors(problem: Problem) -> None:
+    """Leave out tensors that a call can do without: all of them, then one after the other."""
+    places = list(_optional(problem.best))
+    if len(places) > 1 and problem.consider(_without(problem.best, places)):
+        return
+    for place in places:
+        if place in _optional(problem.best):
+            problem.consider(_without(problem.best, [place]))
+
+
+def _optional(program: Program) -> Iterator[tuple[str, int]]:
+    for node in call_nodes(program.trial.graph.graph):
+        if isinstance(node.target, OpOverload):
+            for position, declared in enumerate(node.target._schema.arguments[: len(node.args)]):
+                if str(declared.type) == "Optional[Tensor]" and isinstance(node.args[position], fx.Node):
+                    yield node.name, position
+
+
+def _without(program: Program, places: list[tuple[str, int]]) -> Program:
+    draft = Draft(program)
+    for name, position in places:
+        draft.node(name).update_arg(position, None)
+    return draft.finish()
+
+
+def round_arguments(problem: Problem) -> None:
+    """Put 1, 2, 0.5 or fewer digits for other floating-point numbers in calls."""
+    for name in [node.name for node in call_nodes(problem.best.trial.graph.graph)]:
+        for position in range(_argument_count(problem.best, name)):
+            value = _node(problem.best, name).args[position]
+            if isinstance(value, float) and value not in (0.0, 1.0, 2.0, 0.5):
+                simpler = [1.0, 2.0, 0.5, float(f"{value:.1g}")]
+                problem.first_of([_with_argument(problem.best, name, position, number) for number in simpler])
+
+
+def _node(program: Program, name: str) -> fx.Node:
+    return Draft(program).node(name)
+
+
+def _argument_count(program: Program, name: str) -> int:
+    return len(_node(program, name).args)
+
+
+def _with_argument(program: Program, name: str, position: int, value: float) -> Program:
+    draft = Draft(program)
+    draft.node(name).update_arg(position, value)
+    return draft.finish()

@@ -1,0 +1,229 @@
+"""Fewer outputs, fewer calls, fewer inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from checked_backend.diagnose.reduce.failing_case import (
+    Draft,
+    Program,
+    call_nodes,
+    is_getitem,
+    outputs,
+    record_values,
+    walk_back,
+)
+from checked_backend.diagnose.reduce.problem import Problem
+
+__all__ = [
+    "bypass_calls",
+    "drop_outputs",
+    "each_alone",
+    "earlier_output",
+    "merge_inputs",
+    "near_output",
+    "recorded_calls",
+]
+
+_MANY = 60
+"""Calls of a graph beyond which they are not all compiled apart."""
+
+
+def drop_outputs(problem: Problem) -> None:
+    """Return the tracked output alone, or as few outputs as it needs beside it."""
+    program = problem.best
+    total = len(outputs(program.trial.graph.graph))
+    if total <= 1:
+        return
+    tracked = program.tracked
+    if problem.consider(_returning(program, () if tracked is None else (tracked,))):
+        return
+    chunk = total // 2
+    while chunk:
+        place = 0
+        while place < len(outputs(problem.best.trial.graph.graph)):
+            best = problem.best
+            count = len(outputs(best.trial.graph.graph))
+            kept = tuple(at for at in range(count) if not place <= at < place + chunk or at == best.tracked)
+            if len(kept) == count or not problem.consider(_returning(best, kept)):
+                place += chunk
+        chunk //= 2
+
+
+def _returning(program: Program, kept: tuple[int, ...]) -> Program:
+    draft = Draft(program)
+    returned = outputs(draft.graph)
+    tracked = program.tracked
+    draft.set_outputs([returned[at] for at in kept], kept.index(tracked) if tracked in kept else None)
+    return draft.finish()
+
+
+def each_alone(problem: Problem) -> None:
+    """Run every call on recorded inputs, all in one compile, and keep one that goes wrong on its own."""
+    program = problem.best
+    calls = [node.name for node in call_nodes(program.trial.graph.graph)]
+    if program.tracked is None or not 2 < len(calls) <= _MANY:
+        return
+    apart, results = _apart(program)
+    candidates = []
+    for place in problem.wrong_results(apart):
+        result, call = results[place]
+        candidates.append(with_recorded(_ending_at(program, result), frozenset(calls) - {call}))
+    problem.first_of(candidates)
+
+
+def _apart(program: Program) -> tuple[Program, list[tuple[str, str]]]:
+    """Every call on the values that its inputs have in eager, with all results returned.
+
+    Returns:
+        The program, and for each of its outputs the node that it is and the call that makes it.
+    """
+    values = record_values(program)
+    draft = Draft(program)
+    made = [
+        node
+        for node in draft.graph.nodes
+        if node.op.startswith("call_") and isinstance(values.get(node.name), torch.Tensor)
+    ]
+    results = [(node.name, str(node.args[0]) if is_getitem(node) else node.name) for node in made]
+    for node in made:
+        if node.users:
+            draft.replace_by_value(node, values[node.name])
+    draft.set_outputs(made, None)
+    return draft.finish(), results
+
+
+def near_output(problem: Problem) -> None:
+    """Keep only the calls that are so many calls away from the tracked output; the values of others are recorded."""
+    depth, last = 1, 0
+    while True:
+        program = problem.best
+        kept = _near(program, depth)
+        calls = {node.name for node in call_nodes(program.trial.graph.graph)}
+        if not calls - kept or len(kept) == last:  # calls for their effect alone are never near the output
+            return
+        last = len(kept)
+        if problem.consider(with_recorded(program, frozenset(calls - kept))):
+            return
+        depth *= 2
+
+
+def _near(program: Program, depth: int) -> set[str]:
+    returned = [node for node in outputs(program.trial.graph.graph) if isinstance(node, fx.Node)]
+    tracked = program.tracked
+    start = returned if tracked is None else [outputs(program.trial.graph.graph)[tracked]]
+    return {node.name for root in start if isinstance(root, fx.Node) for node in walk_back(root, depth)}
+
+
+def with_recorded(program: Program, names: frozenset[str]) -> Program:
+    """Replace calls by the values that they have in eager.
+
+    Args:
+        program: The program.
+        names: The calls' nodes.
+    """
+    graph = program.trial.graph.graph
+    returned = set(outputs(graph))
+    wanted: set[str] = set()
+    for node in graph.nodes:
+        if node.name in names:
+            takers = [user for user in node.users if is_getitem(user)]
+            wanted.update(user.name for user in takers)
+            if len(takers) < len(node.users) and node not in returned:
+                wanted.add(node.name)
+    values = record_values(program, frozenset(wanted))
+    draft = Draft(program)
+    for name, value in values.items():
+        if not isinstance(value, (tuple, list)):
+            draft.replace_by_value(draft.node(name), value)
+    return draft.finish()
+
+
+def recorded_calls(problem: Problem) -> None:
+    """Replace ever smaller runs of calls by the values that they have in eager."""
+    chunk = max(1, len(call_nodes(problem.best.trial.graph.graph)) // 2)
+    while chunk:
+        place = 0
+        while place < len(calls := call_nodes(problem.best.trial.graph.graph)):
+            names = frozenset(node.name for node in calls[place : place + chunk])
+            if not problem.consider(with_recorded(problem.best, names)):
+                place += chunk
+        chunk //= 2
+
+
+def earlier_output(problem: Problem) -> None:
+    """Return what the tracked output is made from, if that is wrong already."""
+    while (program := problem.best).tracked is not None:
+        root = outputs(program.trial.graph.graph)[program.tracked]
+        if not isinstance(root, fx.Node) or root.op == "placeholder":
+            return
+        sources = [node for node in root.all_input_nodes if node.op.startswith("call_") and not _has_items(node)]
+        if not problem.first_of([_ending_at(program, node.name) for node in sources]):
+            return
+
+
+def _has_items(node: fx.Node) -> bool:
+    """Whether a call gives several results: only one of them can be returned."""
+    return any(map(is_getitem, node.users))
+
+
+def _ending_at(program: Program, name: str) -> Program:
+    draft = Draft(program)
+    draft.set_outputs([draft.node(name)], 0)
+    return draft.finish()
+
+
+def bypass_calls(problem: Problem) -> None:
+    """Leave a call out: its users get one of its inputs, of the same shape and dtype."""
+    tried: set[str] = set()
+    while True:
+        program = problem.best
+        calls = [node.name for node in call_nodes(program.trial.graph.graph) if node.name not in tried]
+        if not calls:
+            return
+        tried.add(calls[0])
+        problem.first_of(list(_bypassed(program, calls[0])))
+
+
+def _bypassed(program: Program, name: str) -> Iterator[Program]:
+    node = Draft(program).node(name)
+    sources = [source.name for source in node.all_input_nodes]
+    values = record_values(program, frozenset([name, *sources]))
+    for source in sources:
+        if not node.users:
+            draft = Draft(program)  # a call for its effect alone
+            draft.graph.erase_node(draft.node(name))
+            yield draft.finish()
+            return
+        if _alike(values.get(name), values.get(source)):
+            draft = Draft(program)
+            draft.node(name).replace_all_uses_with(draft.node(source))
+            draft.graph.erase_node(draft.node(name))
+            yield draft.finish()
+
+
+def merge_inputs(problem: Problem) -> None:
+    """Use one input in place of another of the same shape and dtype."""
+    names = list(problem.best.placeholders())
+    for position, name in enumerate(names):
+        values = problem.best.placeholders()
+        if name not in values:
+            continue
+        candidates = []
+        for other in names[:position]:
+            if other in values and _alike(values[name], values[other]):
+                draft = Draft(problem.best)
+                draft.node(name).replace_all_uses_with(draft.node(other))
+                candidates.append(draft.finish())
+        problem.first_of(candidates)
+
+
+def _alike(one: object, other: object) -> bool:
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    )

@@ -1,0 +1,88 @@
+"""Simpler values: zeros, ones, a range, small whole numbers, seeded random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import fx
+
+from checked_backend.diagnose.reduce.failing_case import Program, outputs, record_values
+from checked_backend.diagnose.reduce.forms import LITERAL_ELEMENTS, form_of, ramp, seeded
+from checked_backend.diagnose.reduce.problem import Problem
+
+__all__ = ["simplify_values"]
+
+
+def simplify_values(problem: Problem) -> None:
+    """Give inputs simpler values: all of them in one way, then one after the other.
+
+    What is tried is screened first: one compile serves all values, and only those on which the results differ at all
+    are judged. Values on which eager gives nothing but zeros are not taken: a program that reads or leaves memory
+    which nobody wrote is right there by chance.
+    """
+    told = _tells(problem.best)
+    problem.first_of(_screened(problem, _together(problem.best), told))
+    contiguous = {name: value.contiguous() for name, value in _tensors(problem.best).items()}
+    problem.consider(problem.best.with_inputs(contiguous))
+    for name in _tensors(problem.best):
+        value = problem.best.placeholders()[name]
+        simpler = [form for form in _forms(value) if form_of(form).rank < form_of(value).rank]
+        simpler.sort(key=lambda form: form_of(form).rank)
+        problem.first_of(_screened(problem, (problem.best.with_inputs({name: form}) for form in simpler), told))
+
+
+def _screened(problem: Problem, candidates: Iterable[Program], told: bool) -> list[Program]:
+    return problem.screened([program for program in candidates if not told or _tells(program)])
+
+
+def _tells(program: Program) -> bool:
+    """Whether eager's result is more than zeros. Truth values have little else, and need none."""
+    place = program.tracked
+    if place is None or not isinstance(node := outputs(program.trial.graph.graph)[place], fx.Node):
+        return False
+    with contextlib.suppress(Exception):  # values that eager refuses
+        value = record_values(program, frozenset({node.name}))[node.name]
+        return not isinstance(value, torch.Tensor) or value.dtype is torch.bool or bool(value.ne(0).any())
+    return False
+
+
+def _tensors(program: Program) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in program.placeholders().items() if type(value) is torch.Tensor}
+
+
+def _together(program: Program) -> Iterator[Program]:
+    forms = {name: list(_forms(value)) for name, value in _tensors(program).items()}
+    for at in range(max(map(len, forms.values()), default=0)):
+        yield program.with_inputs({name: found[min(at, len(found) - 1)] for name, found in forms.items()})
+
+
+def _forms(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Other values for a tensor, simplest first, in its strides. Whole numbers stay within their bounds."""
+    if not value.numel() or 0 in value.stride():
+        return
+    yield _like(value, torch.zeros(value.numel(), dtype=value.dtype))
+    yield _like(value, torch.ones(value.numel(), dtype=value.dtype))
+    if value.dtype is torch.bool or value.dtype.is_complex:
+        return
+    if not value.dtype.is_floating_point:
+        bound = int(value.max()) + 1
+        if bound > 0:
+            yield _like(value, ramp(value.numel(), torch.int64).remainder(bound).to(value.dtype))
+        return
+    yield _like(value, torch.full((value.numel(),), 2.0).to(value.dtype))
+    yield _like(value, ramp(value.numel(), value.dtype))
+    flat = value.contiguous().reshape(-1)
+    yield _like(value, flat.round())
+    if value.numel() > LITERAL_ELEMENTS:
+        yield _like(value, seeded(value.shape, value.dtype).reshape(-1))
+    for digits in (1, 2):
+        if value.numel() <= LITERAL_ELEMENTS:
+            yield _like(value, torch.tensor([float(f"{item:.{digits}g}") for item in flat.tolist()]).to(value.dtype))
+
+
+def _like(value: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    made.copy_(flat.reshape(value.shape))
+    return made

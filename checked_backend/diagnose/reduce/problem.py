@@ -1,0 +1,195 @@
+"""The problem that passes work on: they propose programs, only `Problem.consider` accepts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checked_backend.diagnose.oracle import Oracle, screen_trials, verdict_oracle
+from checked_backend.diagnose.reduce.failing_case import Program, outputs
+from checked_backend.diagnose.reduce.journal import Journal
+from checked_backend.diagnose.reduce.races import has_race
+from checked_backend.diagnose.reduce.size import Size, fingerprint, measure_size
+from checked_backend.findings import Finding, Kind
+from checked_backend.regions.graph_case import GraphCase
+
+__all__ = ["OutOfTime", "Problem", "Progress"]
+
+VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
+"""Kinds of findings that are about values, so that values that agree cannot show them."""
+
+MIN_TIMEOUT_S = 20.0
+TIMEOUT_FACTOR = 8.0
+"""A candidate may take this many times as long as the program that is reduced did, before it counts as hung."""
+
+
+class OutOfTime(Exception):
+    """The deadline has passed."""
+
+
+def _sign(finding: Finding) -> tuple[str, str]:
+    """What must stay besides kind and subject: the finer kind, and the exception where it is about one."""
+    raised = finding.kind in (Kind.CRASH, Kind.EXCEPTION)
+    return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a reduction is. ``str()`` is a line for people.
+
+    Attributes:
+        step: What is being tried.
+        tried: Programs judged so far.
+        size: Size of the smallest so far.
+        seconds_left: Until the deadline.
+    """
+
+    step: str
+    tried: int
+    size: Size
+    seconds_left: float
+
+    def __str__(self) -> str:
+        return f"{self.size}, {self.tried} tried, {self.step}, at most {max(0.0, self.seconds_left):.0f} s left"
+
+
+class Problem:
+    """The smallest program so far that goes wrong in the same way.
+
+    Args:
+        program: What is to be reduced.
+        kind: The kind of the finding that must stay.
+        deadline: A `time.monotonic` moment after which nothing is tried.
+        progress: Called before each program that is judged.
+        journal: A file of verdicts, so that a second run continues where this one stops.
+        judge: Judges one trial.
+        screen: Tells in advance which trials cannot go wrong.
+
+    Attributes:
+        best: The smallest so far.
+        tried: How many programs were judged.
+        hearsay: Whether the best was accepted on the journal's word alone.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        kind: Kind,
+        deadline: float,
+        *,
+        progress: Callable[[Progress], None] | None = None,
+        journal: Path | None = None,
+        judge: Oracle = verdict_oracle,
+        screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_trials,
+    ) -> None:
+        self.best = program
+        self.tried = 0
+        self.step = "start"
+        self.hearsay = False
+        self._kind = kind
+        self._deadline = deadline
+        self._progress = progress
+        self._judge = judge
+        self._screen = screen
+        self._size = measure_size(program)
+        self._signs: set[tuple[str, str]] = set()
+        self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
+        self._timeout = 10 * MIN_TIMEOUT_S
+        self._races = has_race(program)
+
+    @property
+    def size(self) -> Size:
+        """The size of the smallest program so far."""
+        return self._size
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline."""
+        return self._deadline - time.monotonic()
+
+    def shows(self, program: Program) -> bool:
+        """Whether a program goes wrong as wanted, judged anew.
+
+        Raises:
+            OutOfTime: The deadline has passed, or passed while it was judged.
+        """
+        left = self.seconds_left
+        if left <= 0:
+            raise OutOfTime
+        if self._progress is not None:
+            self._progress(Progress(self.step, self.tried, self._size, left))
+        self.tried += 1
+        began = time.monotonic()
+        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
+        if not self._signs:
+            self._signs = signs
+        wrong = bool(signs & self._signs)
+        if self.tried == 1:
+            self._timeout = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
+        self._journal.note(fingerprint(program), wrong)
+        return wrong
+
+    def consider(self, candidate: Program) -> bool:
+        """Accept a program if it is smaller than the best and still goes wrong in the same way.
+
+        One whose result is not defined is none, unless that was so from the start.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        size = measure_size(candidate)
+        if not size < self._size:
+            return False
+        if not self._races and has_race(candidate):
+            return False
+        known = self._journal.verdict(fingerprint(candidate))
+        if not (self.shows(candidate) if known is None else known):
+            return False
+        self.best, self._size = candidate, size
+        self.hearsay = known is not None
+        return True
+
+    def forget(self, program: Program) -> None:
+        """Begin again, from this program: what the journal said of the best is not true any more."""
+        self._journal.forget()
+        self.best, self._size, self.hearsay = program, measure_size(program), False
+
+    def screened(self, candidates: Sequence[Program]) -> list[Program]:
+        """Those that are smaller than the best and give other results when compiled than in eager.
+
+        Args:
+            candidates: The best program on other values of the same shapes.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        smaller = [program for program in candidates if measure_size(program) < self._size]
+        if self._kind not in VALUE_KINDS or not self._screen:
+            return smaller
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        flags = self._screen([program.trial for program in smaller], min(self._timeout, self.seconds_left))
+        return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
+
+    def wrong_results(self, program: Program) -> list[int]:
+        """Which of a program's outputs go wrong in the wanted kind.
+
+        Raises:
+            OutOfTime: The deadline has passed.
+        """
+        left = self.seconds_left
+        if left <= 0:
+            raise OutOfTime
+        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        subjects = {item.subject for item in found if item.kind == self._kind}
+        count = len(outputs(program.trial.graph.graph))
+        return [place for place in range(count) if f"output[{place}]" in subjects]
+
+    def first_of(self, candidates: Sequence[Program]) -> bool:
+        """Accept the first of these that `consider` accepts."""
+        return any(self.consider(candidate) for candidate in candidates)

@@ -1,0 +1,117 @@
+"""Writes whose result is not defined: several values go to one place, and nothing says which of them stays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import TorchDispatchMode
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.regions.inputs import copy_values
+
+__all__ = ["has_race"]
+
+_NAMES = ("index_put", "scatter", "index_copy", "setitem", "put_")
+
+
+def has_race(program: Program) -> bool:
+    """Whether eager, on this program's inputs, writes different values to one place in one call.
+
+    What such a call leaves there depends on the order of its writes, which torch does not promise, so that a compiled
+    program may rightly differ.
+
+    Args:
+        program: The program; what it computes with is copied.
+
+    Returns:
+        False also where eager raises.
+    """
+    if not any(map(_may_race, program.trial.graph.graph.nodes)):
+        return False
+    watch = _Watch()
+    with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+        program.trial.graph(*copy_values(program.trial.inputs))
+    return watch.found
+
+
+def _may_race(node: fx.Node) -> bool:
+    if node.op == "get_attr":  # the body of control flow
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return node.op.startswith("call_") and any(part in name for part in _NAMES)
+
+
+class _Watch(TorchDispatchMode):
+    """Looks at each call that writes by index, in eager."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        schema = func._schema
+        written = _WRITES.get((schema.name.partition("::")[2].strip("_"), schema.overload_name))
+        if written is not None:
+            self.found |= written(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _differ(where: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether one place is given several values.
+
+    Args:
+        where: The place of each value, as one number or as a row of numbers.
+        values: As many values, or rows of values.
+    """
+    _, group = torch.unique(where, dim=0, return_inverse=True)
+    order = group.argsort(stable=True)
+    group, values = group[order], values[order]
+    # equal values lie side by side only where all of a group are equal
+    other = (values[1:] != values[:-1]).reshape(len(values) - 1, -1).any(1) if len(values) > 1 else values.new_empty(0)
+    return bool(((group[1:] == group[:-1]) & other.bool()).any())
+
+
+def _index_put(x: torch.Tensor, places: Sequence[Any], values: torch.Tensor, accumulate: bool = False) -> bool:
+    if accumulate or values.numel() == 1:
+        return False
+    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    written = torch.ops.aten.index.Tensor(numbers, list(places))
+    return _differ(written.reshape(-1), values.expand(written.shape).reshape(-1))
+
+
+def _scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> bool:
+    if not x.dim() or not index.numel():
+        return False
+    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    part = numbers[tuple(slice(0, size) if at != dim % x.dim() else slice(None) for at, size in enumerate(index.shape))]
+    values = src[tuple(slice(0, size) for size in index.shape)]
+    return _differ(part.gather(dim, index).reshape(-1), values.reshape(-1))
+
+
+def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> bool:
+    return bool(x.dim()) and _differ(index.reshape(-1), source.movedim(dim, 0))
+
+
+def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> bool:
+    return not accumulate and _differ(index.remainder(x.numel()).reshape(-1), source.reshape(-1))
+
+
+_WRITES: Mapping[tuple[str, str], Callable[..., bool]] = MappingProxyType(
+    {
+        ("index_put", ""): _index_put,
+        ("unsafe_index_put", ""): _index_put,
+        ("index_put_impl", ""): lambda x, places, values, accumulate=False, _unsafe=False: _index_put(
+            x, places, values, accumulate
+        ),
+        ("scatter", "src"): _scatter,
+        ("index_copy", ""): _index_copy,
+        ("put", ""): _put,
+    }
+)

@@ -1,0 +1,145 @@
+"""Reduce a trial: passes in order, again and again until nothing gets smaller."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
+from checked_backend.diagnose.reduce import passes
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Progress
+from checked_backend.diagnose.reduce.size import Size
+from checked_backend.findings import Kind
+from checked_backend.regions.graph_case import GraphCase
+
+__all__ = ["Reduction", "reduce"]
+
+log = logging.getLogger(__name__)
+
+_Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
+
+_STRUCTURE: _Steps = (
+    ("dropping outputs", passes.drop_outputs),
+    ("running each call on its own", passes.each_alone),
+    ("keeping what is near the output", passes.near_output),
+    ("ending earlier", passes.earlier_output),
+    ("replacing calls by recorded values", passes.recorded_calls),
+    ("smaller sizes", passes.shrink_sizes),
+    ("leaving calls out", passes.bypass_calls),
+    ("leaving optional tensors out", passes.drop_optional_tensors),
+    ("merging inputs", passes.merge_inputs),
+    ("fixed sizes", passes.make_static),
+    ("fewer dimensions", passes.drop_dimensions),
+)
+
+_DETAILS: _Steps = (
+    ("common dtypes", passes.common_dtypes),
+    ("simpler values", passes.simplify_values),
+    ("rounder arguments", passes.round_arguments),
+)
+
+_WITHOUT_RESULTS = frozenset(
+    [passes.shrink_sizes, passes.drop_dimensions, passes.make_static, *(run for _, run in _DETAILS)]
+)
+"""What can be done with a program that raises in eager, so that it has no values to record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a reduction came to.
+
+    Attributes:
+        trial: The smallest program that still goes wrong in the same way.
+        subject: What the wrong result is called in it: outputs move when others are dropped.
+        kind: The kind of the finding, which stayed the same.
+        shown: Whether the trial that was handed in showed the finding in a worker process. If not, ``trial`` is that
+            trial, and nothing was reduced.
+        stopped: Why it ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
+        tried: Programs judged.
+        size: The size of ``trial``.
+    """
+
+    trial: GraphCase
+    subject: str
+    kind: Kind
+    shown: bool
+    stopped: Literal["done", "deadline", "interrupted"]
+    tried: int
+    size: Size
+
+
+def reduce(
+    trial: GraphCase,
+    *,
+    subject: str,
+    kind: Kind,
+    deadline: float,
+    progress: Callable[[Progress], None] | None = None,
+    journal: Path | None = None,
+    judge: Oracle = verdict_oracle,
+) -> Reduction:
+    """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
+
+    Each program is compiled and judged in a worker process with a time limit, without compile caches.
+
+    Args:
+        trial: What goes wrong. It is not changed.
+        subject: The wrong result, as in its finding.
+        kind: The kind of that finding.
+        deadline: A `time.monotonic` moment; the best until then is returned.
+        progress: Told before each program that is tried; ``str(progress)`` is a line for people.
+        journal: A file of verdicts: a second run with the same file continues where the first one stopped.
+        judge: Judges one trial, for tests.
+
+    Returns:
+        The smallest program found, also after the deadline and after Ctrl-C.
+    """
+    program = Program.of(trial, subject)
+    problem = Problem(program, kind, deadline, progress=progress, journal=journal, judge=judge)
+    shown = False
+    warm_up(trial)
+    stopped: Literal["done", "deadline", "interrupted"] = "done"
+    try:
+        shown = problem.shows(program)
+        if shown:
+            _to_fixpoint(problem, _fitting(kind))
+        if problem.hearsay and not problem.shows(problem.best):
+            problem.forget(program)
+            _to_fixpoint(problem, _fitting(kind))
+    except OutOfTime:
+        stopped = "deadline"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    best = problem.best
+    return Reduction(best.trial, best.subject, kind, shown, stopped, problem.tried, problem.size)
+
+
+def _fitting(kind: Kind) -> tuple[_Steps, _Steps]:
+    if kind is not Kind.EXCEPTION:
+        return _STRUCTURE, _DETAILS
+    return tuple(step for step in _STRUCTURE if step[1] in _WITHOUT_RESULTS), _DETAILS
+
+
+def _to_fixpoint(problem: Problem, steps: tuple[_Steps, _Steps]) -> None:
+    structure, details = steps
+    before = None
+    while problem.size.structure != before:
+        before = problem.size.structure
+        _run(structure, problem)
+        if problem.size.structure == before:  # details are cheap to simplify once the program is small
+            _run(details, problem)
+
+
+def _run(steps: _Steps, problem: Problem) -> None:
+    for name, run in steps:
+        problem.step = name
+        try:
+            run(problem)
+        except OutOfTime:
+            raise
+        except Exception as error:  # the best so far stays, and other steps may make it smaller
+            log.info("%s failed: %s: %s", name, type(error).__name__, error)

@@ -1,0 +1,1 @@
+"""Scripts that show a failure in a fresh process."""

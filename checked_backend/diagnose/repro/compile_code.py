@@ -1,0 +1,195 @@
+"""The compile call of a repro: backend, options, and those settings of the running process that matter."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import changed_settings, default_settings, registered_here
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.repro.function_source import Source
+from checked_backend.diagnose.repro.translate import Untranslatable
+from checked_backend.regions.compile import resolve_compiler
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.inputs import find_effects
+
+__all__ = ["CompileCode", "Settings", "settings_that_matter", "write_compile"]
+
+_IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
+"""Words in names of settings that change how compilation goes, not what comes out."""
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of torch, by the module that has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCode:
+    """How a script compiles.
+
+    Attributes:
+        arguments: Of ``torch.compile``, after the function.
+        lines: What must come before.
+        problem: Why the script cannot compile in a fresh process; empty if it can.
+        copied: Whether ``lines`` have a user's own source, whose annotations may name what the script has not.
+    """
+
+    arguments: str
+    lines: tuple[str, ...] = field(default=())
+    problem: str = ""
+    copied: bool = False
+
+
+def write_compile(program: Program, settings: Settings, *, random: bool | None = None) -> CompileCode:
+    """Write the compile call.
+
+    Args:
+        program: The program.
+        settings: Settings of the process that are to be the same, by module of torch.
+        random: Whether it is about random numbers; found out if not given.
+    """
+    options = program.trial.options
+    given = dict(options.compiler_options)
+    random = is_random(program) if random is None else random
+    if not random:  # the checker sets it everywhere
+        given.pop("fallback_random", None)
+    lines: list[str] = []
+    problem = ""
+    compiler = options.compiler
+    if isinstance(compiler, str):
+        compiler = registered_here(compiler) or compiler
+    if isinstance(compiler, str):
+        backend = repr(compiler)
+    else:
+        backend, lines, problem = _imported(compiler)
+    for module, changed in settings.items():
+        if module == "torch._inductor.config" and options.compiler == "inductor":
+            given = {**changed, **given}
+        else:
+            lines += [f"import {module}", *(f"{module}.{name} = {value!r}" for name, value in changed.items())]
+    if options.compiler == "inductor" and random:
+        given.setdefault("fallback_random", True)
+    arguments = [f"backend={backend}"]
+    if given:
+        arguments.append(f"options={given!r}")
+    if program.trial.dynamic:
+        arguments.append("dynamic=True")
+    return CompileCode(", ".join(arguments), tuple(lines), problem, any(line.startswith("\n") for line in lines))
+
+
+def is_random(program: Program) -> bool:
+    """Whether a program draws random numbers, or may do so: found by running it on fake tensors."""
+    return find_effects(program.trial.graph, program.trial.inputs).random
+
+
+def settings_that_matter(trial: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
+    """Settings of this process that are not torch's defaults, and without which the bug does not show.
+
+    Args:
+        trial: A trial that shows the bug here.
+        shows: Whether a trial shows it.
+    """
+    left: dict[str, dict[str, Any]] = {
+        module: {name: value for name, value in found.items() if _matters(name, value)}
+        for module, found in changed_settings().items()
+    }
+    names = [(module, name) for module, found in left.items() for name in found]
+    if not names or shows(_with_defaults(trial, left)):
+        return {}
+    for module, name in names:
+        value = left[module].pop(name)
+        dropped: dict[str, list[str]] = {}
+        for home, other in names:
+            if other not in left[home]:
+                dropped.setdefault(home, []).append(other)
+        if not shows(_with_defaults(trial, dropped)):
+            left[module][name] = value
+    return {module: found for module, found in left.items() if found}
+
+
+def _matters(name: str, value: Any) -> bool:
+    if any(word in name for word in _IRRELEVANT):
+        return False
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (SyntaxError, ValueError):  # an object, which no script can write
+        return False
+
+
+def _with_defaults(trial: GraphCase, names: Mapping[str, Iterable[str]]) -> GraphCase:
+    """The trial with a compiler that sets these settings to their defaults first."""
+    chosen = {module: tuple(found) for module, found in names.items()}
+    inner = resolve_compiler(trial.options)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with default_settings(chosen):
+            return inner(gm, example_inputs)
+
+    return replace(trial, options=trial.options.model_copy(update={"compiler": compiler, "compiler_options": {}}))
+
+
+def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:
+    """What to write for a compiler, the lines before, and why it cannot be had."""
+    found = _holder(function)
+    if found is not None:
+        module, name = found
+        lines = [f"from {module} import {name.partition('.')[0]}"]
+        root = _root(module)
+        if root is not None:
+            lines = ["import sys", f"sys.path.insert(0, {str(root)!r})", *lines]
+        return name, lines, ""
+    source = Source()
+    described = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    try:
+        name = source.add(function)
+    except Untranslatable as error:
+        return "backend", [], f"the backend is {described}, which cannot be imported by its name: {error}"
+    if source.tensors:
+        return "backend", [], f"the backend is {described}, which refers to tensors of the running program"
+    return name, [*source.imports, "", "", *source.lines], ""
+
+
+def _holder(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """A module that a fresh process can import, and the name that a compiler has in it."""
+    module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
+    owner = getattr(function, "__self__", None)
+    likely = [module, type(owner).__module__, type(function).__module__]
+    main = vars(sys.modules["__main__"])  # which has other names too
+    for home in dict.fromkeys([*likely, *sys.modules]):
+        held = getattr(sys.modules.get(home), "__dict__", {})
+        if held is main or not held:
+            continue
+        if home == module and name and _step(sys.modules[home], name) == function:
+            return home, name
+        for own, value in list(held.items()):
+            if own.startswith("__"):
+                continue
+            if value is function:
+                return home, own
+            if owner is not None and value is owner and name:
+                return home, f"{own}.{name.rpartition('.')[2]}"
+    return None
+
+
+def _step(found: Any, path: str) -> Any:
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    return found
+
+
+def _root(module: str) -> Path | None:
+    """The folder that a module is imported from, unless every Python finds it."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    root = path.parents[module.count(".") + (path.name == "__init__.py")]
+    places = sysconfig.get_paths()
+    known = {Path(places[key]).resolve() for key in ("stdlib", "purelib", "platlib")}
+    return None if root in known else root

@@ -1,0 +1,191 @@
+"""Write a repro: one script that shows a finding with nothing but torch, and run it before it is announced."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
+from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.passes.calls import in_float64
+from checked_backend.diagnose.repro.compile_code import CompileCode, Settings, settings_that_matter, write_compile
+from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
+from checked_backend.findings import Finding, Kind
+from checked_backend.process.child import die_with
+from checked_backend.process.worker import cannot_fork
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.report.file_names import claimed_path
+from checked_backend.report.write import write_whole
+
+__all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
+
+_NOT_SHOWN = "did not show when it was tried once more"
+
+
+@dataclass(frozen=True, slots=True)
+class Repro:
+    """A script on disk.
+
+    Attributes:
+        path: The script.
+        confirmed: Whether it showed the bug in a fresh process.
+        output: What it printed there, or why it could not be run.
+    """
+
+    path: Path
+    confirmed: bool
+    output: str
+
+
+def write_repro(
+    trial: GraphCase,
+    folder: Path,
+    *,
+    name: str,
+    subject: str,
+    kind: Kind,
+    source: str | None = None,
+    about: Sequence[str] = (),
+    timeout: float = 120,
+    judge: Oracle = verdict_oracle,
+    known: Finding | None = None,
+) -> Repro:
+    """Write a trial as a script, and run it from disk in a fresh process.
+
+    The script exits 1 while the bug is there and 0 when it is gone. It calls plain ``torch`` functions where they do
+    the same and the bug shows with them, else operators.
+
+    Args:
+        trial: A small program that goes wrong.
+        folder: Where the script goes; made if it is not there.
+        name: What the script is about, for its name: ``repro_<name>.py``.
+        subject: The wrong result.
+        kind: The kind of its finding.
+        source: The user's line that the bug was found in.
+        about: Further lines for the script's docstring.
+        timeout: Seconds for each run.
+        judge: Judges one trial.
+        known: What is wrong, for a trial that no judge can run because it raises in eager.
+
+    Returns:
+        The script, and whether it showed the bug.
+
+    Raises:
+        Untranslatable: The program cannot be written as a script.
+        OSError: The folder cannot be written to.
+    """
+    program = Program.of(trial, subject)
+    warm_up(trial)
+    finding = None if known is not None else _finding(program.trial, subject, kind, judge, timeout)
+    if finding is not None and is_drowned(finding):
+        wide = in_float64(program)
+        there = _finding(wide.trial, subject, kind, judge, timeout)
+        if there is not None and not is_drowned(there):
+            program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
+    settings: Settings = {}
+    if finding is not None:  # else it cannot be told which of them matter
+        settings = settings_that_matter(
+            program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
+        )
+    compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
+    shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
+    about = [*([f"Found at {source}"] if source else []), *about]
+    with script_path(folder, name) as path:
+        return _first_that_shows(path, program, shown, compiled, about, timeout)
+
+
+def _first_that_shows(
+    path: Path, program: Program, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
+) -> Repro:
+    """Write a script that calls plain ``torch`` functions, and one that calls operators if that does not show it."""
+    output, first = "", ""
+    values = path.with_suffix(".safetensors")
+    for plain in (True, False):
+        script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
+        if script.text == first:
+            break
+        repro = write_and_run(path, script, timeout)
+        if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
+            return Repro(path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
+        if repro.confirmed:
+            return repro
+        output = repro.output
+        if _took_too_long(output) or compiled.problem:
+            break
+        first = script.text
+    return Repro(path, False, output)
+
+
+def script_path(folder: Path, name: str) -> AbstractContextManager[Path]:
+    """Hold the name of a script that nobody else writes, in a folder that is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return claimed_path(folder, f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}", ".py")
+
+
+def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
+    """Write a script, with the values that it reads, and run it from disk in a fresh process.
+
+    Args:
+        path: Where it goes.
+        script: The script.
+        timeout: Seconds for each run; it is run again if it did not come to an end.
+    """
+    _write(path, path.with_suffix(".safetensors"), script)
+    confirmed, output = _run(path, timeout)
+    if not confirmed and BUG_GONE not in output and not _took_too_long(output):
+        # a busy machine may have failed to start it
+        confirmed, output = _run(path, timeout)
+    return Repro(path, confirmed, output)
+
+
+def _finding(trial: GraphCase, subject: str, kind: Kind, judge: Oracle, timeout: float) -> Finding | None:
+    found = judge(trial, timeout) or ()
+    return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
+
+
+def _took_too_long(output: str) -> bool:
+    return output.startswith(subprocess.TimeoutExpired.__name__)
+
+
+def _write(path: Path, values: Path, script: Script) -> None:
+    if script.saved:
+        half = values.with_name(f".{values.name}.{os.getpid()}")
+        try:
+            save_file(script.saved, str(half))
+            half.replace(values)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        finally:
+            half.unlink(missing_ok=True)
+    write_whole(script.text, path)
+
+
+def _run(path: Path, timeout: float) -> tuple[bool, str]:
+    """Run the script on fresh graph caches: what another compiler compiled must not be taken for this one's."""
+    environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, str(path.resolve())],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            preexec_fn=None if cannot_fork() else partial(die_with, os.getpid()),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, f"{type(error).__name__}: {error}"
+    confirmed = done.returncode == 1 and BUG_THERE in done.stdout
+    return confirmed, (done.stdout + ("" if confirmed else done.stderr)).strip()

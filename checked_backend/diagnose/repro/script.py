@@ -1,0 +1,292 @@
+"""The text of a repro."""
+
+from __future__ import annotations
+
+import math
+import platform
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from checked_backend.diagnose.reduce.failing_case import Program, outputs
+from checked_backend.diagnose.repro.compile_code import CompileCode, is_random
+from checked_backend.diagnose.repro.inputs_code import write_inputs
+from checked_backend.diagnose.repro.translate import write_program
+from checked_backend.findings import Finding, Kind
+
+__all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "is_drowned", "safe", "write_script"]
+
+BUG_THERE = "the bug is there"
+BUG_GONE = "the bug is gone"
+
+_VERDICT = f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")\nraise SystemExit(int(wrong))\n'
+
+_RUN_BOTH = """\
+expected = program(*make_inputs()){index}
+actual = compiled(*make_inputs()){index}
+"""
+
+_VALUES = (
+    _RUN_BOTH
+    + """\
+print("eager:   ", expected)
+print("compiled:", actual)
+difference = (actual.to(torch.{wide}) - expected.to(torch.{wide})).abs().max().item()
+print("greatest difference:", difference)
+wrong = not torch.allclose(actual, expected, rtol=0, atol={tolerance!r}, equal_nan=True)  # {why}
+"""
+)
+
+_NONFINITE = (
+    _RUN_BOTH
+    + """\
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = not (torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf()))
+"""
+)
+
+_STRUCTURE = (
+    _RUN_BOTH
+    + """\
+expected, actual = [(value.dtype, tuple(value.shape), value.stride()) for value in (expected, actual)]
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = actual != expected
+"""
+)
+
+_RELATIONS = """\
+
+
+def relations(run):
+    inputs = make_inputs()
+    results = run(*inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    values = [*inputs, *results]
+    pairs = [(i, j) for j in range(len(inputs), len(values)) for i in range(j)]
+    shared = [(i, j) for i, j in pairs if memory(values[i]) == memory(values[j])]
+    return shared, [(i, j) for i, j in pairs if values[i] is values[j]]
+
+
+def memory(tensor):
+    return tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else object()
+
+
+expected, actual = relations(program), relations(compiled)
+print("inputs and results, counted together, that share memory, and that are the same object")
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = actual != expected
+"""
+
+_MUTATION = """\
+expected, actual = make_inputs(), make_inputs()
+program(*expected)
+compiled(*actual)
+print("inputs afterwards, eager:   ", expected)
+print("inputs afterwards, compiled:", actual)
+pairs = [(one, other) for one, other in zip(expected, actual) if isinstance(one, torch.Tensor)]
+difference = max((other.to(torch.{wide}) - one.to(torch.{wide})).abs().max().item() for one, other in pairs)
+print("greatest difference:", difference)
+wrong = not all(torch.allclose(other, one, rtol=0, atol={tolerance!r}, equal_nan=True) for one, other in pairs)
+"""
+
+_EXCEPTION = """\
+results = []
+for name, run in ("eager", program), ("compiled", compiled):
+    try:
+        results.append(run(*make_inputs()))
+    except Exception as error:
+        results.append(error)
+    print(f"{{name}}:", repr(results[-1])[:2000])
+wrong = isinstance(results[0], Exception) != isinstance(results[1], Exception)
+"""
+
+_RANDOM_STATE = """\
+compiled(*make_inputs())  # what compiling itself draws does not count
+drawn = []
+for run in program, compiled:
+    inputs = make_inputs()
+    torch.manual_seed(0)
+    run(*inputs)
+    drawn.append(torch.rand(()).item())
+print("the next random number after eager:   ", drawn[0])
+print("the next random number after compiled:", drawn[1])
+wrong = drawn[0] != drawn[1]
+"""
+
+_DEATH = """\
+print("eager:", program(*make_inputs()))
+child = os.fork()  # what dies is this child
+if child == 0:
+    signal.alarm({seconds})  # what hangs dies too
+    compiled(*make_inputs())
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+print("compiled: exit status", status)
+wrong = status != 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and what it needs.
+
+    Attributes:
+        text: The script.
+        saved: Tensors that it reads from a safetensors file next to it.
+    """
+
+    text: str
+    saved: dict[str, torch.Tensor]
+
+
+def write_script(
+    program: Program,
+    finding: Finding,
+    compile_code: CompileCode,
+    *,
+    plain: bool,
+    values_file: str,
+    about: Sequence[str] = (),
+) -> Script:
+    """Write a script that shows a finding.
+
+    Args:
+        program: The program.
+        finding: What is wrong with it.
+        compile_code: How it is compiled.
+        plain: Prefer calls of ``torch`` to operators.
+        values_file: Name of the file for values that are too many to be written.
+        about: Lines for the docstring: the user's line, what was tried.
+
+    Raises:
+        Untranslatable: The program cannot be written.
+    """
+    written = write_program(program, plain=plain)
+    inputs = write_inputs(dict(zip(written.parameters, program.trial.inputs, strict=True)))
+    tail = _tail(program, finding)
+    body = "\n".join(written.lines)
+    uses_death = "os.fork()" in tail
+    imports = [
+        *(["from __future__ import annotations", ""] if compile_code.copied else []),
+        *(["import os", "import signal", ""] if uses_death else []),
+        "import torch",
+        *(["import torch.nn.functional as F"] if "F." in body else []),
+        *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
+        *(f"import {module}" for module in written.imports),
+        *compile_code.lines,
+    ]
+    making = [
+        *(["torch.manual_seed(0)"] if is_random(program) else []),
+        *([f'saved = load_file(__file__.rpartition("/")[0] + "/{values_file}")'] if inputs.saved else []),
+        *inputs.lines,
+        f"return [{', '.join(inputs.values)}]",
+    ]
+    text = "\n".join(
+        [
+            f'"""{_title(finding)}',
+            "",
+            *(safe(line) for line in (*facts(), *about)),
+            "Exits 1 while the bug is there, 0 when it is gone.",
+            '"""',
+            *imports,
+            "",
+            "",
+            "def make_inputs():",
+            *(f"    {line}" for line in making),
+            "",
+            "",
+            f"def program({', '.join(written.parameters)}):",
+            *(f"    {line}" for line in written.lines),
+            "",
+            "",
+            *([_cannot(compile_code.problem)] if compile_code.problem else []),
+            "torch.set_grad_enabled(False)",
+            f"compiled = torch.compile(program, {compile_code.arguments})",
+            tail + _VERDICT,
+        ]
+    )
+    return Script(text, inputs.saved)
+
+
+def _cannot(problem: str) -> str:
+    return textwrap.dedent(
+        f"""\
+        backend = None  # name it here
+        if backend is None:
+            print({f"the backend is not named in this script: {safe(problem)}"!r})
+            raise SystemExit(2)
+        """
+    )
+
+
+def facts() -> tuple[str, ...]:
+    """Versions and hardware, as lines for a docstring."""
+    machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return (f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",)
+
+
+def _title(finding: Finding) -> str:
+    return safe(f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"[:200])
+
+
+def safe(text: str) -> str:
+    """Text that can stand in a docstring or a comment."""
+    return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
+
+
+def _tail(program: Program, finding: Finding) -> str:
+    returned = outputs(program.trial.graph.graph)
+    tracked = program.tracked
+    index = "" if len(returned) == 1 else f"[{tracked or 0}]"
+    tolerance, why = _tolerance(finding)
+    tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
+    wide = "complex128" if any(tensor.is_complex() for tensor in tensors) else "float64"
+    numbers = {"index": index, "tolerance": tolerance, "why": why, "wide": wide}
+    if finding.kind is Kind.ALIAS:
+        return _RELATIONS
+    if finding.kind is Kind.MUTATION:
+        return _MUTATION.format(**numbers)
+    if finding.kind is Kind.NONFINITE:
+        return _NONFINITE.format(**numbers)
+    if finding.kind is Kind.STRUCTURE and tracked is not None:
+        return _STRUCTURE.format(**numbers)
+    if finding.kind is Kind.CRASH and finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
+        return _DEATH.format(seconds=60)
+    if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
+        return _EXCEPTION.format()
+    if finding.kind is Kind.RNG:
+        return _RANDOM_STATE
+    return _VALUES.format(**numbers)
+
+
+def is_drowned(finding: Finding) -> bool:
+    """Whether rounding alone may differ by as much as the bug does, at its greatest: as where sizes vary much."""
+    return (
+        finding.metrics is not None and finding.noise is not None and finding.noise.max >= finding.metrics.max_abs_diff
+    )
+
+
+def _tolerance(finding: Finding) -> tuple[float, str]:
+    """A number between what rounding explains and what the bug does, and why it is that."""
+    bug = finding.metrics.max_abs_diff if finding.metrics is not None else 0.0
+    noise = finding.noise.max if finding.noise is not None else None
+    if noise == 0 or not bug > 0:
+        return 0.0, "no rounding explains a difference"
+    if noise is None:
+        return _power_of_ten(bug / 2), "what rounding explains is not known"
+    if not math.isfinite(bug):
+        return _power_of_ten(100 * noise), f"rounding explains {noise:.1e}"
+    if is_drowned(finding):
+        return _power_of_ten(
+            bug / 2
+        ), f"rounding may explain {noise:.1e}: where the bug is gone, look at the values too"
+    return _power_of_ten(math.sqrt(noise * bug)), f"rounding explains {noise:.1e}"
+
+
+def _power_of_ten(number: float) -> float:
+    return 10.0 ** math.floor(math.log10(number)) if 0 < number < math.inf else 0.0

@@ -1,0 +1,286 @@
+"""Write the calls of a graph as a person would, where running both shows that they do the same."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from keyword import iskeyword
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, custom_op_module
+from checked_backend.diagnose.reduce.failing_case import Program, compact, is_getitem, outputs, record_values
+from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
+from checked_backend.diagnose.repro.spelling import Spelling, spellings
+from checked_backend.graphs.mode_blocks import block_of, leaves_block
+
+__all__ = ["Untranslatable", "Written", "write_program"]
+
+_INPUT_NAMES = ("x", "y", "z", "w")
+_BUILT_IN = ("aten", "prims", "quantized", "inductor", "mkldnn")
+
+
+class Untranslatable(Exception):
+    """A graph that cannot be written as a script; the message says what cannot, and why."""
+
+
+class Written:
+    """A graph as the body of a function.
+
+    Attributes:
+        parameters: Names of the inputs.
+        lines: The body, without indentation; it returns one value, or a tuple of several.
+        imports: Modules that register the operators that are not torch's.
+    """
+
+    def __init__(self, parameters: Sequence[str], lines: Sequence[str], imports: Sequence[str]) -> None:
+        self.parameters = tuple(parameters)
+        self.lines = tuple(lines)
+        self.imports = tuple(imports)
+
+
+def write_program(program: Program, *, plain: bool) -> Written:
+    """Write a program.
+
+    Args:
+        program: The program.
+        plain: Write calls of ``torch`` where one gives the same results bit for bit; else only ``torch.ops``.
+
+    Raises:
+        Untranslatable: A call or a constant cannot be written.
+    """
+    values = program.placeholders() if plain else {}
+    if plain:
+        with contextlib.suppress(Exception):  # what raises in eager has no results to compare
+            values |= record_values(program)
+    writer = _Writer(program.trial.graph, values)
+    lines = writer.body()
+    returned = [writer.text(value) for value in outputs(program.trial.graph.graph)]
+    if lines and len(returned) == 1 and lines[-1].startswith(f"{returned[0]} = "):
+        lines[-1] = f"return {lines[-1].partition(' = ')[2]}"
+    else:
+        lines.append(f"return {', '.join(returned)}")
+    return Written(writer.parameters, lines, list(writer.imports))
+
+
+class _Writer:
+    """Writes the calls of one graph.
+
+    Args:
+        gm: The graph.
+        values: What its nodes returned in eager, by name; empty to write operators alone.
+        taken: Names that an enclosing function uses.
+    """
+
+    def __init__(self, gm: fx.GraphModule, values: Mapping[str, Any], taken: Collection[str] = ()) -> None:
+        self.imports: dict[str, None] = {}
+        self._module = gm
+        self._values = values
+        self._taken = set(taken)
+        self._names: dict[fx.Node, str] = {}
+        places = list(gm.graph.find_nodes(op="placeholder"))
+        for index, node in enumerate(places):
+            plain = _INPUT_NAMES[index] if len(places) <= len(_INPUT_NAMES) else f"x{index}"
+            self._names[node] = self._free(plain)
+        self.parameters = [self._names[node] for node in places]
+
+    def body(self) -> list[str]:
+        """The lines, without the one that returns."""
+        lines: list[str] = []
+        depth = 0  # of blocks that set modes
+        for node in self._module.graph.nodes:
+            if node.op in ("placeholder", "output") or node in self._names:
+                continue
+            if (block := block_of(node)) is not None:
+                lines += [f"{'    ' * depth}with {block}:", f"{'    ' * (depth + 1)}pass"]
+                depth += 1
+            elif leaves_block(node):
+                depth -= 1
+            else:
+                lines += [f"{'    ' * depth}{line}" for line in self._lines(node)]
+        return lines
+
+    def _lines(self, node: fx.Node) -> list[str]:
+        """One node."""
+        if node.op == "get_attr":
+            return self._function(node)
+        statement = self._statement(node)
+        if statement is not None:
+            return [statement]
+        text = self._call(node)
+        self._names.setdefault(node, self._new_name(node))
+        return [f"{self._names[node]} = {text}"]
+
+    def _function(self, node: fx.Node) -> list[str]:
+        """A graph that is handed to a higher-order operator, as a function inside of the program."""
+        inner = getattr(self._module, str(node.target), None)
+        if not isinstance(inner, fx.GraphModule):
+            raise Untranslatable(f"{node.name} is {str(node.target)!r}, a {type(inner).__name__}")
+        self._names[node] = self._new_name(node)
+        writer = _Writer(inner, {}, self._taken | set(self._names.values()))
+        body = writer.body()
+        returned = inner.graph.output_node().args[0]
+        self.imports |= writer.imports
+        lines = [*body, f"return {writer.text(returned)}"]
+        return [f"def {self._names[node]}({', '.join(writer.parameters)}):", *(f"    {line}" for line in lines)]
+
+    def _statement(self, node: fx.Node) -> str | None:
+        """A call that Python has a statement for, which changes its first argument; None for every other call."""
+        if node.target is operator.setitem:
+            target, place, value = node.args
+            self._names[node] = "None"  # what an assignment is as a value, where a cut returns it
+            return f"{self.text(target)}[{self._index(place)}] = {self.text(value)}"
+        first = node.args[0] if node.args else None
+        if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and _is_tensor(first):
+            self._names[node] = self._names[first]
+            return f"{self.text(first)} {IN_PLACE_SIGNS[node.target]} {self.text(node.args[1])}"
+        return None
+
+    def _free(self, base: str) -> str:
+        taken = self._taken | set(self._names.values())
+        # a name of a module that is used, or of an input, would be hidden
+        if base in taken or base in ("torch", "F", *self.imports) or not base.isidentifier() or iskeyword(base):
+            return next(f"{base}_{number}" for number in range(1, 10**6) if f"{base}_{number}" not in taken)
+        return base
+
+    def _new_name(self, node: fx.Node) -> str:
+        target = node.target
+        base = target._schema.name.partition("::")[2] if isinstance(target, OpOverload) else node.name
+        return self._free(base.strip("_").replace(".", "_") or "value")
+
+    def _call(self, node: fx.Node) -> str:
+        if is_getitem(node):
+            return f"{self.text(node.args[0])}[{self._index(node.args[1])}]"
+        if node.op == "call_method":
+            receiver, *others = node.args
+            return f"{self.text(receiver)}.{node.target}({self._arguments(others, node.kwargs)})"
+        if not isinstance(node.target, OpOverload):
+            return self._python(node)
+        if node.target.namespace not in _BUILT_IN:
+            module = custom_op_module(node.target._schema.name)
+            if module is None:
+                raise Untranslatable(f"{node.target} is not torch's, and which module registers it is not known")
+            self.imports[module] = None
+        for spelling in spellings(node.target, node.args, node.kwargs) if self._values else ():
+            if self._does_the_same(node, spelling):
+                if spelling.first:
+                    for user in node.users:
+                        self._names[user] = self._new_name(node)
+                    self._names[node] = (
+                        self._new_name(node) if not node.users else next(self._names[user] for user in node.users)
+                    )
+                return self._spelled(spelling)
+        return f"torch.ops.{node.target}({self._arguments(node.args, node.kwargs)})"
+
+    def _python(self, node: fx.Node) -> str:
+        """A call of a function, as a Dynamo graph has it."""
+        target, args = node.target, node.args
+        if isinstance(target, str):
+            raise Untranslatable(f"{node.name} calls the module {target}, which a script cannot make")
+        if target in SIGNS and len(args) == 2:
+            return f"{self.text(args[0])} {SIGNS[target]} {self.text(args[1])}"
+        if target in UNARY_SIGNS:
+            return f"{UNARY_SIGNS[target]}{self.text(args[0])}"
+        if target is getattr and len(args) == 2:
+            return f"{self.text(args[0])}.{args[1]}"
+        name = name_of(target)
+        if name is None:
+            raise Untranslatable(f"{node.name} calls {target}, which a script cannot name")
+        if name.module is not None:
+            self.imports[name.module] = None
+        return f"{name.text}({self._arguments(args, node.kwargs)})"
+
+    def _does_the_same(self, node: fx.Node, spelling: Spelling) -> bool:
+        if spelling.first and not all(is_getitem(user) and user.args[1] == 0 for user in node.users):
+            return False
+        try:
+            expected = self._run(node.target, node.args, node.kwargs)
+            actual = self._run(spelling.function, *spelling.arguments)
+        except Exception:  # it takes other arguments
+            return False
+        return _equal(expected[0] if spelling.first else expected, actual)
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        real: Any = fx.map_arg((tuple(args), dict(kwargs)), lambda item: self._copy(item))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return function(*real[0], **real[1])
+
+    def _copy(self, node: fx.Node) -> Any:
+        value = self._values[node.name]
+        return compact(value) if isinstance(value, torch.Tensor) else value
+
+    def _spelled(self, spelling: Spelling) -> str:
+        args, kwargs = spelling.arguments
+        if spelling.text == "[]":
+            return f"{self.text(args[0])}[{self._index(args[1])}]"
+        if spelling.text.startswith(" "):
+            return spelling.text.join(map(self.text, args))
+        if spelling.text.startswith("."):
+            return f"{self.text(args[0])}{spelling.text}({self._arguments(args[1:], kwargs)})"
+        return f"{spelling.text}({self._arguments(args, kwargs)})"
+
+    def _index(self, place: Any) -> str:
+        places = place if isinstance(place, tuple) and place else (place,)
+        return ", ".join(map(self._place, places))
+
+    def _place(self, value: Any) -> str:
+        if not isinstance(value, slice):
+            return self.text(value)
+        ends = ["" if end is None else self.text(end) for end in (value.start, value.stop)]
+        return ":".join(ends if value.step is None else [*ends, self.text(value.step)])
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        return ", ".join([*map(self.text, args), *(f"{key}={self.text(value)}" for key, value in kwargs.items())])
+
+    def text(self, value: Any) -> str:
+        """A value as code."""
+        if isinstance(value, fx.Node):
+            return self._names[value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return repr(value)
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if isinstance(value, torch.device):
+            return repr(str(value))
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, slice):
+            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self.text, value))}{',' * (len(value) == 1)})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self.text, value))}]"
+        raise Untranslatable(f"a constant of type {type(value).__name__}: {value!r}")
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val", node.meta.get("example_value")), torch.Tensor)
+
+
+def _equal(expected: Any, actual: Any) -> bool:
+    """Bit for bit, with dtype, shape and strides."""
+    if isinstance(expected, torch.Tensor):
+        if not isinstance(actual, torch.Tensor) or (expected.dtype, expected.shape, expected.stride()) != (
+            actual.dtype,
+            actual.shape,
+            actual.stride(),
+        ):
+            return False
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            one, other = (compact(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (expected, actual))
+            return bool(torch.equal(one, other))
+        return False
+    if isinstance(expected, (tuple, list)):
+        return (
+            isinstance(actual, (tuple, list))
+            and len(expected) == len(actual)
+            and all(_equal(one, other) for one, other in zip(expected, actual, strict=True))
+        )
+    return type(expected) is type(actual) and bool(expected == actual)

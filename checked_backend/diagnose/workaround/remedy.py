@@ -1,0 +1,278 @@
+"""Look for a workaround: a setting under which the region is right, else the user's line outside of the compiler."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from checked_backend._torch import inductor_mode_options
+from checked_backend.diagnose.localize import operator_name
+from checked_backend.diagnose.oracle import Oracle
+from checked_backend.diagnose.reduce import (
+    COSTLY,
+    EAGER,
+    Cost,
+    Setting,
+    Workaround,
+    find_workaround,
+    keep_line_out,
+    keep_out,
+    measure_cost,
+    taken_back,
+    without_line,
+)
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.options import CheckOptions
+from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.regions.compile import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.rerun import rerun_failure
+
+__all__ = ["Blamed", "RemedySearch"]
+
+SEARCH_LIMIT = 75.0
+"""Seconds that trying settings may take."""
+
+LEAST_REGION_LIMIT = 30.0
+"""Seconds that compiling and running the region once more may always take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of the region: whether it could be tried, and what was wrong, empty if nothing was."""
+
+    tried: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The operator that errs.
+
+    Attributes:
+        op: As the report names it.
+        source: The user's line.
+    """
+
+    op: str
+    source: str | None
+
+
+def _seconds_of(found: tuple[Cost | None, Workaround]) -> float:
+    cost, _ = found
+    return 0.0 if cost is None else cost.workaround
+
+
+@dataclass(frozen=True, slots=True)
+class RemedySearch:
+    """The search for a workaround.
+
+    Attributes:
+        failure: The failed call, in which it must help.
+        findings: What its check found.
+        judge: Judges one trial of the small program.
+        deadline: A `time.monotonic` moment.
+        tell: Told what is being done.
+        evidence: Gets what was tried, for people.
+    """
+
+    failure: Failure
+    findings: Sequence[Finding]
+    judge: Oracle
+    deadline: float
+    tell: Callable[[str], None]
+    evidence: dict[str, str]
+
+    def cheapest(self, trial: GraphCase | None, operator: Blamed | None) -> Workaround | None:
+        """Find a workaround: those that cost little first; of those that cost much the one that costs least.
+
+        Args:
+            trial: The small program; None where eager raises, so that there are no results to judge it by.
+            operator: What errs, if that is known.
+
+        Returns:
+            The workaround, whose code says what it costs; each was seen to make the region right.
+        """
+        attempts: list[Callable[[], Workaround | None]] = []
+        if trial is not None:
+            attempts.append(lambda: self.setting(trial, costly=()))
+        if operator is not None:
+            attempts.append(lambda: self.line(operator.op, operator.source))
+        if trial is not None:
+            attempts.append(lambda: self.setting(trial, costly=COSTLY, cheap=False))
+            attempts.append(lambda: self.setting(trial, costly=EAGER, cheap=False))
+        found: list[tuple[Cost | None, Workaround]] = []
+        for place, attempt in enumerate(attempts):
+            if place and place == len(attempts) - 1 and trial is not None and found:
+                break  # all that is left is eager
+            workaround = attempt()
+            if workaround is None:
+                continue
+            cost = self._cost(workaround)
+            found.append((cost, workaround))
+            if cost is None or cost.is_little or time.monotonic() >= self.deadline:
+                break
+        return None if not found else self._told(*min(found, key=_seconds_of))
+
+    def _told(self, cost: Cost | None, workaround: Workaround) -> Workaround:
+        setting = workaround.setting
+        code = workaround.code if setting is None else setting.code_with(self._own)
+        if cost is None:
+            return replace(workaround, code=code)
+        self.evidence["cost of the workaround"] = f"it {cost} (this region, on one thread of this machine)"
+        return replace(workaround, code=f"# {cost}\n{code}")
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """What the user hands to Inductor."""
+        by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
+        return {**by_mode, **self.failure.options.compiler_options}
+
+    def _cost(self, workaround: Workaround) -> Cost | None:
+        self.tell(f"measuring what it costs: {workaround.name}")
+        setting, compiler = workaround.setting, self._compiler_of(workaround)
+        if compiler is None:
+            return None
+
+        def produce() -> str:
+            return measure_cost(self.failure, compiler, resolve_compiler(self.options)).to_json()
+
+        try:
+            answer = self._apart(produce, setting)
+        except Exception as error:  # the workaround helps, whatever it costs
+            self.evidence["cost of the workaround"] = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
+            return None
+        if isinstance(answer, str):
+            return Cost(**json.loads(answer))
+        self.evidence["cost of the workaround"] = f"not measured: the process that measured it died: {answer.words}"
+        return None
+
+    def _compiler_of(self, workaround: Workaround) -> Compiler | None:
+        if workaround.setting is not None:
+            return resolve_compiler(workaround.setting.on(self.options))
+        if workaround.source is not None:
+            return without_line(resolve_compiler(self.options), workaround.source)
+        return None
+
+    def setting(self, trial: GraphCase, *, costly: Sequence[Setting], cheap: bool = True) -> Workaround | None:
+        """Find a setting that helps the small program, and the region too.
+
+        Args:
+            trial: The small program.
+            costly: Settings that slow the whole model down.
+            cheap: Whether the others are tried, before those.
+        """
+        if time.monotonic() >= self.deadline:
+            self.evidence.setdefault("settings", "not tried: the time was over")
+            return None
+        self.tell("trying settings")
+        refused: list[str] = []
+
+        def confirmed(setting: Setting) -> bool:
+            self.tell(f"trying {setting.name} on the whole region")
+            answer = self._again(resolve_compiler(setting.on(self.options)), setting)
+            if answer.why:
+                refused.append(f"{setting.name} ({answer.why})")
+            return not answer.why
+
+        limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
+        search = partial(find_workaround, trial, deadline=limit, confirm=confirmed, costly=costly, judge=self.judge)
+        found = search() if cheap else search(settings=(), process=(), fallbacks=False)
+        if refused:
+            helped = "helps" if len(refused) == 1 else "help"
+            self.evidence["settings"] = f"{', '.join(refused)} {helped} the small program, but not the region"
+        elif found is None and time.monotonic() >= limit:
+            self.evidence["settings"] = "none found in the time there was"
+        return found
+
+    def line(self, op: str, source: str | None) -> Workaround | None:
+        """Leave the user's line to eager, if that helps.
+
+        Args:
+            op: The operator that errs, as the report names it.
+            source: The user's line.
+
+        Returns:
+            The workaround; None if it does not help, or could not be tried.
+        """
+        if source is None:
+            self.evidence["workaround"] = f"none found: the user's line that calls {op} is not known"
+            return None
+        calls = _calls_from(self.failure.graph, source)
+        if not calls:
+            self.evidence["workaround"] = "none found: no call of the region is from that line"
+            return None
+        outer = source_line(calls[0]) or source  # of cond, checkpoint, an autograd.Function, if the line is in a body
+        self.tell("trying it with that line outside of the compiler")
+        answer = self._again(without_line(resolve_compiler(self.options), outer))
+        if not answer.tried:
+            self.evidence["workaround"] = f"that line outside of the compiler could not be tried: {answer.why}"
+            return None
+        if answer.why:
+            self.evidence["workaround"] = f"none found: with that line outside of the compiler too, {answer.why}"
+            return None
+        single = outer == source and len(calls) == 1
+        found = keep_out(operator_name(calls[0]), source) if single else keep_line_out(outer)
+        return replace(found, source=outer)
+
+    @property
+    def options(self) -> CheckOptions:
+        """The user's options with the user's mode spelled out."""
+        options = self.failure.options
+        if options.compiler != "inductor":
+            return options
+        return options.model_copy(update={"compiler_options": inductor_patches(options, self.failure.mode)})
+
+    def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Answer:
+        """Try the region with another compiler."""
+
+        def produce() -> str:
+            return json.dumps(asdict(self._rehearsed(compiler)))
+
+        try:
+            answer = self._apart(produce, setting)
+        except CheckedBackendError as error:
+            return _Answer(False, str(error).splitlines()[0])
+        except Exception as error:  # the region cannot be run like that
+            return _Answer(False, f"{type(error).__name__}: {error}".splitlines()[0])
+        if isinstance(answer, str):
+            return _Answer(**json.loads(answer))
+        return _Answer(False, f"the process that tried it died: {answer.words}")
+
+    def _apart(self, produce: Callable[[], str], setting: Setting | None) -> str | Death:
+        """Run it in a worker where one can be had: a compiler that dies must not take with it what is known."""
+        if cannot_fork() is None and cannot_differentiate_in_worker() is None:
+            return run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
+        with taken_back(setting or Setting("")):
+            return produce()
+
+    def _rehearsed(self, compiler: Compiler) -> _Answer:
+        wrong = {finding.subject for finding in self.findings if finding.kind.fails}
+        for finding in rerun_failure(self.failure, compiler):
+            about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
+            if finding.kind.fails and finding.subject in wrong:
+                return _Answer(True, f"{finding.subject} is wrong: {about}")
+            if finding.kind is Kind.CRASH:
+                return _Answer(False, f"it fails: {about}")
+        return _Answer(True, "")
+
+
+def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
+    """The calls of a Dynamo graph that are from a line, or those with a body that has such calls."""
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    own = [node for node in calls if source_line(node) == source]
+    return own or [node for node in calls if any(_calls_from(body, source) for body in _bodies(gm, node))]
+
+
+def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
+    held = [getattr(gm, str(one.target), None) for one in node.all_input_nodes if one.op == "get_attr"]
+    return [body for body in held if isinstance(body, fx.GraphModule)]

@@ -1,0 +1,316 @@
+"""The settings that are known to work around wrong compiles, as data."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import (
+    OpOverload,
+    fall_back,
+    inductor_settings,
+    is_composite,
+    lookup_backend,
+    lowerings_kept,
+)
+from checked_backend.options import CheckOptions
+from checked_backend.regions.compile import Compiler, resolve_compiler
+from checked_backend.regions.graph_case import GraphCase
+
+__all__ = [
+    "ABOUT_PASSES",
+    "COSTLY",
+    "EAGER",
+    "PROCESS",
+    "SETTINGS",
+    "Setting",
+    "applicable",
+    "flags_not_set",
+    "operator_fallbacks",
+    "pass_settings",
+    "taken_back",
+    "together",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Something that a person can set.
+
+    Attributes:
+        name: What it does, for people.
+        patches: Inductor's config patches.
+        fallback: An operator that Inductor is to leave to eager's kernel.
+        flags: Settings of the process, by their dotted name under ``torch``.
+        devices: Types of devices on which it means something; empty for all.
+    """
+
+    name: str
+    patches: Mapping[str, Any] = field(default_factory=dict)
+    fallback: OpOverload | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """What to paste, for a program that sets nothing else."""
+        return self.code_with({})
+
+    def code_with(self, own: Mapping[str, Any]) -> str:
+        """What to paste.
+
+        Args:
+            own: What the program hands to Inductor already.
+        """
+        if self.flags:
+            lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
+            return "\n".join(["import torch", "", _EARLY, *lines])
+        if self.fallback is not None:
+            return _fallback_code(self.fallback)
+        patches = self._patches_on(own)
+        unwritable = [key for key, value in patches.items() if not _is_literal(value)]
+        written = {key: value for key, value in patches.items() if key not in unwritable}
+        options = f"{{**own, {repr(written)[1:-1]}}}" if unwritable else repr(written)
+        named = ", ".join(map(repr, unwritable))
+        return "\n".join(
+            [
+                "import torch",
+                "",
+                *([f"own = {{}}  # your own values of {named} belong here"] if unwritable else []),
+                "# where you call torch.compile, with your other arguments; `model` is what you compile",
+                f"model = torch.compile(model, options={options})",
+            ]
+        )
+
+    def _patches_on(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        patches = {**own, **self.patches}
+        if _PASSES in self.patches and own.get(_PASSES):
+            patches[_PASSES] = f"{own[_PASSES]},{self.patches[_PASSES]}"
+        return patches
+
+    def on(self, options: CheckOptions) -> CheckOptions:
+        """The options under this setting.
+
+        An operator's fallback, and flags, change the process that compiles; see `taken_back`.
+        """
+        changed: dict[str, Any]
+        if self.flags:
+            changed = {"compiler": _flagged(self.flags, options), "compiler_options": {}}
+        elif self.fallback is None:
+            changed = {"compiler_options": self._patches_on(options.compiler_options)}
+        else:
+            patches = {"fallback_random": True, **options.compiler_options}
+            changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
+        return options.model_copy(update=changed)
+
+
+_EARLY = "# before the first call of a compiled function"
+
+
+def _fallback_code(op: OpOverload) -> str:
+    return "\n".join(
+        [
+            "import torch",
+            "import torch._inductor.decomposition",
+            "import torch._inductor.lowering",
+            "",
+            _EARLY,
+            f'torch.compiler.config.cache_key_tag = "{op} left to eager"  # what was compiled before is compiled anew',
+            f"op = torch.ops.{op}",
+            "torch._inductor.decomposition.decompositions.pop(op, None)",
+            "torch._inductor.decomposition.fast_random_decomps.cache_clear()",
+            "torch._inductor.lowering.make_fallback(op, warn=False)",
+        ]
+    )
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether a value can be written as Python code that makes it."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+@contextmanager
+def taken_back(setting: Setting) -> Iterator[None]:
+    """Take back, after a block, what a setting changes in the process that compiles under it."""
+    before = {name: _found(name) for name in setting.flags}
+    with nullcontext() if setting.fallback is None else lowerings_kept():
+        try:
+            yield
+        finally:
+            _set(before)
+
+
+def _falling_back(op: OpOverload, patches: Mapping[str, Any]) -> Compiler:
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        fall_back(op)
+        inductor: Any = lookup_backend("inductor")
+        compiled: Callable[..., Any] = inductor(gm, list(example_inputs), config_patches=dict(patches))
+        return compiled
+
+    return compiler
+
+
+def _flagged(flags: Mapping[str, Any], options: CheckOptions) -> Compiler:
+    inner = resolve_compiler(options)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        _set(flags)
+        return inner(gm, example_inputs)
+
+    return compiler
+
+
+def _set(flags: Mapping[str, Any]) -> None:
+    for name, value in flags.items():
+        home, _, last = name.rpartition(".")
+        setattr(_found(home), last, value)
+
+
+def _found(name: str) -> Any:
+    holder: Any = torch
+    for step in name.split("."):
+        holder = getattr(holder, step)
+    return holder
+
+
+_PASSES = "disabled_passes"
+
+_INDISPENSABLE = ("decompose_", "stable_sort", "fix_")
+"""Beginnings of the names of passes that Inductor cannot do without."""
+
+SETTINGS: Sequence[Setting] = (
+    Setting("keep eager's casts between fused operators", {"emulate_precision_casts": True}),
+    Setting("no floating-point contraction", {"cpp.enable_floating_point_contract_flag": "off"}, devices=("cpu",)),
+    Setting("no unsafe math", {"cpp.enable_unsafe_math_opt_flag": False}, devices=("cpu",)),
+    Setting("no fast math", {"use_fast_math": False}, devices=("cuda", "xpu")),
+    Setting("no constant folding", {"joint_graph_constant_folding": False}),
+    Setting("no pattern matcher", {"pattern_matcher": False}),
+    Setting("no passes before autograd", {"use_pre_grad_passes": False}),
+    Setting("no joint graph passes", {"use_joint_graph_passes": False}),
+    Setting("no passes after autograd", {"use_post_grad_passes": False}),
+    Setting("no online softmax", {"online_softmax": False}),
+    Setting("no layout optimization", {"layout_optimization": False}),
+    Setting("no padding of strides", {"comprehensive_padding": False}),
+    Setting("no padding of shapes", {"shape_padding": False}, devices=("cuda", "xpu")),
+    Setting("no reuse of input memory", {"inplace_buffers": False}),
+    Setting("no reuse of buffers", {"allow_buffer_reuse": False}),
+    Setting("no reordering for peak memory", {"reorder_for_peak_memory": False}),
+    Setting("no reordering for locality", {"reorder_for_locality": False}),
+    Setting("no choice of loop orders", {"pick_loop_orders": False}),
+    Setting("no loop ordering after fusion", {"loop_ordering_after_fusion": False}),
+    Setting("no split reductions", {"split_reductions": False}),
+    Setting("no epilogue fusion", {"epilogue_fusion": False}),
+    Setting("no prologue fusion", {"prologue_fusion": False}),
+    Setting("no freezing", {"freezing": False}),
+    Setting("no tiling heuristics", {"cpp.enable_tiling_heuristics": False}, devices=("cpu",)),
+    Setting("tanh of the math library", {"cpp.use_decompose_tanh": False}, devices=("cpu",)),
+)
+"""Settings that cost little, in the order of what they cost."""
+
+COSTLY: Sequence[Setting] = (
+    Setting("no fusion", {"max_fusion_size": 1, "realize_opcount_threshold": 0, "realize_reads_threshold": 0}),
+    Setting("no vectorization", {"cpp.simdlen": 1}, devices=("cpu",)),
+)
+"""Settings that make the whole model slower, tried when no other helps."""
+
+EAGER: Sequence[Setting] = (
+    Setting(
+        "eager's kernels for everything",
+        {
+            "fallback_by_default": True,
+            "selective_decompose": True,
+            "use_pre_grad_passes": False,
+            "use_joint_graph_passes": False,
+            "use_post_grad_passes": False,
+        },
+    ),
+)
+"""What leaves nothing of the compiler but its graph: eager at eager's speed, the very last resort."""
+
+PROCESS: Sequence[Setting] = (
+    Setting(
+        "no TF32",
+        flags={"backends.cuda.matmul.allow_tf32": False, "backends.cudnn.allow_tf32": False},
+        devices=("cuda",),
+    ),
+    Setting(
+        "no bfloat16 inside of float32 products",
+        flags={"backends.mkldnn.matmul.fp32_precision": "ieee", "backends.mkldnn.conv.fp32_precision": "ieee"},
+        devices=("cpu",),
+    ),
+)
+"""Settings of the whole process, of eager too, tried where a process of its own can be had."""
+
+ABOUT_PASSES = frozenset(
+    {
+        "joint_graph_constant_folding",
+        "pattern_matcher",
+        "reorder_for_locality",
+        "use_pre_grad_passes",
+        "use_joint_graph_passes",
+        "use_post_grad_passes",
+    }
+)
+"""Inductor's settings that turn several graph passes off at once: if one helps, it is one of them."""
+
+
+def pass_settings(names: Iterable[str]) -> list[Setting]:
+    """For each graph pass: leave it out. Those that Inductor cannot do without are not among them."""
+    single = [name for name in dict.fromkeys(names) if not name.startswith(_INDISPENSABLE)]
+    return [Setting(f"no graph pass {name}", {_PASSES: name}) for name in single]
+
+
+def together(settings: Sequence[Setting]) -> Setting:
+    """Several settings of Inductor's configuration as one."""
+    patches: dict[str, Any] = {}
+    for setting in settings:
+        for key, value in setting.patches.items():
+            patches[key] = f"{patches[key]},{value}" if key == _PASSES and key in patches else value
+    return Setting(" and ".join(setting.name for setting in settings), patches)
+
+
+def flags_not_set(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
+    """The settings of the process that this version of torch has, that are not set already, and fit the devices."""
+    devices = _devices(trial)
+    return [setting for setting in settings if devices & set(setting.devices) and _differs(setting)]
+
+
+def _differs(setting: Setting) -> bool:
+    try:
+        return any(_found(name) not in (value, "none") for name, value in setting.flags.items())  # "none": the default
+    except (AttributeError, RuntimeError):  # this version of torch has another name for it
+        return False
+
+
+def _devices(trial: GraphCase) -> set[str]:
+    return {value.device.type for value in trial.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+
+
+def applicable(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
+    """The settings that this version of Inductor has, that are not set like this already, and that fit the devices."""
+    present = {**inductor_settings(), **trial.options.compiler_options}
+    devices = _devices(trial)
+    return [
+        setting
+        for setting in settings
+        if setting.patches.keys() <= present.keys()
+        and any(present[key] != value for key, value in setting.patches.items())
+        and (not setting.devices or devices & set(setting.devices))
+    ]
+
+
+def operator_fallbacks(trial: GraphCase) -> Iterator[Setting]:
+    """For each operator of a graph: leave it to eager's kernel. Compositions have none of their own."""
+    targets = dict.fromkeys(node.target for node in trial.graph.graph.nodes if isinstance(node.target, OpOverload))
+    for op in reversed(targets):
+        if isinstance(op, OpOverload) and not is_composite(op) and not op.is_view:
+            yield Setting(f"eager's kernel for {op}", fallback=op)

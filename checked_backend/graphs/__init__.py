@@ -1,0 +1,1 @@
+"""What FX graphs and ATen operators are asked for."""

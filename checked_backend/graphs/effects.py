@@ -1,0 +1,76 @@
+"""What a call in a graph does besides returning a value: does it write to what it is given, does it set a mode?"""
+
+from __future__ import annotations
+
+import inspect
+
+from torch import fx
+
+from checked_backend._torch import OpOverload
+from checked_backend.graphs.operators import describe_operator
+
+__all__ = ["has_effects", "mode_name", "sets_mode", "writes"]
+
+_IN_PLACE = frozenset(
+    [
+        "setitem",
+        "iadd",
+        "iand",
+        "iconcat",
+        "ifloordiv",
+        "ilshift",
+        "imatmul",
+        "imod",
+        "imul",
+        "ior",
+        "ipow",
+        "irshift",
+        "isub",
+        "itruediv",
+        "ixor",
+    ]
+)
+_MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+def has_effects(node: fx.Node) -> bool:
+    """Whether a call in a Dynamo graph writes to what it is given, by the name that it goes by."""
+    if node.op not in _CALLS:
+        return False
+    name = _name(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _IN_PLACE or _is_told_to_write(node) or "out" in node.kwargs
+
+
+def _is_told_to_write(node: fx.Node) -> bool:
+    """Whether the argument ``inplace`` is set, by name or, as `torch.nn.Dropout` passes it, by its position."""
+    if not any(value is True for value in node.args) or not callable(node.target):
+        return node.kwargs.get("inplace") is True
+    try:
+        parameters = list(inspect.signature(node.target).parameters)
+    except (TypeError, ValueError):  # functions in C tell none
+        return False
+    return any(name == "inplace" and value is True for name, value in zip(parameters, node.args, strict=False))
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a call writes to what it is given, in a graph of either kind."""
+    if isinstance(node.target, OpOverload):
+        return bool(describe_operator(node.target).mutated)
+    return has_effects(node)
+
+
+def sets_mode(node: fx.Node) -> bool:
+    """Whether a call in a Dynamo graph sets a mode for the calls behind it."""
+    return bool(mode_name(node))
+
+
+def mode_name(node: fx.Node) -> str:
+    """The name of the function by which a call sets a mode for the calls behind it; empty if it sets none."""
+    name = _name(node) if node.op in _CALLS else ""
+    return name if name.startswith(_MODES) else ""
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))

@@ -1,0 +1,72 @@
+"""Modes that a Dynamo graph enters and leaves by calls, spelled as the ``with`` blocks that they come from.
+
+Dynamo writes ``with torch.autocast(...)`` as a call that enters it and one that leaves it, and cannot trace those calls
+themselves. A graph that is to be compiled anew, or written as a script, needs the blocks back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from torch import fx
+
+from checked_backend.graphs.effects import mode_name
+
+__all__ = ["block_of", "leaves_block", "with_mode_blocks"]
+
+_NAME = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
+
+
+def block_of(node: fx.Node) -> str | None:
+    """The context manager that a call enters, as code; None for a call that enters none that is known."""
+    name = mode_name(node)
+    if name == "_enter_autocast":
+        device, dtype, enabled, cache = (*node.args, *(None,) * 4)[:4]
+        return f"torch.autocast({device!r}, dtype={dtype!r}, enabled={enabled!r}, cache_enabled={cache!r})"
+    if name == "_enter_inference_mode":
+        return f"torch.inference_mode({node.args[0] if node.args else True!r})"
+    return None
+
+
+def leaves_block(node: fx.Node) -> bool:
+    """Whether a call leaves what `block_of` knows."""
+    return mode_name(node) in ("_exit_autocast", "_exit_inference_mode")
+
+
+def with_mode_blocks(gm: fx.GraphModule) -> fx.GraphModule:
+    """Give a graph code that has blocks, which Dynamo can trace; the graph itself stays as it is.
+
+    Args:
+        gm: A graph of the caller's own.
+
+    Returns:
+        The same graph module.
+    """
+    opened = {node.name: block for node in gm.graph.nodes if (block := block_of(node)) is not None}
+    if opened:
+        closing = {node.name for node in gm.graph.nodes if leaves_block(node)}
+        gm.graph.on_generate_code(lambda before: _in_blocks(before, opened, closing))
+        gm.recompile()
+    return gm
+
+
+_Transform = Callable[[list[str]], list[str]]
+
+
+def _in_blocks(before: _Transform | None, opened: dict[str, str], closing: set[str]) -> _Transform:
+    def transform(body: list[str]) -> list[str]:
+        lines, depth = [], 0
+        for line in "".join(body if before is None else before(body)).splitlines():
+            made = _NAME.match(line)
+            name = made[1] if made else ""
+            if name in closing:
+                depth -= 1
+                continue
+            lines.append("    " * depth + (f"with {opened[name]}:" if name in opened else line) + "\n")
+            if name in opened:
+                depth += 1
+                lines.append("    " * depth + "pass\n")  # the block may be empty
+        return lines
+
+    return transform

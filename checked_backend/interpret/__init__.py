@@ -1,1 +1,0 @@
-"""Run FX graphs node by node."""

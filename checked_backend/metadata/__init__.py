@@ -1,0 +1,1 @@
+"""Compare what a graph says about its tensors with what runs."""

@@ -1,0 +1,157 @@
+"""Which side is likely wrong: the caller, the trace, the fake kernel, or the real one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import (
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    disable_fake_tensor_cache,
+    fake_kernel,
+    tree_leaves,
+    tree_map,
+)
+from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
+from checked_backend.metadata.custom_ops import unwrap_call
+from checked_backend.metadata.expected import Mismatch
+
+__all__ = ["attribute", "fake_result", "is_own_fault"]
+
+
+def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
+    """Who is likely at fault, in words.
+
+    Args:
+        node: The node that differs.
+        mismatch: What differs.
+        inputs: The node's real arguments.
+    """
+    if mismatch.what == "nonfinite":
+        return "the values: this operator is the first that leaves the finite numbers"
+    if mismatch.what == "assert":
+        return "the data: the program was traced for sizes that fulfil this condition"
+    if node.op == "placeholder":
+        return "the caller: this input is not what the graph was traced for"
+    if isinstance(node.target, HigherOrderOperator) and wrapped_operator(node) is None:
+        return f"how torch traces the higher-order operator {operator_name(node)}"
+    operator = wrapped_operator(node) or node.target
+    if not isinstance(operator, OpOverload):
+        return "what recorded the metadata of this node"
+    if mismatch.what == "mutation":
+        return f"the schema of {operator}, or its kernel: declare the argument as Tensor(a!) or do not write to it"
+    if mismatch.what == "alias" and is_custom(node):
+        return f"the kernel of {operator}, which returns memory that its schema says is its own: return a copy"
+    if mismatch.what == "requires_grad" and is_custom(node):
+        return f"the kernel of {operator}, which returns a tensor that requires grad: detach it"
+    original = node.meta.get("original_aten")
+    if isinstance(original, OpOverload) and original.name() != operator.name() and original.namespace == "aten":
+        origin = f", which a decomposition of {original} put there"
+    else:
+        origin = ""
+    return f"{_kernel(operator, is_custom(node), node, mismatch, inputs)}{origin}"
+
+
+def _kernel(operator: OpOverload, custom: bool, node: fx.Node, mismatch: Mismatch, inputs: Any) -> str:
+    function, kind = fake_kernel(operator)
+    described = {
+        "register_fake": "register_fake",
+        "meta": "Python meta function",
+        "decomposition": "decomposition, which computes its metadata,",
+        "C++": "meta kernel",
+    }[kind]
+    side = f"the {described} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
+    agrees = _agrees(node.target, inputs)
+    if agrees is True and _agrees(node.target, inputs, cached=True) is False:
+        return (
+            "torch's cache of fake results, which gives a trace something else than what it was given: "
+            f"given these inputs, {side} agrees with what ran"
+        )
+    if agrees is True:
+        return f"the trace: given these inputs, {side} agrees with what ran, so the recorded value is stale or wrong"
+    if agrees is False:
+        return f"{side}: given these inputs it says something else than the kernel does"
+    return f"{side}, or the operator's kernel"
+
+
+def _where(function: Callable[..., Any] | None) -> str:
+    if function is None:
+        return ""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:
+    """Whether an operator does other than its fake kernel says even for the inputs that it really got.
+
+    Args:
+        node: The node; its inputs may be others than were recorded.
+        inputs: Its real arguments.
+    """
+    return _agrees(node.target, inputs) is False
+
+
+def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
+    """What an operator's fake kernel says for inputs with the metadata of these, and those inputs afterwards.
+
+    Args:
+        operator: The operator.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        cached: What torch's cache of fake results says: a trace calls each operator more than once.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+
+    with torch.no_grad(), nullcontext() if cached else disable_fake_tensor_cache(mode), mode:
+        for _ in range(2 if cached else 1):
+            given = tree_map(fake, (args, kwargs))
+            result = operator(*given[0], **given[1])
+    return result, given
+
+
+def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, *, cached: bool = False) -> bool | None:
+    """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
+    if inputs is None:
+        return None
+    devices = {leaf.device.index for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
+    try:
+        call = unwrap_call(target, *inputs)
+        if call is None:
+            return None
+        operator, args, kwargs = call
+        if operator._schema.is_mutable and operator in (target, effectful(target, inputs[0])):
+            return None  # it would write to the program's own tensors once more
+        fake = tree_leaves(fake_result(operator, args, kwargs, cached=cached))
+        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+            real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
+    except Exception:
+        return None
+    return len(fake) == len(real) and all(map(_same, fake, real))
+
+
+def _same(fake: Any, real: Any) -> bool:
+    if isinstance(fake, (int, float)) and isinstance(real, (int, float)):
+        return fake == real
+    if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
+        return isinstance(fake, torch.Tensor) is isinstance(real, torch.Tensor)
+    if (fake.dtype, fake.device, fake.layout) != (real.dtype, real.device, real.layout):
+        return False
+    if (fake.is_conj(), fake.is_neg()) != (real.is_conj(), real.is_neg()):
+        return False
+    if tuple(map(str, fake.shape)) != tuple(map(str, real.shape)):
+        return False
+    if fake.layout is not torch.strided:
+        return True
+    strides = zip(fake.stride(), real.stride(), real.shape, strict=True)
+    same = real.numel() == 0 or all(size == 1 or int(want) == got for want, got, size in strides)
+    return same and int(fake.storage_offset()) == real.storage_offset()

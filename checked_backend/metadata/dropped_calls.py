@@ -1,0 +1,212 @@
+"""Calls of custom operators that compilation dropped: which they are, and what they do when they are called alone.
+
+AOT autograd removes a call whose result nobody takes and whose schema declares no write. If the operator does write, or
+returns a number that the trace took from its fake kernel, the compiled program is wrong and no graph has a node to
+compare. Such calls are found by comparing Dynamo's graph with AOT autograd's; a part of Dynamo's graph computes their
+real arguments, and copies of those are what they are called with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    clone_preserve_strides,
+    is_composite,
+    is_traceable_wrapper_subclass,
+)
+from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.graphs.schema import is_built_in, wrapped_operator
+from checked_backend.graphs.source_line import source_line
+from checked_backend.metadata.expected import recorded
+
+__all__ = ["TRANSFORM", "Dropped", "Site", "calls_alone", "dropped_calls", "operators_in"]
+
+TRANSFORM = "a transform of torch.func"
+Site = tuple[str, "str | None"]  # an operator, and the user's line that calls it
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A call that no compiled graph makes.
+
+    Attributes:
+        node: Its node in Dynamo's graph.
+        operator: The operator, for people.
+        inside: What it lies in, so that it cannot be called alone; or "".
+        pointless: Whether, by its schema, it neither returns nor writes anything.
+    """
+
+    node: fx.Node
+    operator: str
+    inside: str
+    pointless: bool
+
+    def __str__(self) -> str:
+        source = source_line(self.node)
+        return f"the call of {self.operator}{f' at {source}' if source else ''}"
+
+
+def operators_in(gm: fx.GraphModule) -> Counter[Site]:
+    """How often each of the user's lines calls each custom operator, in a graph and the graphs inside of it."""
+    return Counter(site for node, _ in _calls(gm, inside=False) if (site := _site(node)) is not None)
+
+
+def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropped]:
+    """The calls in Dynamo's graph that are missing from AOT autograd's.
+
+    Args:
+        dynamo: Dynamo's graph.
+        compiled: What `operators_in` says of AOT autograd's joint graph, or of its inference graph.
+    """
+    wanted = operators_in(dynamo)
+    names = {name for name, _ in compiled}
+    dead = _dead(dynamo.graph) if _takes_subclasses(dynamo.graph) else set()
+    # torch.vmap and torch.func.grad call what an operator's rule says, in the compiled graph
+    transformed = any("_increment_nesting" in str(node.target) for node in dynamo.graph.nodes)
+    found = []
+    for node, inside in _calls(dynamo, inside=False):
+        site = _site(node)
+        if site is None or (wanted[site] <= compiled[site] and node not in dead):
+            continue
+        if (inside or transformed) and site[0] in names:
+            continue  # how often it is called there says nothing
+        schema = _overloads(node.target)[0]._schema
+        place = "a graph that a higher-order operator runs" if inside else TRANSFORM if transformed else ""
+        found.append(Dropped(node, site[0], place, pointless=not schema.returns and not schema.is_mutable))
+    return found
+
+
+def _takes_subclasses(graph: fx.Graph) -> bool:
+    """Whether a graph is called with tensors that wrap others: AOT autograd's has a call for each of those."""
+    inputs = (recorded(node)[1] for node in graph.find_nodes(op="placeholder"))
+    return any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
+
+
+def _dead(graph: fx.Graph) -> set[fx.Node]:
+    """Calls whose results nothing takes that is returned, or that writes to what it is given."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not _writes(node) and all(user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _writes(node: fx.Node) -> bool:
+    return writes(node) or any(overload._schema.is_mutable for overload in _overloads(node.target))
+
+
+def _calls(gm: fx.GraphModule, *, inside: bool) -> Iterator[tuple[fx.Node, bool]]:
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            yield node, inside
+            # the second graph of an autograd.Function is its backward, which an inference graph does not have
+            bodies = node.args[:1] if "autograd_function" in str(node.target) else (*node.args, *node.kwargs.values())
+            if isinstance(node.target, HigherOrderOperator):
+                for body in _bodies(gm, bodies):
+                    yield from _calls(body, inside=True)
+
+
+def _bodies(gm: fx.GraphModule, values: Sequence[Any]) -> Iterator[fx.GraphModule]:
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(tuple(values), nodes.append)
+    for node in nodes:
+        if node.op == "get_attr":
+            body: Any = gm
+            for name in str(node.target).split("."):
+                body = getattr(body, name, None)
+            if isinstance(body, fx.GraphModule):
+                yield body
+
+
+def _overloads(target: Any) -> list[OpOverload]:
+    if isinstance(target, OpOverload):
+        return [target]
+    return [getattr(target, name) for name in target.overloads()] if isinstance(target, OpOverloadPacket) else []
+
+
+def _site(node: fx.Node) -> Site | None:
+    """Where a custom operator is called; None for any other call."""
+    overloads = _overloads(wrapped_operator(node) or node.target)
+    if not overloads or is_built_in(overloads[0]) or any(map(is_composite, overloads)):
+        return None  # what a composite operator is made of is in the graph
+    return overloads[0]._schema.name.replace("::", "."), source_line(node)
+
+
+def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.GraphModule, set[str]]:
+    """The part of Dynamo's graph that makes these calls, each on copies of its arguments.
+
+    Args:
+        dynamo: Dynamo's graph; it stays as it is.
+        calls: Calls in it, none inside of a higher-order operator's graph.
+
+    Returns:
+        The part, which takes the same inputs and returns nothing, and its names of the calls.
+
+    Raises:
+        ValueError: It cannot be run a second time; the message says why.
+    """
+    targets = {call.node for call in calls}
+    needed = _needed(dynamo.graph, targets)
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    rewrites = any(map(_writes, needed))
+    names = set()
+    for node in dynamo.graph.nodes:
+        if node.op == "output":
+            graph.output(())
+        elif node.op == "placeholder" or node in needed:
+            if node in targets:
+                # what it may write to, those that follow must see
+                apart = [] if _writes(node) else node.all_input_nodes
+                copies = copied | {item: graph.call_function(_copy, (copied[item],)) for item in apart}
+                copied[node] = graph.node_copy(node, copies.__getitem__)
+                copied[node].target = _only_overload(node.target)
+                names.add(copied[node].name)
+            else:
+                copied[node] = graph.node_copy(node, copied.__getitem__)
+            if node.op == "placeholder" and rewrites and node in needed:
+                copied[node] = graph.call_function(_copy, (copied[node],))
+    return fx.GraphModule(dynamo, graph), names
+
+
+def _needed(graph: fx.Graph, targets: set[fx.Node]) -> set[fx.Node]:
+    """What the calls depend on: by their arguments, by writes, and by modes such as autocast."""
+    nodes = list(graph.nodes)
+    last = max(map(nodes.index, targets))
+    needed: set[fx.Node] = set()
+    waiting = [*targets, *(node for node in nodes[:last] if _writes(node)), *filter(sets_mode, nodes)]
+    while waiting:
+        node = waiting.pop()
+        if node in needed:
+            continue
+        if isinstance(node.target, (OpOverload, OpOverloadPacket)) and "c10d" in str(node.target):
+            raise ValueError("it depends on a collective operation, which all processes would have to run once more")
+        needed.add(node)
+        waiting.extend(node.all_input_nodes)
+    return needed
+
+
+def _only_overload(target: Any) -> OpOverload:
+    overloads = _overloads(target)
+    if len(overloads) != 1:
+        raise ValueError(f"{target} has several overloads")
+    return overloads[0]
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a tensor, laid out as it is; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:
+        return clone_preserve_strides(value.detach())
+    return value.detach().clone()

@@ -1,0 +1,156 @@
+"""Say what differed: the finding, and the error for all findings of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from checked_backend.errors import MetadataError
+from checked_backend.findings import DEPENDED_ON, Finding, Kind
+from checked_backend.graphs.schema import operator_name
+from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.metadata.attribution import attribute
+from checked_backend.metadata.expected import Mismatch
+from checked_backend.metadata.script import operator_script
+
+__all__ = ["Problem", "metadata_error", "subject_of", "to_finding"]
+
+_LISTED = 10  # findings spelled out in a message; the rest follow from these as a rule
+_KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mismatch of one node.
+
+    Attributes:
+        node: The node.
+        mismatch: What differs.
+        graph: The graph's kind.
+        place: Which graph inside of it, or "".
+        inputs: The node's real arguments, None if they are not known.
+        inherited: Whether it follows from an input of the node that was wrong already.
+        ignored: Why the user does not want to hear of it: an entry of the options, or that it follows from such; or "".
+        depended: Why it matters, where it is about layout; "" where no later node depends on it.
+    """
+
+    node: fx.Node
+    mismatch: Mismatch
+    graph: str
+    place: str
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    inherited: bool = False
+    ignored: str = ""
+    depended: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is wrong, for people."""
+        name = subject_of(self.node, self.place)
+        return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of finding that it is."""
+        return _KINDS.get(self.mismatch.what, Kind.STRUCTURE)
+
+    @property
+    def detail(self) -> str:
+        """The finer kind."""
+        what, kind = self.mismatch.what, self.kind.value
+        return kind if what == kind else f"{kind}.{what}"
+
+
+def subject_of(node: fx.Node, place: str) -> str:
+    """What a node is called in findings.
+
+    Args:
+        node: The node.
+        place: Which graph inside of the graph it lies in, or "".
+    """
+    return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
+
+
+def to_finding(problem: Problem) -> Finding:
+    """A finding with all that helps to act on it."""
+    node, mismatch = problem.node, problem.mismatch
+    operator, source, module = operator_name(node), source_line(node), module_path(node)
+    where = f"the {problem.graph} graph" + (f" ({problem.place})" if problem.place else "")
+    lines = [f"{problem.subject} ({operator}) in {where}: {_difference(mismatch)}"]
+    if problem.inherited:
+        lines[0] += " (inherited: an input of this node was wrong already)"
+    if source:
+        lines.append(f"    at {source}")
+    if module:
+        lines.append(f"    in {module}")
+    if problem.depended:
+        lines.append(f"    it matters: {problem.depended}")
+    fault, script = "", None
+    if not problem.inherited and not problem.ignored:
+        fault = attribute(node, mismatch, problem.inputs)
+        lines.append(f"    likely at fault: {fault}")
+        script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
+    evidence: dict[str, Any] = {"inherited": problem.inherited}
+    evidence |= {DEPENDED_ON: problem.depended} if problem.depended else {}
+    evidence |= {"likely at fault": fault} if fault else {}
+    evidence |= {"module": module} if module else {}
+    evidence |= {"remark": mismatch.remark} if mismatch.remark else {}
+    evidence |= {"script": script} if script else {}
+    evidence |= {"ignored": problem.ignored} if problem.ignored else {}
+    return Finding(
+        kind=problem.kind,
+        subject=problem.subject,
+        message="\n".join(lines),
+        detail=problem.detail,
+        expected=mismatch.expected,
+        actual=mismatch.actual,
+        evidence=evidence,
+        graph=problem.graph,
+        stage="aot",
+        node=node.name,
+        op=operator,
+        source=source,
+    )
+
+
+def _difference(mismatch: Mismatch) -> str:
+    remark = f" ({mismatch.remark})" if mismatch.remark else ""
+    if mismatch.what == "nonfinite":
+        return f"made {mismatch.actual} of finite inputs{remark}"
+    if mismatch.what in ("mutation", "alias"):
+        return f"{mismatch.what}: by its schema and its trace {mismatch.expected}, ran with {mismatch.actual}{remark}"
+    if mismatch.what == "assert":
+        return f"the trace took {mismatch.expected} for granted, ran with {mismatch.actual}{remark}"
+    return f"{mismatch.what} {mismatch.expected}, ran with {mismatch.actual}{remark}"
+
+
+def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> MetadataError:
+    """The error for the findings of one run; its ``finding`` is the first that is not inherited.
+
+    Args:
+        findings: At least one finding, in graph order.
+        remarks: More lines, for example on options.
+    """
+    local = [finding for finding in findings if not finding.evidence.get("inherited")]
+    first = (local or list(findings))[0]
+    lines = ["what ran does not have the metadata that was recorded when the graph was traced."]
+    if all(finding.kind is Kind.NONFINITE for finding in findings):
+        lines = ["a node made a NaN or an infinity out of finite inputs."]
+    lines += [finding.message for finding in findings[:_LISTED]]
+    if len(findings) > _LISTED:
+        lines.append(f"... and {len(findings) - _LISTED} more")
+    if first.kind is not Kind.NONFINITE:
+        lines.append(
+            "A compiler that trusts this metadata makes wrong code. For a custom operator make its register_fake and "
+            "its schema say what its kernel does; for an operator of torch report it with this text."
+        )
+    lines += remarks
+    script = first.evidence.get("script")
+    if first.repro:
+        lines.append(f"This operator alone: {first.repro}")
+    elif script:
+        lines += ["This operator alone:", *(f"    {line}" for line in str(script).splitlines())]
+    return MetadataError("\n".join(lines), first)

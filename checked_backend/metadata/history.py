@@ -1,0 +1,81 @@
+"""What the graphs and calls of one region leave to those that run after them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable
+
+import torch
+
+from checked_backend._torch import StorageWeakRef, is_functorch_wrapped_tensor
+from checked_backend.findings import Finding
+
+__all__ = ["History", "Memory", "storage_of"]
+
+_FIRST_SWEEP = 1024  # so many storages are known before those that were freed are forgotten
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The memory of a tensor; None where it has none that others could share, or no element in it."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_functorch_wrapped_tensor(tensor):
+        return None
+    return tensor.untyped_storage() if tensor.numel() > 0 else None
+
+
+class Memory:
+    """Storages that were seen, and where.
+
+    A storage is known by itself, by a weak reference, not by its address: an allocator hands out the address of a
+    freed storage again, and rightly so.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[StorageWeakRef, str]] = {}
+        self._sweep_at = _FIRST_SWEEP
+
+    def note(self, tensors: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Remember the storages of tensors, each with words that say where it was seen."""
+        with self._lock:
+            for tensor, words in tensors:
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self._known[storage._cdata] = (StorageWeakRef(storage), words)
+            if len(self._known) >= self._sweep_at:
+                self._known = {key: item for key, item in self._known.items() if not item[0].expired()}
+                self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._known))
+
+    def seen(self, tensor: torch.Tensor) -> str | None:
+        """Where the storage of a tensor was seen before, in words; None for one that is new.
+
+        While a weak reference is held no other storage can get the identity of its own.
+        """
+        storage = storage_of(tensor)
+        if storage is None:
+            return None
+        with self._lock:
+            found = self._known.get(storage._cdata)
+        return None if found is None else found[1]
+
+
+class History:
+    """What is known of one region from the graphs and calls before.
+
+    Attributes:
+        wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
+            the same names; each with whether it is so only because of something that the user ignores.
+        memory: Storages that operators which do not come with torch have seen.
+        told: Findings of calls before, by what they say: who is at fault is not worked out at every step of a training.
+        own_faults: For a graph's nodes whose inputs were wrong: whether the operator is wrong of itself.
+    """
+
+    def __init__(self) -> None:
+        self.wrong: dict[str, bool] = {}
+        self.memory = Memory()
+        self.own_faults: dict[str, bool] = {}
+        self.told: dict[Hashable, Finding] = {}
+
+    def hand_on(self, names: Iterable[str], *, excused: bool) -> None:
+        """Note values of a forward graph that are wrong."""
+        for name in names:
+            self.wrong[name] = excused and self.wrong.get(name, True)

@@ -1,0 +1,204 @@
+"""Run a graph and compare every real value with the metadata recorded for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator
+from checked_backend.errors import MetadataError
+from checked_backend.findings import Finding
+from checked_backend.graphs.schema import is_custom, operator_name
+from checked_backend.metadata.codegen import GraphCode, emit
+from checked_backend.metadata.findings import metadata_error, subject_of
+from checked_backend.metadata.history import History
+from checked_backend.metadata.plan import Settings
+from checked_backend.metadata.run import Run, place_of
+from checked_backend.options import MetadataCheck
+
+__all__ = ["CHECKS", "MetadataInterpreter", "metadata_error"]
+
+CHECKS: tuple[str, ...] = get_args(MetadataCheck)
+_UNDER_VMAP = frozenset({"flex_attention", "flex_attention_backward", "associative_scan"})
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.Generator)
+
+
+class MetadataInterpreter:
+    """Checks one graph on every run.
+
+    A graph is read once, here, and becomes one Python function with the checks in line; a run does comparisons of plain
+    numbers only.
+
+    Args:
+        gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
+        kind: Its graph kind, for findings.
+        on_findings: Given the findings of a run, in graph order. What it raises ends the run.
+        checks: Which checks, of `CHECKS`.
+        ignore_ops: Operators that are not reported: ``aten.relu``, ``aten.relu.default``, ``mylib::op``.
+        ignore: Findings that are not reported: kinds, finer kinds or subjects.
+        nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
+        history: What the graphs that ran before this one found; this graph adds its own.
+        immediate: Give each node's findings to ``on_findings`` before the next node runs, not at the end.
+        patient: Even so, wait with strides and storage offsets until it is known whether a later node depends on them.
+
+    Findings that the user asked not to report, and those that only follow from them, are given to ``on_findings`` too;
+    their evidence says which entry it was, as ``ignored``.
+
+    Attributes:
+        checked_nodes: How many nodes are compared.
+        asserts: How many assumptions about sizes that depend on data are checked.
+        unchecked: Why nodes are not compared, or not wholly, and how many.
+        ignoring: The entries of ``ignore_ops``, and the nodes among ``ignore``, that are in this graph.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        kind: str,
+        on_findings: Callable[[Sequence[Finding]], None],
+        *,
+        checks: Collection[str] = CHECKS,
+        ignore_ops: Collection[str] = (),
+        ignore: Collection[str] = (),
+        nonfinite: bool = False,
+        immediate: bool = False,
+        patient: bool = True,
+        history: History | None = None,
+        _parent: MetadataInterpreter | None = None,
+        _place: tuple[int, str] = (0, ""),
+        _light: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.on_findings = on_findings
+        self.immediate = immediate
+        self.patient = patient
+        self.settings = Settings(frozenset(checks), tuple(ignore_ops), frozenset(ignore), nonfinite, _light)
+        self.parent = _parent
+        self.place = _place
+        self.history = History() if history is None else history
+        self.running: _Running = _Running() if _parent is None else _parent.running
+        self._original = gm.forward
+        children = self._children(gm)
+        self.code: GraphCode = emit(gm, self.settings, {node: child.module for node, child in children.items()})
+        plans = self.code.plans
+        self.asserts: int = len(self.code.asserts) + sum(child.asserts for child in children.values())
+        self.checked_nodes: int = sum(plan.compared for plan in plans)
+        self.checked_nodes += sum(child.checked_nodes for child in children.values())
+        self.unchecked: Counter[str] = Counter(self._unchecked())
+        self.ignoring: set[str] = set(self._ignoring())
+        for child in children.values():
+            self.unchecked += child.unchecked
+            self.ignoring |= child.ignoring
+        self._inputs = [plan.node.name for plan in plans if plan.node.op == "placeholder"]
+        self._watches: bool = any(is_custom(plan.node) for plan in plans)
+        self._watches = self._watches or any(child._watches for child in children.values())
+        self.module: fx.GraphModule = self._as_module(gm) if _parent is not None else gm
+
+    def _unchecked(self) -> Iterator[str]:
+        """For each node that is not compared, or not wholly, why."""
+        yield from ["no metadata was recorded"] * self.code.unchecked
+        for plan in self.code.plans:
+            if plan.leaves is not None and (entry := self.settings.ignores(plan.node)):
+                yield f"ignore_ops names {entry}"
+            elif plan.compared and self.settings.light:
+                yield "they run under vmap, where only dtypes and shapes can be compared"
+
+    def _ignoring(self) -> Iterator[str]:
+        place = place_of(self)
+        for plan in self.code.plans:
+            if entry := self.settings.ignores(plan.node):
+                yield entry
+            subject = subject_of(plan.node, place)
+            yield from (
+                entry
+                for entry in self.settings.ignore
+                if entry == subject or (entry.startswith(f"{subject}[") and entry[len(subject) + 1 : -1].isdigit())
+            )
+
+    def _children(self, gm: fx.GraphModule) -> dict[fx.Node, MetadataInterpreter]:
+        """One interpreter for each graph that a higher-order operator is given."""
+        children = {}
+        for position, node in enumerate(gm.graph.nodes):
+            users = [user for user in node.users if isinstance(user.target, HigherOrderOperator)]
+            if node.op != "get_attr" or not users:
+                continue
+            graph: Any = gm
+            for name in str(node.target).split("."):
+                graph = getattr(graph, name, None)
+            if not isinstance(graph, fx.GraphModule):
+                continue
+            user = users[0]
+            children[node] = MetadataInterpreter(
+                graph,
+                self.kind,
+                self.on_findings,
+                checks=self.settings.checks,
+                ignore_ops=self.settings.ignore_ops,
+                ignore=self.settings.ignore,
+                nonfinite=self.settings.nonfinite,
+                immediate=self.immediate,
+                patient=self.patient,
+                history=self.history,
+                _parent=self,
+                _place=(position, f"{node.target} of {operator_name(user)}"),
+                _light=self.settings.light or operator_name(user) in _UNDER_VMAP,
+            )
+        return children
+
+    def _as_module(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """The graph as a module that checks itself, to be handed to a higher-order operator."""
+        module = fx.GraphModule(gm, gm.graph)
+        module.forward = self._run_within
+        return module
+
+    def _run_within(self, *args: Any) -> Any:
+        outer = self.running.run
+        plain = self.settings.light or all(type(arg) in _PLAIN for arg in args)
+        if outer is None or not plain:
+            return self._original(*args)  # torch traces the graph anew, for example to differentiate it
+        run = Run(self, outer)
+        return self.code.function(run, list(args))
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Run the graph on a list of inputs, which is emptied (the boxed convention)."""
+        run = Run(self, None)
+        if self._watches and "alias" in self.settings.checks:
+            self._note_inputs(args)
+        before, self.running.run = self.running.run, run
+        try:
+            result = self.code.function(run, args)
+        except MetadataError:
+            raise
+        except Exception as error:
+            # an operator often fails because of a mismatch before it: that mismatch is the better message
+            self._report(run, error)
+            raise
+        finally:
+            self.running.run = before
+        run.tell()
+        return result
+
+    def _note_inputs(self, args: Sequence[Any]) -> None:
+        """Remember the graph's inputs, for operators that are watched; each is still freed after its last use."""
+        self.history.memory.note(
+            (arg, f"the memory of the graph's input {name}, which it is not given")
+            for name, arg in zip(self._inputs, args, strict=False)
+            if isinstance(arg, torch.Tensor)
+        )
+
+    def _report(self, run: Run, error: Exception) -> None:
+        try:
+            run.tell()
+        except MetadataError as mismatch:
+            raise mismatch from error
+
+
+class _Running(threading.local):
+    """The run that this thread is in, for graphs inside of the graph."""
+
+    run: Run | None = None

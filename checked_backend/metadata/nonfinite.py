@@ -1,0 +1,83 @@
+"""The first NaN or infinity: which node made it out of finite inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import tree_leaves
+from checked_backend.metadata.expected import Mismatch
+
+__all__ = ["MAY_BE_ANYTHING", "first_nonfinite", "value_range"]
+
+# operators whose results are memory as it was found
+MAY_BE_ANYTHING = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize"}
+)
+
+
+def value_range(tensor: torch.Tensor) -> tuple[float, float] | None:
+    """The least and the greatest value in one pass over memory; NaN if there is a NaN. None if it has no such range."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_quantized or tensor.device.type == "meta":
+        return None
+    with torch.no_grad():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if plain.is_complex():
+            plain = torch.view_as_real(plain)
+        if plain.is_floating_point() and plain.element_size() == 1:
+            plain = plain.float()  # the eight-bit formats have no reductions
+        low, high = torch.aminmax(plain)
+        return float(low), float(high)
+
+
+def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismatch | None:
+    """A NaN or an infinity in a node's outputs, if there is none in what it was given.
+
+    Args:
+        node: The node; its constant arguments count as given.
+        value: Its outputs.
+        given: The values of its input nodes, in the order of ``node.all_input_nodes``.
+    """
+    outputs = tree_leaves(value)
+    for index, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor) or not (output.is_floating_point() or output.is_complex()):
+            continue
+        bounds = value_range(output)
+        if bounds is None or all(map(math.isfinite, bounds)):
+            continue
+        named = list(_named(node, given))
+        if any(isinstance(item, float) and not math.isfinite(item) for _, item in named):
+            return None
+        ranges = [(name, value_range(item)) for name, item in named if isinstance(item, torch.Tensor)]
+        if not all(math.isfinite(bound) for _, pair in ranges if pair is not None for bound in pair):
+            return None
+        if not all(map(math.isfinite, _constants(node))):
+            return None
+        kind = "NaN" if math.isnan(bounds[0]) or math.isnan(bounds[1]) else "an infinity"
+        texts = [f"{name} in [{pair[0]:.6g}, {pair[1]:.6g}]" for name, pair in ranges if pair is not None]
+        return Mismatch(
+            "nonfinite",
+            index if len(outputs) > 1 else None,
+            "finite values",
+            kind,
+            f"inputs: {', '.join(texts) or 'none'}",
+        )
+    return None
+
+
+def _named(node: fx.Node, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """The inputs, those that lie in a list or a tuple too, each with the name of the node it came from."""
+    for source, value in zip(node.all_input_nodes, given, strict=True):
+        leaves = tree_leaves(value)
+        for index, leaf in enumerate(leaves):
+            yield (source.name if len(leaves) == 1 else f"{source.name}[{index}]"), leaf
+
+
+def _constants(node: fx.Node) -> Iterator[float]:
+    for item in tree_leaves((node.args, node.kwargs)):
+        if isinstance(item, (int, float)):
+            yield float(item)

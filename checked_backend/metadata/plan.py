@@ -1,0 +1,145 @@
+"""What a graph's structure says: who made a value, who needs it last, which values are no values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator
+from checked_backend.graphs.schema import operator_name
+from checked_backend.metadata.expected import Leaf, Size, recorded
+
+__all__ = [
+    "NodePlan",
+    "Settings",
+    "is_getitem",
+    "is_index",
+    "items_of",
+    "last_uses",
+    "plain_name",
+    "producer",
+    "shape_env",
+    "tokens",
+    "with_effects",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to check.
+
+    Attributes:
+        checks: Names of checks.
+        ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
+        ignore: Findings that are not reported: kinds, finer kinds or subjects.
+        nonfinite: Look for the first NaN or infinity.
+        light: Compare dtypes and shapes only: the graph runs under `torch.vmap`, where tensors are not what they seem.
+    """
+
+    checks: Collection[str]
+    ignore_ops: Collection[str] = ()
+    ignore: Collection[str] = ()
+    nonfinite: bool = False
+    light: bool = False
+
+    def ignores(self, node: fx.Node) -> str | None:
+        """The entry of ``ignore_ops`` by which the user does not want to hear of this node's operator."""
+        name = operator_name(node)
+        names = (name, name.rpartition(".")[0])
+        return next((entry for entry in self.ignore_ops if plain_name(entry) in names), None)
+
+    def hides(self, *words: str) -> str | None:
+        """The entry of ``ignore`` among a finding's kind, finer kind and subject."""
+        return next((word for word in words if word in self.ignore), None)
+
+
+@dataclass(slots=True)
+class NodePlan:
+    """What the slow side of a check needs to know of one node.
+
+    Attributes:
+        node: The node.
+        leaves: Its expected values, flat; None if nothing was recorded.
+        inputs: Positions of the nodes whose results it takes.
+        bases: For each output that shares memory with an input: that input's position and storage offset, and the
+            variable that holds the identity of its storage, "" if none does.
+        allowed: Positions of inputs that its outputs may share memory with.
+        compared: Whether anything of it is compared that the user wants to hear of.
+    """
+
+    node: fx.Node
+    leaves: list[Leaf] | None = None
+    inputs: tuple[int, ...] = ()
+    bases: dict[int, tuple[int, Size, str]] = field(default_factory=dict)
+    allowed: frozenset[int] = frozenset()
+    compared: bool = False
+
+
+def plain_name(entry: str) -> str:
+    """An operator as users write it (``torch.ops.aten.relu``, ``mylib::op``) as it is called here: ``mylib.op``."""
+    return entry.strip().removeprefix("torch.ops.").removeprefix("higher_order.").replace("::", ".")
+
+
+def is_index(dtype: torch.dtype) -> bool:
+    """Whether a dtype is an integer's: under `torch.vmap` indices are of another width than they were traced with."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether a node picks one output of another."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def producer(node: fx.Node) -> fx.Node:
+    """The node that made a value, behind the ``getitem`` that picks it."""
+    while is_getitem(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def items_of(node: fx.Node) -> dict[int, fx.Node]:
+    """For each output of a node, a ``getitem`` that picks it."""
+    return {user.args[1]: user for user in node.users if is_getitem(user) and isinstance(user.args[1], int)}
+
+
+def with_effects(node: fx.Node) -> bool:
+    """Whether a node runs an operator with an effect, ordered by a token."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects"
+
+
+def tokens(graph: fx.Graph) -> set[fx.Node]:
+    """Effect tokens: they order operators, and are None or empty when the graph runs."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if with_effects(node):
+            found.update(arg for arg in node.args[:1] if isinstance(arg, fx.Node))
+            found.update(user for user in node.users if is_getitem(user) and user.args[1] == 0)
+    return found
+
+
+def last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that nothing after it needs."""
+    seen: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(nodes):
+        dead = [item for item in node.all_input_nodes if item not in seen]
+        seen.update(dead)
+        if not node.users and node.op != "output":
+            dead.append(node)
+        found[node] = dead
+    return found
+
+
+def shape_env(graph: fx.Graph) -> Any:
+    """The shape environment that a graph's symbols belong to; None for a static graph."""
+    for node in graph.nodes:
+        value = recorded(node)[1]
+        mode = getattr(value, "fake_mode", None)
+        shape_env = getattr(mode, "shape_env", None) or getattr(getattr(value, "node", None), "shape_env", None)
+        if shape_env is not None:
+            return shape_env
+    return None

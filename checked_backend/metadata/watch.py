@@ -1,0 +1,164 @@
+"""Call a custom operator and see whether it keeps to its schema: what it writes to, and what its outputs share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import OpOverload, tree_leaves
+from checked_backend.graphs.schema import effectful, wrapped_operator
+from checked_backend.metadata.expected import Mismatch
+from checked_backend.metadata.history import Memory, storage_of
+from checked_backend.numerics.fingerprint import fingerprint
+
+__all__ = ["call_watched"]
+
+_OWN = "memory of its own"
+
+
+def call_watched(
+    node: fx.Node,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    checks: Collection[str],
+    memory: Memory,
+) -> tuple[Any, list[Mismatch]]:
+    """Call an operator.
+
+    Args:
+        node: The node that calls it.
+        target: The operator; or ``auto_functionalized``, which runs it on copies of what it may write to; or
+            ``with_effects``, which runs it in order.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        checks: What to look for, of ``mutation``, ``alias`` and ``requires_grad``.
+        memory: What such operators were given and gave before.
+
+    Returns:
+        What it returned; and arguments changed without the schema saying so, outputs whose memory is not new though the
+        schema says so, and outputs that take part in autograd where nothing does.
+    """
+    inner = effectful(target, args)
+    operator, given = (target, args) if inner is None else (inner, args[2:])
+    named = list(_named(operator, given, kwargs))
+    writable = _writable(operator)
+    watch = _Watch(named, writable) if "mutation" in checks else None
+    result = target(*args, **kwargs)
+    found = [] if watch is None else list(watch.changes())
+    if "alias" in checks:
+        found.extend(_not_new(node, target, result, named, memory))
+        memory.note(
+            (tensor, f"the memory that {node.name} was given before, as {name}, and is not given here")
+            for name, tensor in named
+        )
+        outputs = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        memory.note((tensor, f"the memory that {node.name} returned before") for tensor in outputs)
+    if "requires_grad" in checks and not torch.is_grad_enabled() and isinstance(operator, OpOverload):
+        found.extend(_requires_grad(result, (args, kwargs)))
+    return result, found
+
+
+def _requires_grad(result: Any, given: Any) -> Iterator[Mismatch]:
+    if any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves(given)):
+        return
+    leaves = tree_leaves(result)
+    for index, output in enumerate(leaves):
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            yield Mismatch("requires_grad", index if len(leaves) > 1 else None, "False", "True")
+
+
+def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an operator is given, each with its argument's name."""
+    named = list(kwargs.items())
+    if isinstance(target, OpOverload):
+        declared = target._schema.arguments
+        named += [(declared[i].name if i < len(declared) else str(i), value) for i, value in enumerate(args)]
+    else:
+        named = [(name.lstrip("_"), value) for name, value in named]
+    for name, value in named:
+        yield from ((name, item) for item in tree_leaves(value) if isinstance(item, torch.Tensor))
+
+
+def _writable(target: Any) -> set[str]:
+    """The arguments that the schema lets an operator write to. What is functionalised writes to copies."""
+    declared = target._schema.arguments if isinstance(target, OpOverload) else ()
+    return {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
+
+
+class _Watch:
+    """What tensors were before an operator ran.
+
+    Args:
+        named: Its arguments, by name.
+        writable: Names of those whose values it may change.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], writable: Collection[str]) -> None:
+        read_only = [(name, tensor) for name, tensor in named if name not in writable]
+        self._before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
+
+    def changes(self) -> Iterator[Mismatch]:
+        """What is no longer as it was."""
+        for name, tensor, form, value in self._before:
+            if _form(tensor) != form:
+                expected = f"argument {name} keeps its shape, strides and memory"
+                yield Mismatch(
+                    "mutation", None, expected, f"it was changed to {tuple(tensor.shape)}, {_form(tensor)[1]}"
+                )
+            elif value is not None and fingerprint(tensor) != value:
+                yield Mismatch("mutation", None, f"argument {name} is not written to", "it was changed in place")
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The metadata of a tensor that an operator could change in place."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    stride = tuple(tensor.stride()) if strided else None
+    storage = storage_of(tensor)
+    place = (tensor.storage_offset(), None if storage is None else storage._cdata) if strided else None
+    return tuple(tensor.shape) if strided else None, f"strides {stride}", place, tensor.dtype, tensor.requires_grad
+
+
+def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:
+    """Positions, among all leaves of a result, of outputs to which the schema gives memory of their own."""
+    operator = wrapped_operator(node) or target
+    if not isinstance(operator, OpOverload):
+        return set()
+    returns, whole = operator._schema.returns, operator is target and len(operator._schema.returns) == 1
+    parts = (result,) if whole or not isinstance(result, (tuple, list)) else result
+    position, first = 0, 1 if effectful(node.target, node.args) is not None else 0
+    found: set[int] = set()
+    for index, part in enumerate(parts):
+        count = len(tree_leaves(part))
+        if first <= index < first + len(returns) and returns[index - first].alias_info is None:
+            found.update(range(position, position + count))
+        position += count
+    return found
+
+
+def _not_new(
+    node: fx.Node, target: Any, result: Any, given: list[tuple[str, torch.Tensor]], memory: Memory
+) -> Iterator[Mismatch]:
+    """Outputs that should have memory of their own and have that of an argument, of another output, or older one."""
+    leaves, fresh = tree_leaves(result), _fresh(node, target, result)
+    owners: dict[int, str] = {}
+    for name, tensor in given:
+        storage = storage_of(tensor)
+        if storage is not None:
+            owners.setdefault(storage._cdata, f"the memory of argument {name}")
+    for index in sorted(range(len(leaves)), key=lambda place: place in fresh):
+        output = leaves[index]
+        storage = storage_of(output) if isinstance(output, torch.Tensor) else None
+        if storage is None:
+            continue
+        owner = owners.setdefault(storage._cdata, f"the memory of output {index}")
+        if index not in fresh:
+            continue
+        if owner == f"the memory of output {index}":
+            owner = memory.seen(output) or ""
+        if owner:
+            yield Mismatch("alias", index if len(leaves) > 1 else None, _OWN, owner)

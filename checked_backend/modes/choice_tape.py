@@ -1,0 +1,171 @@
+"""Record what a program decides by its floating-point values, and hold it to that in a run whose roundings differ.
+
+An index, a bucket, a comparison next to its threshold: where rounding flips one, results jump, and a noise that knows
+only such jumps hides everything smaller. With the choices held, what is left is the noise of rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload
+from checked_backend.graphs.operators import Operator, OperatorKind
+from checked_backend.modes.base import OperatorMode
+
+__all__ = ["CHOOSING", "ChoiceTape", "RecordChoices", "ReplayChoices"]
+
+CHOOSING = frozenset(
+    {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide",
+     "eq", "ne", "lt", "le", "gt", "ge", "histc"}
+)  # fmt: skip
+"""Operators (base names) whose result is a choice also where its dtype is floating."""
+
+# How many different values there are decides the shapes of all that these return, floating results included.
+_WHOLE = ("unique", "_unique")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The tensors that one operator chose: those that it wrote to and those that it returned, in order."""
+
+    op: str
+    values: tuple[torch.Tensor, ...]
+
+
+class ChoiceTape:
+    """The choices of a program, in order. Can be held against any number of runs."""
+
+    def __init__(self) -> None:
+        self._choices: list[_Choice] = []
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _chosen(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[torch.Tensor]:
+    """Which of the tensors that a call wrote to or returned are choices made by floating-point values."""
+    if operator.draws or operator.kind is OperatorKind.UNINITIALISED:
+        return []
+    if not any(map(_is_floating, _tensors([*args, *kwargs.values()]))):
+        return []
+    written = [args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated]
+    found: list[torch.Tensor] = []
+    for tensor in _tensors([*written, result]):
+        if tensor.layout is torch.strided and not any(tensor is other for other in found):
+            found.append(tensor)
+    if operator.base.startswith(_WHOLE) or kwargs.get("rounding_mode") is not None:
+        return found
+    if operator.base in CHOOSING:
+        return [tensor for tensor in found if not tensor.is_complex()]  # the sign of a complex number does not jump
+    return [tensor for tensor in found if not _is_floating(tensor)]
+
+
+class RecordChoices(OperatorMode):
+    """Run a program as it is, and write its choices on a tape.
+
+    Args:
+        tape: Choices are appended to it.
+    """
+
+    def __init__(self, tape: ChoiceTape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator; keep a copy of what it chose."""
+        result = func(*args, **kwargs)
+        chosen = _chosen(operator, args, kwargs, result)
+        if chosen:
+            with DisableTorchDispatch():
+                values = tuple(tensor.detach().clone() for tensor in chosen)
+            self._tape._choices.append(_Choice(operator.name, values))
+        return result
+
+
+class ReplayChoices(OperatorMode):
+    """Run a program with the choices on a tape in place of its own.
+
+    A program that takes another way than the recorded one chooses for itself from there on.
+
+    Args:
+        tape: Recorded by :class:`RecordChoices` from the same program at the same precision.
+
+    Attributes:
+        flips: How many operators would have chosen otherwise.
+    """
+
+    def __init__(self, tape: ChoiceTape) -> None:
+        super().__init__()
+        self.flips = 0
+        self._tape = tape
+        self._position = 0
+        self._lost = False
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, and put what was recorded in place of what it chose."""
+        result = func(*args, **kwargs)
+        if self._lost:
+            return result
+        chosen = _chosen(operator, args, kwargs, result)
+        if not chosen:
+            return result
+        recorded = self._next(operator, chosen)
+        if recorded is None:
+            self._lost = True
+            self.flips += 1
+            return result
+        with DisableTorchDispatch():
+            return self._held(result, chosen, recorded)
+
+    def _next(self, operator: Operator, chosen: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        if self._position >= len(self._tape):
+            return None
+        choice = self._tape._choices[self._position]
+        self._position += 1
+        if choice.op != operator.name or len(choice.values) != len(chosen):
+            return None
+        same = all(one.dtype == other.dtype for one, other in zip(choice.values, chosen, strict=True))
+        return choice.values if same else None
+
+    def _held(self, result: Any, chosen: Sequence[torch.Tensor], recorded: Sequence[torch.Tensor]) -> Any:
+        flipped = [not _same(one, other) for one, other in zip(chosen, recorded, strict=True)]
+        if not any(flipped):
+            return result
+        self.flips += 1
+        replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for own, value in zip(chosen, recorded, strict=True):
+            if own.shape == value.shape:
+                own.detach().copy_(value)
+            else:
+                replaced.append((own, value.clone()))
+        return _replaced(result, replaced) if replaced else result
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _replaced(result: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return next((new for old, new in pairs if old is result), result)
+    if isinstance(result, (list, tuple)):
+        return type(result)([_replaced(item, pairs) for item in result])
+    return result

@@ -1,0 +1,170 @@
+"""Where an operator rounds nothing: halves, sums of small integers, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload
+from checked_backend.graphs.operators import Operator, argument
+
+__all__ = ["adds_integers", "counts", "unrounded"]
+
+# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler misses it. It demands
+# it of quotients and roots too, but there some processors' fast instructions do not obey.
+_CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div", "square"})
+_CASTS = frozenset({"_to_copy", "to", "copy", "convert_element_type"})
+# Integers as wide as these dtypes, and the lower half of their significand's bits.
+_LOW_HALF = {
+    torch.float64: (torch.int64, 0x3FFFFFF),
+    torch.float32: (torch.int32, 0xFFF),
+    torch.bfloat16: (torch.int16, 0xF),
+    torch.float16: (torch.int16, 0x1F),
+}
+# Operators that add up or multiply what they are given, so that of integers they make integers.
+_ADDING = frozenset({
+    "sum", "nansum", "cumsum", "prod", "cumprod", "trace", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv",
+    "index_add", "scatter_add", "scatter_reduce", "index_reduce", "index_put", "_index_put_impl", "scatter",
+    "embedding_dense_backward", "convolution", "bincount", "segment_reduce", "addcmul", "addr", "add", "sub", "rsub",
+    "mul",
+})  # fmt: skip
+_AVERAGES = ("mean",)
+_COUNTING = frozenset({"histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "bincount"})
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LOOKED_AT = 32
+"""So many elements tell of most tensors at once that they are no integers."""
+
+
+def counts(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call counts elements, so that its result (of several, the first) is integers whatever their dtype."""
+    if operator.base not in _COUNTING or argument(operator, args, kwargs, "density"):
+        return False
+    return all(argument(operator, args, kwargs, name) is None for name in ("weight", "weights"))
+
+
+def adds_integers(func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a sum (or product) has small integers for its terms, and can be represented in whatever order it is made.
+
+    Args:
+        func: The operator, which is run again on absolute values if what it is given are integers.
+        operator: Its facts.
+        args: Its positional arguments, before it ran.
+        kwargs: Its keyword arguments.
+    """
+    if operator.base not in _ADDING or "out" in kwargs or argument(operator, args, kwargs, "reduce") in _AVERAGES:
+        return False
+    values = _leaves([*args, *kwargs.values()], [])
+    if not any(map(_is_floating, values)) or not all(map(_is_integer, values)):
+        return False
+    with DisableTorchDispatch():
+        results = _leaves(func(*map(_absolute, args), **{name: _absolute(kwargs[name]) for name in kwargs}), [])
+    return all(_is_small(result) for result in results if isinstance(result, torch.Tensor))
+
+
+def unrounded(
+    func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> torch.Tensor | None:
+    """Where a call's result was not rounded, now or before: a half, a sum of small integers. None: nowhere.
+
+    Args:
+        func: The operator, which is run again in float64.
+        operator: Its facts.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        result: What it returned.
+    """
+    cast = operator.base in _CASTS
+    if not cast and (operator.mutated or "out" in kwargs or operator.base not in _CORRECTLY_ROUNDED):
+        return None
+    source = args[1] if operator.base == "copy" else args[0]
+    if not isinstance(result, torch.Tensor) or type(result) not in _PLAIN or result.layout is not torch.strided:
+        return None
+    if result.dtype not in _LOW_HALF or (cast and result.shape != source.shape):
+        return None
+    with DisableTorchDispatch():
+        if cast:
+            exact = source.double() == result.double()
+        elif result.dtype is torch.float64:  # there is nothing wider; but integers that are small enough are exact
+            exact = _is_whole(result) & (result.abs() <= 1 / torch.finfo(result.dtype).eps)
+            for value in args:
+                exact &= _is_whole(torch.as_tensor(value, dtype=torch.float64, device=result.device))
+        else:
+            exact = func(*[_as_float64(value) for value in args], **kwargs) == result
+        for value in (source,) if cast else args:
+            if isinstance(value, torch.Tensor) and value.dtype in _LOW_HALF:
+                exact &= _is_short(value)
+        if operator.base == "div":
+            exact &= _is_power_of_two(args[1])
+        return exact if bool(exact.any()) else None
+
+
+def _leaves(value: Any, found: list[Any]) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _leaves(item, found)
+    else:
+        found.append(value)
+    return found
+
+
+def _is_floating(value: Any) -> bool:
+    dtype = value.dtype if isinstance(value, torch.Tensor) else value
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether a value is no number, or consists of small integers."""
+    if isinstance(value, float):
+        return value.is_integer()
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return not isinstance(value, complex)
+    if type(value) not in _PLAIN or value.layout is not torch.strided or value.dtype not in _LOW_HALF:
+        return False
+    with DisableTorchDispatch():
+        first = value.detach()
+        while first.dim() > 1:
+            first = first[0] if len(first) else first.flatten()
+        return bool(_is_whole(first[:_LOOKED_AT] if first.dim() else first).all()) and bool(
+            (_is_whole(value) & _is_short(value)).all()
+        )
+
+
+def _is_whole(value: torch.Tensor) -> torch.Tensor:
+    return (value == value.round()) & value.isfinite()
+
+
+def _is_small(result: torch.Tensor) -> bool:
+    if not result.is_floating_point():
+        return True
+    limit = 1 / torch.finfo(result.dtype).eps
+    return not result.numel() or bool((result.abs() <= limit).all())
+
+
+def _absolute(value: Any) -> Any:
+    """Fresh memory, so that an operator in place changes nothing of the program's."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().abs() if value.is_floating_point() else value
+    if isinstance(value, float):
+        return abs(value)
+    return type(value)(map(_absolute, value)) if type(value) in (list, tuple) else value
+
+
+def _is_short(value: torch.Tensor) -> torch.Tensor:
+    """Where the lower half of the bits is 0, as in small integers.
+
+    What is left of a rounded product has no such zeros: ``round(y) - y`` is exact, but not where a compiler contracts
+    it with the product that ``y`` is.
+    """
+    integers, low_half = _LOW_HALF[value.dtype]
+    return (value.contiguous().view(integers) & low_half) == 0
+
+
+def _is_power_of_two(value: Any) -> torch.Tensor:
+    """Where a division is a product: the reciprocal is exact."""
+    return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
+
+
+def _as_float64(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -1,0 +1,166 @@
+"""Rerun an eager program, forward and backward, in float64."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition
+from checked_backend.graphs.operators import Operator, argument
+from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.grouped_mm import grouped_mm
+from checked_backend.tensors.float64_copies import (
+    Float64Copies,
+    PromotionError,
+    promote_tensors,
+    promoted_dtype,
+    to_float64,
+)
+
+__all__ = ["Float64Mode", "PromotionError", "promote_tensors", "to_float64"]
+
+_REFUSED_NAMESPACES = ("quantized", "onednn", "mkldnn", "_quantized")
+_REFUSED_NAMES = re.compile(
+    r"_scaled_mm|_scaled_grouped_mm|quantize|_weight_int[48]pack|_int4_|int_repr|^mkldnn|qlinear"
+)
+# How kernels say that they were not written for float64.
+_NO_KERNEL = re.compile(
+    r"not implemented for '?(Complex)?Double|not supported for (Complex)?Double"
+    r"|[Ee]xpected.*(Half|Float|BFloat16).*Double|only supports?.*([Ff]loat|[Hh]alf)"
+    r"|expected.*dtype|[Uu]nsupported.*([Dd]ouble|float64)",
+    re.DOTALL,
+)
+# Kernels whose constants are float32 in float64 too (1/6): their own decompositions are better.
+_COARSE = ("aten.hardsigmoid_backward.default",)
+# Operators without a float64 kernel, and what they mean.
+_MEANINGS = {"aten._grouped_mm.default": grouped_mm}
+_HALF_TO_FLOAT = ("_softmax", "_log_softmax")
+
+
+class Float64Mode(OperatorMode):
+    """Run a program in float64 (complex128), whatever it asks for.
+
+    dtype arguments and casts to a floating dtype become float64, and so does the default dtype while the mode is
+    active. Low-precision tensors that the program holds (constants, buffers that are not among the promoted inputs) are
+    replaced, where an operator meets them, by a float64 copy of their memory; in-place operators change that copy,
+    never the original. Whatever gradients are taken of must come from :func:`to_float64`, because autograd itself
+    refuses a float64 gradient of a float32 leaf. Under autocast float64 is not cast.
+
+    Args:
+        default_dtype: Whether to set torch's default dtype to float64. It is the whole process's, so a program that
+            does not depend on it (it makes no floating tensor out of integers or of nothing) should leave it alone.
+        coarse: Whether to leave kernels whose float64 holds constants of float32 as they are. A program compiled in
+            float64 may call them, or compute what they mean; noise in float64 is the difference, too.
+
+    Attributes:
+        lossy: Names of operators that returned low precision all the same; their results were converted, but computed
+            with less than float64.
+
+    Raises:
+        PromotionError: From the program, at the first operator without meaning or kernel in float64: bit casts,
+            quantised and scaled products.
+    """
+
+    def __init__(self, *, default_dtype: bool = True, coarse: bool = False) -> None:
+        super().__init__()
+        self._coarse = coarse
+        self._default_dtype = default_dtype
+        self.lossy: set[str] = set()
+        self._shadows = Float64Copies()
+        self._before: list[torch.dtype] = []
+
+    def __enter__(self) -> OperatorMode:
+        self._before.append(torch.get_default_dtype())
+        if self._default_dtype:
+            torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        dtype = self._before.pop()
+        if self._default_dtype:
+            torch.set_default_dtype(dtype)
+
+    def promoted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for a tensor in this mode: for a low-precision one that the program holds, its float64 copy.
+
+        Args:
+            tensor: Any tensor, for example a buffer that the program changed, or returned as it is.
+
+        Returns:
+            Its counterpart, with the changes that the program made to it so far.
+        """
+        return self._shadows.of(tensor)
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator on promoted tensors and dtypes."""
+        self._refuse(func, operator, args, kwargs)
+        args = tuple([self._promote(value, operator) for value in args])
+        if kwargs:
+            kwargs = {name: self._promote(value, operator) for name, value in kwargs.items()}
+        if operator.base in _HALF_TO_FLOAT and len(args) > 2 and args[2] and args[0].dtype == torch.float64:
+            args = (*args[:2], False, *args[3:])
+        try:
+            result = self._kernel(func, operator)(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if _NO_KERNEL.search(str(error)):
+                raise PromotionError(f"{operator.name} cannot run in float64: {error}") from error
+            raise
+        return self._check(result, operator)
+
+    def _kernel(self, func: OpOverload, operator: Operator) -> Callable[..., Any]:
+        if operator.name in _COARSE and not self._coarse:
+            return decomposition(func)
+        return _MEANINGS.get(operator.name, func)
+
+    @staticmethod
+    def _refuse(func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func.namespace in _REFUSED_NAMESPACES or _REFUSED_NAMES.search(operator.base):
+            raise PromotionError(f"{operator.name} (quantised or scaled low precision) has no meaning in float64.")
+        if operator.name in ("aten.view.dtype", "aten.view_copy.dtype"):
+            target = argument(operator, args, kwargs, "dtype")
+            floating = _is_float(args[0].dtype) or _is_float(target)
+            if floating and args[0].dtype != target:
+                raise PromotionError(
+                    f"{operator.name} from {args[0].dtype} to {target} reads bits, which has no meaning in float64."
+                )
+        if operator.base == "set" and "Storage" in operator.name and _is_float(args[0].dtype):
+            raise PromotionError(f"{operator.name} on a floating tensor reads raw memory, which is not in float64.")
+
+    def _promote(self, value: Any, operator: Operator) -> Any:
+        if isinstance(value, torch.Tensor):
+            dtype = value.dtype
+            if dtype is torch.float64 or not _is_float(dtype):
+                if value.is_quantized:
+                    raise PromotionError(f"{operator.name} takes a quantised tensor, which has no meaning in float64.")
+                return value
+            return self._shadows.of(value)
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self._promote(item, operator) for item in value])
+        return promoted_dtype(value) if kind is torch.dtype else value
+
+    def _check(self, result: Any, operator: Operator) -> Any:
+        """Convert what came back in low precision all the same."""
+        if isinstance(result, torch.Tensor):
+            dtype = result.dtype
+            if dtype is torch.float64 or promoted_dtype(dtype) == dtype:
+                return result
+            if result.device.type == "meta":
+                return result
+            self.lossy.add(operator.name)
+            with DisableTorchDispatch():
+                return result.to(promoted_dtype(dtype))
+        if isinstance(result, (list, tuple)):
+            return type(result)([self._check(item, operator) for item in result])
+        return result
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

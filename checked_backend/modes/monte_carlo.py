@@ -1,0 +1,342 @@
+"""Monte Carlo arithmetic: rerun an eager program with every rounding replaced by a random one of the same size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition, is_alias_of
+from checked_backend.graphs.operators import (
+    Operator,
+    OperatorKind,
+    accumulation_length,
+    argument,
+)
+from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.exactness import adds_integers, counts, unrounded
+from checked_backend.modes.noise_source import NoiseSource, unit_roundoff
+from checked_backend.modes.random_tape import draws_by_values
+
+__all__ = ["MonteCarloMode", "PoisonMode"]
+
+# A compiler may sum sequentially in 16 lanes: n/16 roundings per lane, each uniform (variance 1/3).
+_ACCUMULATION = 48
+# Equal terms round the same way again and again: then the errors of a lane add up, to a quarter unit for each term.
+_CORRELATED = 64
+_U32 = 2.0**-24
+# Their error grows with the number of terms, also relative to cancelling terms: the noise of their inputs does too.
+# A normalisation's mean is wrong by the same amount for all elements, and a sum over them adds that up again: measured,
+# the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36 times off without this.
+_LINEAR = (
+    "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
+    "batch_norm", "group_norm", "layer_norm", "rms_norm", "embedding_dense_backward",
+)  # fmt: skip
+# Written to without a mark in the schema, if training.
+_UNMARKED_STATISTICS = ("running_mean", "running_var")
+_UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+# No implementation leaves these ranges, and operators that take what they return may insist.
+_RANGES = {
+    "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
+    "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
+}  # fmt: skip
+# What is left of these where it is small is the rounding of something inside that is not: ``exp(x) - 1`` where `exp(x)`
+# is nearly 1, ``1 + erf(x)`` in a tail. They are run as the operators that they are made of, each with its own noise.
+_MADE_OF_OTHERS = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "gelu", "gelu_backward",
+        "silu_backward", "mish_backward", "tanh_backward", "logsumexp", "logaddexp", "binary_cross_entropy",
+        "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
+    )
+)  # fmt: skip
+# Of some operators only the first result is rounded. What backward takes besides is a mask, or what attention keeps.
+_FIRST_ONLY = frozenset({
+    "multilabel_margin_loss_forward", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
+})  # fmt: skip
+# The logarithm of a row's sum of exponentials follows from the same inputs in forward and backward. Where a whole row
+# is masked, it is as large as the mask: one roundoff of either alone would be e to the power of 60.
+_NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is an ordinary floating tensor: no subclass, not fake, not sparse."""
+    return (
+        type(value) in _PLAIN
+        and isinstance(value, torch.Tensor)
+        and (value.dtype.is_floating_point or value.dtype.is_complex)
+        and value.device.type != "meta"
+    )
+
+
+def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _tensors(item, found)
+    return found
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
+
+
+def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a pointwise operator adds up products: ``a + alpha * b``, or complex numbers."""
+    if kwargs.get("alpha", 1) not in (1, -1):
+        return True
+    return any(value.is_complex() for value in args if isinstance(value, torch.Tensor))
+
+
+class _Poison:
+    """Overwrites what an operator returned uninitialised."""
+
+    def __init__(self, noise: NoiseSource) -> None:
+        self._noise = noise
+
+    def run(self, func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operator; return its result with junk in it."""
+        resized = args[0] if operator.mutated and args and isinstance(args[0], torch.Tensor) else None
+        if operator.mutated and resized is None:  # an out= variant
+            resized = kwargs.get("out")
+        before = 0 if resized is None else resized.untyped_storage().nbytes() // resized.element_size()
+        result = func(*args, **kwargs)
+        if type(result) not in _PLAIN or result.device.type == "meta" or result.layout != torch.strided:
+            return result
+        with DisableTorchDispatch():
+            target = result.detach()
+            if resized is not None:
+                # Only what the storage gained is uninitialised.
+                after = result.untyped_storage().nbytes() // result.element_size()
+                target = target.as_strided((max(0, after - before),), (1,), before)
+            if not result.is_quantized:
+                self._noise.fill_(target)
+        return result
+
+
+class PoisonMode(OperatorMode):
+    """Fill uninitialised memory (``empty``, ``resize_``, ...) with junk that depends on the seed; change nothing else.
+
+    A program whose results differ between two seeds reads memory that it never wrote.
+
+    Args:
+        seed: Same seed, same junk.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._poison = _Poison(NoiseSource(seed))
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, and fill what it left uninitialised."""
+        if operator.kind is OperatorKind.UNINITIALISED:
+            return self._poison.run(func, operator, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class MonteCarloMode(OperatorMode):
+    """Rerun a program, forward and backward, under Monte Carlo arithmetic.
+
+    Each floating result of a rounding operator is multiplied by ``1 + magnitude * u * xi``, where u is the unit
+    roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
+    constants), sums and products that can be represented, and the outcomes of random operators are left alone.
+    Operators that round inside (sums, matrix products, normalisations) also get copies of their inputs perturbed, and
+    more noise on their results, because a compiler may add up in another order. The spread of the results over some
+    seeds is the noise that the program must have at its precision. Uninitialised memory is filled with junk. Sources:
+    D. S. Parker, Monte Carlo Arithmetic (1997);
+    C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
+
+    No global random generator is touched.
+
+    Args:
+        seed: Same seed, same program: same results.
+        magnitude: Size of each perturbation, in unit roundoffs.
+        correlated: Suppose that the roundings of one sum all go the same way, as they do where its terms are equal
+            (the gradient of an average), so that their error grows with the number of terms, not with its root.
+
+    Attributes:
+        perturbed_ops: How many operator calls were perturbed.
+        unperturbed: Names of operators that round, but whose results could not be perturbed (float8, sparse, tensor
+            subclasses, higher-order operators without eager implementation).
+    """
+
+    def __init__(self, seed: int, magnitude: float = 1.0, *, correlated: bool = False) -> None:
+        super().__init__()
+        if not magnitude >= 0:
+            raise ValueError(f"magnitude must be a number of unit roundoffs, 0 or more; got {magnitude}")
+        self.magnitude = magnitude
+        self.correlated = correlated
+        self.perturbed_ops = 0
+        self.unperturbed: set[str] = set()
+        self._noise = NoiseSource(seed)
+        self._poison = _Poison(self._noise)
+
+    def opaque(self, name: str) -> None:
+        """Take note of a higher-order operator whose inside cannot be perturbed."""
+        self.unperturbed.add(name)
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator and perturb it, as its kind demands."""
+        kind = operator.kind
+        if counts(operator, args, kwargs):
+            return func(*args, **kwargs)
+        whole = kind in (OperatorKind.ACCUMULATING, OperatorKind.COMBINING)
+        if kind is OperatorKind.POINTWISE:  # else element by element, once it has run
+            whole = bool(operator.mutated) or (bool(args) and type(args[0]) is list)
+        if whole and adds_integers(func, operator, args, kwargs):
+            return func(*args, **kwargs)
+        if operator.name in _MADE_OF_OTHERS:
+            return self._inside(func, operator, args, kwargs)
+        if kind is OperatorKind.ACCUMULATING:
+            return self._accumulating(func, operator, args, kwargs)
+        if kind is OperatorKind.UNINITIALISED:
+            return self._poison.run(func, operator, args, kwargs)
+        if kind is OperatorKind.COMBINING or (kind is OperatorKind.POINTWISE and _combines(args, kwargs)):
+            return self._combining(func, operator, args, kwargs)
+        result = func(*args, **kwargs)
+        if kind is OperatorKind.POINTWISE:
+            if kwargs and kwargs.get("rounding_mode") is not None:
+                return result
+        elif kind is OperatorKind.EXACT:
+            # The magnitude and the sign of a complex number are square roots and quotients.
+            if operator.base not in ("abs", "sgn") or not isinstance(args[0], torch.Tensor) or not args[0].is_complex():
+                return result
+        elif kind is OperatorKind.RANDOM:
+            if operator.base != "normal" or not draws_by_values(operator):  # the mean and so many standard deviations
+                return result
+        elif not self._narrows(operator, args, result):
+            return result
+        exact = unrounded(func, operator, args, kwargs, result)
+        kept = None if exact is None else result[exact]
+        self._perturb_results(operator, args, kwargs, result, 0.0)
+        if exact is not None:
+            with DisableTorchDispatch():
+                result.detach()[exact] = kept
+        return result
+
+    @staticmethod
+    def _narrows(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:
+        source = args[1] if operator.base == "copy" and len(args) > 1 else args[0]
+        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return False
+        source_dtype, result_dtype = source.dtype, result.dtype
+        if source_dtype == result_dtype or not source_dtype.is_floating_point or not result_dtype.is_floating_point:
+            return False
+        return torch.finfo(result_dtype).eps > torch.finfo(source_dtype).eps
+
+    def _inside(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Perturb every operator that one is made of."""
+        with self:
+            result = decomposition(func)(*args, **kwargs)
+        if operator.base in _RANGES:
+            with DisableTorchDispatch():
+                result.detach().clamp_(*_RANGES[operator.base])
+        return result
+
+    def _combining(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Perturb the terms of a sum of products too: kernels round them at float32 or more."""
+        low = next((value.dtype for value in _tensors(args, []) if value.dtype in _HALF), None)
+        if low is not None and not operator.mutated and "out" not in kwargs:
+            with DisableTorchDispatch():
+                args = tuple([self._noisy_copy(_as_float32(value), 1.0) for value in args])
+            result = func(*args, **kwargs).to(low)
+        else:
+            keep = {position for position, _ in operator.mutated}
+            with DisableTorchDispatch():
+                noisy = [
+                    value if position in keep else self._noisy_copy(value, 1.0) for position, value in enumerate(args)
+                ]
+            result = func(*noisy, **kwargs)
+        self._perturb_results(operator, args, kwargs, result, 0.0)
+        return result
+
+    def _accumulating(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator.base in ("index_put", "_index_put_impl") and not argument(operator, args, kwargs, "accumulate"):
+            return func(*args, **kwargs)
+        if operator.base == "scatter" and argument(operator, args, kwargs, "reduce") is None:
+            return func(*args, **kwargs)
+        length = accumulation_length(operator, args, kwargs)
+        terms = (length / _CORRELATED) ** 2 if self.correlated else length / _ACCUMULATION
+        scale = math.sqrt(1 + terms) if any(name in operator.base for name in _LINEAR) else 1.0
+        keep = {position for position, _ in operator.mutated}
+        keep.update(operator.positions.get(name, -1) for name in _UNMARKED_STATISTICS)
+        if "attention" in operator.base:
+            keep.update(operator.positions.get(name, -1) for name in _NOT_ROUNDED)
+        with DisableTorchDispatch():
+            noisy = [
+                value if position in keep or value is None else self._noisy_copy(value, scale)
+                for position, value in enumerate(args)
+            ]
+        try:
+            result = func(*noisy, **kwargs)
+        except RuntimeError:  # its noisy input is out of its range (a probability above 1)
+            result = func(*args, **kwargs)
+        self._perturb_results(operator, args, kwargs, result, terms)
+        return result
+
+    def _noisy_copy(self, value: Any, scale: float) -> Any:
+        """A copy of an input with noise of the accumulation's unit roundoff, where its dtype can represent that."""
+        if type(value) in (list, tuple):
+            return [self._noisy_copy(item, scale) for item in value]
+        if not _is_plain(value) or value.layout != torch.strided:
+            return value
+        own = unit_roundoff(value.dtype)
+        amplitude = self.magnitude * min(own, _U32) * scale
+        # Noise far below the storage's own grid would need a wider copy, which is another program.
+        if amplitude < own * min(1.0, self.magnitude):
+            return value
+        copy = value.detach().clone()
+        return copy if self._noise.perturb_(copy, amplitude) else value
+
+    def _perturb_results(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, terms: float
+    ) -> None:
+        """Perturb what an operator returned and what it mutated, in place."""
+        mutated: list[torch.Tensor] = []
+        for position, name in operator.mutated:
+            _tensors(args[position] if 0 <= position < len(args) else kwargs.get(name), mutated)
+        if operator.base in _UPDATING and argument(operator, args, kwargs, "training"):
+            for name in _UNMARKED_STATISTICS:
+                _tensors(argument(operator, args, kwargs, name), mutated)
+        returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
+        returned = returned[:1] if operator.base in _FIRST_ONLY else returned
+        done = False
+        with DisableTorchDispatch():
+            for target in mutated:
+                done |= self._perturb(operator, target, terms)
+            for target in returned:
+                if any(target is other for other in mutated):
+                    continue
+                # Some operators hand out their input where they have nothing to do, without saying so in the schema.
+                if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
+                    self.unperturbed.add(operator.name)
+                    continue
+                done |= self._perturb(operator, target, terms)
+        self.perturbed_ops += done
+
+    def _perturb(self, operator: Operator, target: torch.Tensor, terms: float) -> bool:
+        if not _is_plain(target):
+            if type(target) not in _PLAIN:
+                self.unperturbed.add(operator.name)
+            return False
+        own = unit_roundoff(target.dtype)
+        amplitude = self.magnitude * own
+        if terms:
+            amplitude = self.magnitude * math.sqrt(own * own + min(own, _U32) ** 2 * terms)
+        try:
+            if target.layout == torch.strided and self._noise.perturb_(target, amplitude):
+                if operator.base in _RANGES and not target.is_complex():
+                    target.clamp_(*_RANGES[operator.base])
+                return True
+        except RuntimeError:
+            # Memory that overlaps itself (expanded) cannot be changed in place.
+            pass
+        self.unperturbed.add(operator.name)
+        return False

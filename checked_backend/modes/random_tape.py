@@ -1,0 +1,303 @@
+"""Record what a program's random operators returned, and replay it in a run whose values or precision differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend._torch import DisableTorchDispatch, OpOverload
+from checked_backend.errors import CheckedBackendError
+from checked_backend.graphs.operators import Operator, argument
+from checked_backend.modes.base import OperatorMode
+
+__all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
+
+_DROPOUTS = ("native_dropout", "_fused_dropout")
+# 0 or 1 in the dtype of the probabilities: kept as bool.
+_BINARY = ("bernoulli",)
+# Of these the arguments are distributions' parameters, one for each element.
+_BY_VALUES = frozenset({"multinomial", "poisson", "binomial", "_sample_dirichlet", "_standard_gamma"})
+_BY_VALUES_OVERLOADS = frozenset(
+    {"aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.bernoulli_.Tensor", "aten.normal.Tensor_float",
+     "aten.normal.float_Tensor", "aten.normal.Tensor_Tensor"}
+)  # fmt: skip
+_Shape = tuple[object, ...]
+
+
+class ReplayError(CheckedBackendError):
+    """A random operator has no outcome on the tape, or not one that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one random operator did.
+
+    Attributes:
+        op: Its full name.
+        shape: Shapes and integers among its arguments.
+        mutated: Copies of the arguments that it wrote to, after the call.
+        results: Copies of the tensors that it returned, in order.
+        hidden: Whether the outcome is inside a kernel (dropout in attention), so that it cannot be replayed.
+        by_values: Whether it depends on values that the program may have computed (probabilities), and their rounding.
+    """
+
+    op: str
+    shape: _Shape
+    mutated: tuple[torch.Tensor, ...] = ()
+    results: tuple[torch.Tensor, ...] = ()
+    hidden: bool = False
+    by_values: bool = False
+
+
+class RandomTape:
+    """The outcomes of a program's random operators, in order. Can be replayed any number of times."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[_Outcome] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether the recorded program drew nothing."""
+        return not self._outcomes
+
+    @property
+    def by_values(self) -> tuple[str, ...]:
+        """Names of the operators whose draws depend on floating-point values: rounding flips some."""
+        return tuple(outcome.op for outcome in self._outcomes if outcome.by_values)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of the operators that drew, in order."""
+        return tuple(outcome.op for outcome in self._outcomes)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+
+def draws_by_values(operator: Operator) -> bool:
+    """Whether a random operator's parameters are values of tensors."""
+    return operator.base in _BY_VALUES or operator.name in _BY_VALUES_OVERLOADS
+
+
+def _draws(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws: dropout may be off, or its probability zero."""
+    if not operator.draws:
+        return False
+    if operator.base == "native_dropout":
+        return argument(operator, args, kwargs, "train", True) is not False and args[1] != 0
+    if operator.base.startswith("rrelu"):
+        return bool(argument(operator, args, kwargs, "training", False))
+    hidden = _hidden_probability(operator, args, kwargs)
+    return hidden is None or hidden > 0
+
+
+def _hidden_probability(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The dropout probability of a kernel with dropout inside; None if it is not such a kernel."""
+    for name in ("dropout_p", "dropout"):
+        value = argument(operator, args, kwargs, name)
+        if isinstance(value, (int, float)):
+            return float(value)
+    # Left out, so at its default.
+    takes_it = "dropout_p" in operator.positions and "attention" in operator.base
+    return 0.0 if takes_it else None
+
+
+def _shape_of(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, (list, tuple)):
+        return tuple(_shape_of(item) for item in value)
+    # Floats may come out of perturbed tensors; dtypes may be promoted.
+    return value if type(value) is int else None
+
+
+def _mutated(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    found = (args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated)
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+class RecordRandom(OperatorMode):
+    """Run a program as it is, and write the outcomes of its random operators on a tape.
+
+    Results and the use of random generators are those of the program without this mode. (Bits may differ for singular
+    and eigenvalues alone, ``linalg.svdvals`` and the like: torch itself takes another path for them under any mode.)
+
+    Args:
+        tape: Outcomes are appended to it.
+    """
+
+    def __init__(self, tape: RandomTape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator; keep a copy of its outcome if it draws."""
+        # The shape is of the arguments before the call: resize and out= variants may change them.
+        draws = _draws(operator, args, kwargs)
+        shape = (_shape_of(args), _shape_of(list(kwargs.values()))) if draws else ()
+        result = func(*args, **kwargs)
+        if draws:
+            with DisableTorchDispatch():
+                self._tape._outcomes.append(self._outcome(operator, args, kwargs, result, shape))
+        return result
+
+    @staticmethod
+    def _outcome(
+        operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, shape: _Shape
+    ) -> _Outcome:
+        if _hidden_probability(operator, args, kwargs) is not None:
+            return _Outcome(operator.name, shape, hidden=True)
+        mutated = _mutated(operator, args, kwargs)
+        returned = result if isinstance(result, (list, tuple)) else (result,)
+        results = [item for item in returned if isinstance(item, torch.Tensor)]
+        results = [item for item in results if not any(item is other for other in mutated)]
+        if operator.base in _DROPOUTS:
+            results = results[1:]  # only the mask is random
+        binary = operator.base in _BINARY
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.detach().to(torch.bool if binary else tensor.dtype, copy=True)
+
+        return _Outcome(
+            operator.name,
+            shape,
+            tuple(map(keep, mutated)),
+            tuple(map(keep, results)),
+            by_values=draws_by_values(operator),
+        )
+
+
+class ReplayRandom(OperatorMode):
+    """Run a program with the outcomes on a tape in place of its random operators, which then consume nothing.
+
+    Outcomes that do not depend on values (rand, uniform_, randperm, ...) are given as recorded, in the dtype and on the
+    device that the operator would have had; so are those that do (bernoulli, multinomial, poisson, normal with tensor
+    arguments). Dropout keeps its mask and computes its result from its present input; so does rrelu with its slopes.
+
+    Args:
+        tape: Recorded by :class:`RecordRandom` from the same program on inputs of the same shapes.
+
+    Attributes:
+        position: How many outcomes were replayed.
+
+    Raises:
+        ReplayError: From the program, at the first random operator that is not the recorded one, has other shapes,
+            comes after the end of the tape, or hides its outcome (attention kernels with dropout).
+    """
+
+    def __init__(self, tape: RandomTape) -> None:
+        super().__init__()
+        self._tape = tape
+        self.position = 0
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, or return its recorded outcome if it draws."""
+        if not _draws(operator, args, kwargs):
+            return func(*args, **kwargs)
+        outcome = self._next(operator, args, kwargs)
+        with DisableTorchDispatch():
+            if operator.base in _DROPOUTS:
+                return self._dropout(operator, args, outcome)
+            if operator.base.startswith("rrelu"):
+                return self._rrelu(operator, args, outcome)
+            return self._replay(operator, args, kwargs, outcome)
+
+    def _next(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Outcome:
+        if self.position >= len(self._tape):
+            raise ReplayError(
+                f"{operator.name} draws after the end of the tape, which has {len(self._tape)} outcomes. "
+                f"Replay the program that was recorded, with one tape for all its calls."
+            )
+        outcome = self._tape._outcomes[self.position]
+        translated = _translated(operator, args, outcome)
+        if translated is not None:
+            self.position += 1
+            return translated
+        shape = (_shape_of(args), _shape_of(list(kwargs.values())))
+        where = f"outcome {self.position} on the tape"
+        if outcome.op != operator.name:
+            raise ReplayError(f"{operator.name} draws, but {where} is of {outcome.op}: not the program recorded.")
+        if outcome.hidden:
+            raise ReplayError(
+                f"{operator.name} with dropout draws inside its kernel, so it cannot be replayed. "
+                f"Set the dropout probability to 0, or use the math implementation of attention."
+            )
+        if outcome.shape != shape:
+            raise ReplayError(
+                f"{operator.name} draws for arguments {shape}, but {where} is for {outcome.shape}: other shapes."
+            )
+        self.position += 1
+        return outcome
+
+    @staticmethod
+    def _dropout(operator: Operator, args: tuple[Any, ...], outcome: _Outcome) -> Any:
+        source, probability = args[0], float(args[1])
+        keep = 1 - probability if operator.base == "native_dropout" else probability
+        mask = outcome.results[0].to(source.device, copy=True)
+        return (source * mask).mul_(0.0 if keep == 0 else 1 / keep), mask
+
+    @staticmethod
+    def _rrelu(operator: Operator, args: tuple[Any, ...], outcome: _Outcome) -> Any:
+        # The slopes are 1 for what was positive when recorded.
+        source = args[0]
+        slopes = (outcome.mutated or outcome.results)[-1].to(source.device, source.dtype, copy=True)
+        if operator.name.startswith("aten.rrelu_with_noise_functional"):
+            return source * slopes, slopes
+        args[1].copy_(slopes)
+        if operator.name.startswith("aten.rrelu_with_noise_."):
+            return source.mul_(slopes)
+        return source * slopes
+
+    @staticmethod
+    def _replay(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: _Outcome) -> Any:
+        mutated = _mutated(operator, args, kwargs)
+        for target, value in zip(mutated, outcome.mutated, strict=True):
+            if target.shape != value.shape:
+                target.resize_(value.shape)  # an out= variant
+            target.copy_(value)
+        if not outcome.results:
+            return mutated[0] if len(mutated) == 1 else tuple(mutated)
+        results = tuple(_as_now(operator, args, kwargs, value) for value in outcome.results)
+        return results[0] if len(results) == 1 else results
+
+
+def _translated(operator: Operator, args: Sequence[Any], outcome: _Outcome) -> _Outcome | None:
+    """An outcome, for an operator that draws the same under another name.
+
+    Eager's dropout on the CPU draws with ``bernoulli_``; AOT autograd makes ``native_dropout`` of it, and of operators
+    that write in place ones that return.
+    """
+    recorded = outcome.op.split(".")[1].rstrip("_")
+    wanted = operator.base.rstrip("_")
+    if not args or not isinstance(args[0], torch.Tensor):
+        return None
+    if {recorded, wanted} == {"bernoulli", "native_dropout"}:
+        masks = (*outcome.mutated, *outcome.results)
+        if len(masks) != 1 or masks[0].shape != args[0].shape:
+            return None
+        into = operator.mutated and wanted == "bernoulli"
+        return _Outcome(operator.name, (), masks if into else (), () if into else masks)
+    values = outcome.mutated or outcome.results
+    if recorded != wanted.removesuffix("_functional") or outcome.hidden or len(values) != 1:
+        return None
+    if bool(outcome.mutated) == bool(operator.mutated) or values[0].shape != args[0].shape:
+        return None
+    return _Outcome(operator.name, (), values if operator.mutated else (), () if operator.mutated else values)
+
+
+def _as_now(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor:
+    """A copy of an outcome, in the dtype and on the device that the operator has in this run."""
+    sources = [item for item in args if isinstance(item, torch.Tensor)]
+    dtype: torch.dtype = kwargs.get("dtype") or value.dtype
+    if kwargs.get("dtype") is None and (value.is_floating_point() or value.is_complex() or operator.base in _BINARY):
+        if sources:
+            dtype = sources[0].dtype
+            for other in sources[1:]:
+                dtype = torch.promote_types(dtype, other.dtype)
+        elif not value.is_complex():
+            dtype = torch.get_default_dtype()
+    device = kwargs.get("device") or (sources[0].device if sources else value.device)
+    return value.to(device, dtype, copy=True)

@@ -1,0 +1,1 @@
+"""Processes of their own, and how they end."""

@@ -1,0 +1,190 @@
+"""Run something in a process of its own: compiled code can kill or hang the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from checked_backend._torch import renew_compile_threads
+from checked_backend.errors import CheckedBackendError
+from checked_backend.process.child import die_with
+
+__all__ = ["Death", "NoWorkerError", "cannot_differentiate_in_worker", "cannot_fork", "how_it_died", "run_in_worker"]
+
+_DONE, _FAILED = "done:", "failed:"
+_HANG = "crash.hang"
+
+
+class NoWorkerError(CheckedBackendError):
+    """The system gives no process: too many of them, or too little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker died.
+
+    Attributes:
+        detail: Finer kind of a finding: ``crash.signal``, ``crash.memory``, ``crash.exit`` or ``crash.hang``.
+        words: The same for people.
+    """
+
+    detail: str
+    words: str
+
+    @property
+    def hung(self) -> bool:
+        """Whether it had not ended when its time was up."""
+        return self.detail == _HANG
+
+
+def cannot_fork() -> str | None:
+    """Why no worker can be made here, or None."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this operating system cannot fork processes"
+    if torch.cuda.is_initialized():
+        return "a process that has used CUDA cannot be forked"
+    return None
+
+
+def cannot_differentiate_in_worker() -> str | None:
+    """Why autograd does not work in a worker made now, or None.
+
+    Once a backward pass has started autograd's threads, which builds of torch for an accelerator do also where there
+    is none, autograd refuses to run in a forked process (``torch/csrc/autograd/engine.cpp``).
+    """
+    try:
+        tried = run_in_worker(_differentiated, timeout=60)
+    except CheckedBackendError as error:
+        return str(error)
+    return tried.words if isinstance(tried, Death) else None
+
+
+def _differentiated() -> str:
+    with torch.enable_grad(), torch.inference_mode(mode=False):
+        x = torch.ones((), requires_grad=True)
+        return str(torch.autograd.grad(x * x, x))
+
+
+def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
+    """Run a function in a forked worker process, which inherits all it needs.
+
+    The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
+    which is killed with it: compilers start processes. On Linux it does not outlive the process that waits for it.
+
+    Args:
+        produce: Returns text; anything it changes is lost with the worker.
+        timeout: Seconds after which the worker counts as hung and is killed.
+        patience: On Ctrl-C the worker is interrupted too, and has so many seconds to answer with what it has. Without
+            it the worker is killed, and this raises.
+
+    Returns:
+        The text, or how the worker died.
+
+    Raises:
+        NoWorkerError: The system gives no process.
+        CheckedBackendError: No process can be forked here, or the function raised.
+        KeyboardInterrupt: On Ctrl-C, if no patience is asked for, and on a second one.
+    """
+    why = cannot_fork()
+    if why is not None:
+        raise CheckedBackendError(f"no worker process: {why}.")
+    context = multiprocessing.get_context("fork")
+    try:
+        receiver, sender = context.Pipe(duplex=False)
+    except OSError as error:
+        raise NoWorkerError(f"no worker process: {error}.") from error
+    worker = context.Process(
+        target=_work, args=(produce, sender, os.getpid())
+    )  # not daemonic: a worker may have workers
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            worker.start()
+        except OSError as error:
+            receiver.close()
+            sender.close()
+            raise NoWorkerError(f"no worker process: {error}.") from error
+    sender.close()
+    text, why = "", "killed by Ctrl-C"
+    try:
+        why = _waited(receiver, worker.pid, timeout, patience)
+        if not why:
+            with contextlib.suppress(EOFError):  # it died before it could send
+                text = receiver.recv_bytes().decode()
+    finally:
+        if why or text:
+            _kill(worker.pid)  # also after an answer: what it started must not outlive it
+        worker.join()
+        receiver.close()
+    if text.startswith(_FAILED):
+        raise CheckedBackendError(f"failed in a worker process: {text.removeprefix(_FAILED)}")
+    if text:
+        return text.removeprefix(_DONE)
+    if why:
+        return Death(_HANG, why)
+    return how_it_died(worker.exitcode or 0)
+
+
+def _waited(receiver: Connection, pid: int | None, timeout: float, patience: float) -> str:
+    """Wait for an answer, or for the end of the worker; or say why no longer."""
+    try:
+        return "" if receiver.poll(timeout) else f"still running after {timeout:g} s"
+    except KeyboardInterrupt:
+        if not patience or pid is None:
+            raise
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        return "" if receiver.poll(patience) else f"still running {patience:g} s after Ctrl-C"
+
+
+def _kill(pid: int | None) -> None:
+    if pid is None:
+        return
+    for kill in (os.killpg, os.kill):  # the group does not exist yet if the worker was slow to start
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
+    _drop_signal_handlers()
+    os.setpgid(0, 0)
+    die_with(parent)
+    torch.set_num_threads(1)
+    try:
+        renew_compile_threads()
+        text = _DONE + produce()
+    except (Exception, KeyboardInterrupt) as error:  # told to the parent, which raises it
+        text = f"{_FAILED}{type(error).__name__}: {error}"
+    sender.send_bytes(text.encode())
+    sender.close()
+
+
+def _drop_signal_handlers() -> None:
+    """What the user's program does on a signal (save its state, wake its event loop) is not this process's to do."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def how_it_died(exit_code: int) -> Death:
+    """Say what a process died of.
+
+    Args:
+        exit_code: Negative for a signal.
+    """
+    if exit_code >= 0:
+        return Death("crash.exit", f"exited with status {exit_code}")
+    name = signal.Signals(-exit_code).name
+    if name == "SIGKILL":
+        return Death("crash.memory", "killed by SIGKILL (out of memory?)")
+    return Death("crash.signal", f"killed by {name}")

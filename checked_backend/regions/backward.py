@@ -1,0 +1,366 @@
+"""Watch a candidate's backward pass without changing the user's autograd graph.
+
+A candidate's results hang on autograd nodes made while it ran: one ``CompiledFunctionBackward`` for AOT autograd, any
+number for a candidate that runs torch operators. Hooks on those nodes see the gradients that arrive at the results and
+those that leave towards the region's inputs. Where a result feeds another result inside of the region, what arrives at
+it from inside is subtracted.
+
+Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone.
+
+The hooks know nodes by number only: a hook that held its own node would be a cycle that Python's collector cannot see
+through, and would keep every activation of the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from checked_backend._torch import (
+    call_after_backward,
+    catch_backward_error,
+    current_graph_task_id,
+    dynamo_disable,
+    graph_task_keeps_graph,
+    is_functorch_wrapped_tensor,
+    will_engine_execute_node,
+)
+from checked_backend.numerics.bits import same_bits, with_memory
+from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
+from checked_backend.regions.inputs import copy_in_layout
+from checked_backend.regions.process_state import ProcessState
+
+__all__ = ["BackwardPass", "BackwardWatch", "gradient_gate", "input_edges", "was_written_to"]
+
+Edge = tuple[Node, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPass:
+    """What one backward pass did at a region.
+
+    Attributes:
+        cotangents: Gradients that arrived at the results.
+        gradients: Gradients that the candidate sent to the inputs whose gradient this pass needs, by position; None
+            where it sent none.
+        keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
+        differentiable: Whether it records its own graph (``create_graph=True``).
+        overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
+        settings: The process's settings when the pass came to the region, and when it left it.
+        begun: What the watch's ``on_begin`` gave when the pass began.
+    """
+
+    cotangents: Cotangents
+    gradients: Mapping[int, torch.Tensor | None]
+    keeps_graph: bool
+    differentiable: bool
+    settings: tuple[ProcessState, ProcessState]
+    overwritten: tuple[tuple[str, int], ...] = ()
+    begun: object = None
+
+
+def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
+    """Where in the user's autograd graph the gradient of each input arrives. Take them before the region runs."""
+    edges: dict[Edge, int] = {}
+    for position in sorted(positions):
+        edge = gradient_edge(args[position])
+        if edge is not None:
+            edges[edge.node, edge.output_nr] = position
+    return edges
+
+
+class _Gate(torch.autograd.Function):
+    """The identity on any number of tensors, as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    @dynamo_disable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+_GATE = f"{_Gate.__name__}Backward"
+
+
+def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """Lead the gradients of some arguments through one autograd node.
+
+    Args:
+        args: A region's inputs.
+        positions: Which of them.
+
+    Returns:
+        The arguments, with aliases in those places.
+    """
+    gated = list(args)
+    aliases = _Gate.apply(*(args[position] for position in positions))  # type: ignore[no-untyped-call]
+    for position, alias in zip(positions, aliases, strict=True):
+        gated[position] = alias
+    return gated
+
+
+@dataclass(slots=True)
+class _Site:
+    """What a hook on one node reads.
+
+    Attributes:
+        results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
+        to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
+        to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
+        to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
+    """
+
+    results: list[tuple[int, str, int]] = field(default_factory=list)
+    to_inputs: list[tuple[int, int]] = field(default_factory=list)
+    to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
+    to_gate: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the hooks of one backward pass have seen so far."""
+
+    needed: frozenset[int]
+    keeps_graph: bool
+    begun: object = None
+    failed: bool = False
+    arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    overwritten: list[tuple[str, int]] = field(default_factory=list)
+    fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    sent: dict[int, torch.Tensor] = field(default_factory=dict)
+    settings: ProcessState = field(default_factory=ProcessState.capture)
+    left: ProcessState | None = None
+
+    def summary(self) -> BackwardPass:
+        outputs: dict[int, torch.Tensor] = {}
+        mutated: dict[int, torch.Tensor] = {}
+        for key, grad in self.arrived.items():
+            place, index = key
+            arrived = grad - self.fed[key] if key in self.fed else grad
+            (outputs if place == "output" else mutated)[index] = arrived
+        return BackwardPass(
+            Cotangents(outputs, mutated),
+            {position: self.sent.get(position) for position in sorted(self.needed)},
+            keeps_graph=self.keeps_graph,
+            differentiable=torch.is_grad_enabled(),
+            settings=(self.settings, self.left or ProcessState.capture()),
+            overwritten=tuple(self.overwritten),
+            begun=self.begun,
+        )
+
+
+class BackwardWatch:
+    """Calls back once for each backward pass through a region.
+
+    Args:
+        outputs: The candidate's outputs, as the user gets them.
+        mutated: The mutated inputs after the call, by position.
+        edges: From `input_edges`, taken before the call.
+        since: The autograd sequence number when the candidate began to run; older nodes are the user's.
+        on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
+            be used instead of the candidate's; they are used if `can_replace`.
+        on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
+            It may return gradients too.
+        on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
+        again: Asked first: under what to run that backward once more; None to leave it at that.
+
+    Attributes:
+        can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
+            `gradient_gate`), so that they can be replaced before they go on.
+            Otherwise the callback comes when the whole backward pass ends.
+        strangers: Number of edges that leave the region towards something that is no input of it.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Any],
+        mutated: Mapping[int, Any],
+        edges: Mapping[Edge, int],
+        since: int,
+        on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
+        on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
+        on_begin: Callable[[], object] = lambda: None,
+        again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
+    ) -> None:
+        self._edges = edges
+        self._on_backward = on_backward
+        self._on_error = on_error
+        self._on_begin = on_begin
+        self._passes: dict[int, _Progress] = {}
+        self._freed = False
+        sites, self.strangers = _find_sites(outputs, mutated, edges, since)
+        self._sites = tuple(sites.values())
+        exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
+        # every node that an only exit depends on has run before it
+        self._exit = exits[0] if len(exits) == 1 else None
+        self.can_replace = self._exit is not None
+        for number, node in enumerate(sites):
+            node.register_prehook(partial(self._arriving, number))
+            node.register_hook(partial(self._fired, number))
+            catch_backward_error(node, partial(self._raised, number), again)
+
+    @property
+    def watches_anything(self) -> bool:
+        """Whether any result of the region can receive a gradient."""
+        return bool(self._sites)
+
+    @dynamo_disable
+    def _arriving(self, number: int, grad_outputs: Any) -> None:
+        """Copy the gradients that arrive before the candidate can write to them."""
+        task = current_graph_task_id()
+        if task not in self._passes:
+            self._passes[task] = self._begun()
+            if not self.can_replace:
+                call_after_backward(partial(self._finish, task))
+        arrived = self._passes[task].arrived
+        for output, place, index in self._sites[number].results:
+            if grad_outputs[output] is not None:
+                arrived[place, index] = _kept(grad_outputs[output])
+
+    @dynamo_disable
+    def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
+        task = current_graph_task_id()
+        progress = self._passes[task]
+        progress.left = ProcessState.capture()
+        site = self._sites[number]
+        for output, place, index in site.results:
+            if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
+                progress.overwritten.append((place, index))
+        for index, position in site.to_inputs:
+            _add(progress.sent, position, grad_inputs[index])
+        for index, key in site.to_results:
+            _add(progress.fed, key, grad_inputs[index])
+        if number != self._exit:
+            return None
+        if progress.failed:  # what is sent is eager's: there is nothing to check
+            del self._passes[task]
+            return None
+        replacements = self._finished(task)
+        if not replacements:
+            return None
+        changed = list(grad_inputs)
+        for index, position in site.to_inputs:
+            changed[index] = replacements.get(position, changed[index])
+        return tuple(changed)
+
+    def _begun(self) -> _Progress:
+        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
+        return _Progress(needed, graph_task_keeps_graph(), self._on_begin())
+
+    @dynamo_disable
+    def _raised(
+        self, number: int, error: Exception, _grad_outputs: Sequence[Any]
+    ) -> Mapping[int, torch.Tensor | None] | None:
+        task = current_graph_task_id()
+        if self._freed:  # backward through the graph a second time: eager raises too
+            self._passes.pop(task, None)
+            return None
+        progress = self._passes[task]
+        progress.left = ProcessState.capture()
+        site = self._sites[number]
+        gradients = self._on_error(error, progress.summary())
+        only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
+        if gradients is None or not only:
+            del self._passes[task]
+            return None
+        progress.failed = True
+        return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
+
+    @dynamo_disable
+    def _finish(self, task: int) -> None:
+        if task in self._passes and not self._passes[task].failed:
+            self._finished(task)
+        else:
+            self._passes.pop(task, None)
+
+    def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
+        progress = self._passes.pop(task)
+        self._freed = self._freed or not progress.keeps_graph
+        return self._on_backward(progress.summary())
+
+
+def _kept(grad: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient; itself if it is of a kind that no kernel can write to in place, as those of ``sum`` are."""
+    plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
+    if not plain or is_functorch_wrapped_tensor(grad):
+        return grad
+    if any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)):
+        return grad
+    return copy_in_layout(grad)
+
+
+def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:
+    """Whether a gradient is no longer what was kept of it."""
+    if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
+        return False
+    before, after = (with_memory(one.detach()).resolve_conj().resolve_neg() for one in (kept, grad))
+    return not same_bits(before, after)
+
+
+def _is_needed(node: Node) -> bool:
+    """Whether the backward pass that is running computes a gradient for this node."""
+    try:
+        return bool(will_engine_execute_node(node))
+    except RuntimeError:
+        # So it answers for a leaf that is among the inputs of ``torch.autograd.grad``: its gradient is asked for.
+        return True
+
+
+def _add(sums: dict[Any, torch.Tensor], key: Any, grad: torch.Tensor | None) -> None:
+    if grad is not None:
+        sums[key] = sums[key] + grad if key in sums else grad
+
+
+def _find_sites(
+    outputs: Sequence[Any], mutated: Mapping[int, Any], edges: Mapping[Edge, int], since: int
+) -> tuple[dict[Node, _Site], int]:
+    """Walk the region's autograd graph from its results to its inputs and note where hooks are needed."""
+    results: dict[Edge, tuple[str, int]] = {}
+    places = [("output", index, value) for index, value in enumerate(outputs)]
+    places += [("mutated", position, value) for position, value in mutated.items()]
+    for place, index, value in places:
+        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
+            edge = gradient_edge(value)
+            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
+                # two results on one edge are one tensor, whose gradient arrives once
+                results.setdefault((edge.node, edge.output_nr), (place, index))
+    sites: dict[Node, _Site] = {}
+    for (node, output), (place, index) in results.items():
+        sites.setdefault(node, _Site()).results.append((output, place, index))
+    strangers = 0
+    queue = list(sites)
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            edge_out = (target, target_number)
+            if edge_out in edges:
+                sites.setdefault(node, _Site()).to_inputs.append((number, edges[edge_out]))
+                continue
+            if edge_out in results:
+                sites.setdefault(node, _Site()).to_results.append((number, results[edge_out]))
+            if target in seen:
+                continue
+            if target._sequence_nr() < since or target.name() == "torch::autograd::AccumulateGrad":
+                strangers += 1
+                continue
+            seen.add(target)
+            queue.append(target)
+    for node, site in sites.items():
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target in sites and target.name() == _GATE:
+                behind = dict(sites[target].to_inputs)
+                site.to_gate += [(number, behind[target_number])] if target_number in behind else []
+    return sites, strangers

@@ -1,0 +1,182 @@
+"""Findings about a call as a whole: exceptions, the number of outputs, random state, inputs that should not change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from checked_backend._torch import inner_exception
+from checked_backend.findings import Finding, Kind
+
+__all__ = [
+    "candidate_crashed",
+    "exception_differs",
+    "exception_missing",
+    "gradient_overwritten",
+    "is_out_of_memory",
+    "rng_state_differs",
+    "same_exception",
+    "same_message",
+    "told_exception",
+    "unexpected_mutation",
+    "wrong_outputs",
+]
+
+_SHORT_OUTPUT = 12
+"""Lines of an exception's text that are shown as they are."""
+
+_SHOWN_ERRORS = 3
+"""Errors of a C++ compiler that are shown: those after them follow from the first."""
+
+_DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception says that memory has run out; of the CPU's, torch raises a plain ``RuntimeError``."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def candidate_crashed(error: BaseException, *, during: str) -> Finding:
+    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``; or it runs out of memory."""
+    return Finding(
+        kind=Kind.CRASH,
+        detail="crash.memory" if is_out_of_memory(error) else f"crash.{during}",
+        subject="candidate",
+        message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {_without_warnings(str(error))}",
+        expected="no exception",
+        actual=type(error).__name__,
+    )
+
+
+def _without_warnings(text: str) -> str:
+    """What an exception says; of the output of a C++ compiler only the errors, with the line of code below each.
+
+    Inductor puts the whole output into its exception. Most of it is the command and warnings about torch's own headers.
+    """
+    lines = text.splitlines()
+    errors = [number for number, line in enumerate(lines) if re.search(r"\b(fatal )?error: ", line)]
+    if len(lines) <= _SHORT_OUTPUT or not errors:
+        return text
+    shown = [line for number in errors[:_SHOWN_ERRORS] for line in lines[number : number + 2]]
+    left_out = len(lines) - 1 - len(shown)
+    return "\n".join([lines[0], *shown, f"({left_out} more lines of the compiler's output)"])
+
+
+def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:
+    """Only eager raises, or the candidate too, but not with its own random operators."""
+    how = ", where it draws its own random numbers" if own_random else ""
+    return Finding(
+        kind=Kind.EXCEPTION,
+        detail="exception.missing",
+        subject="candidate",
+        message=f"eager raises, the compiled program returns{how}: {type(error).__name__}: {error}",
+        expected=type(error).__name__,
+        actual="no exception",
+    )
+
+
+def exception_differs(reference: BaseException, candidate: BaseException) -> Finding:
+    """Both raise, and what is written to catch the one does not catch the other."""
+    return Finding(
+        kind=Kind.EXCEPTION,
+        detail="exception.type",
+        subject="candidate",
+        message="both raise, but not the same; eager's was raised",
+        expected=told_exception(reference),
+        actual=told_exception(candidate),
+    )
+
+
+def same_exception(reference: BaseException, candidate: BaseException) -> bool:
+    """Whether the candidate's exception, or what it was made of, is of the type of eager's."""
+    causes = (candidate, candidate.__cause__, inner_exception(candidate))
+    return any(isinstance(cause, type(reference)) for cause in causes)
+
+
+def same_message(reference: BaseException, candidate: BaseException) -> bool:
+    """Whether the candidate says what eager says: Dynamo raises its own types with the words of others."""
+    said = _first_line(reference)
+    return bool(said) and said in str(candidate)
+
+
+def told_exception(error: BaseException | None) -> str:
+    """An exception's type and the first line of what it says."""
+    return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def wrong_outputs(expected: int, returned: Any) -> Finding:
+    """The candidate returned something that is no tuple of the right length."""
+    counted = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
+    return Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.outputs",
+        subject="outputs",
+        message=(
+            "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
+            "returns a tuple with one value for each output of the graph"
+        ),
+        expected=f"tuple of {expected}",
+        actual=f"{type(returned).__name__}{counted}",
+    )
+
+
+def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
+    """The random state after the call is not eager's.
+
+    Args:
+        times: In how many more runs of both it differed again; None if in all.
+        of: How many more runs there were.
+    """
+    return Finding(
+        kind=Kind.RNG,
+        detail="rng.state",
+        subject="rng state",
+        message=(
+            "the compiled program leaves torch's random state other than eager does, so every random number after it "
+            "differs from eager's"
+        ),
+        expected="the state eager leaves",
+        actual="another state",
+        evidence={} if times is None else {"the difference repeats": f"in {times} of {of} more runs of both"},
+    )
+
+
+def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
+    """Inputs that changed and should not have."""
+    return [
+        Finding(
+            kind=Kind.MUTATION,
+            detail="mutation.unexpected",
+            subject=subject,
+            message="the compiled program changed an input that eager leaves alone",
+            expected="unchanged",
+            actual="changed",
+        )
+        for subject in subjects
+    ]
+
+
+def gradient_overwritten(result: str) -> Finding:
+    """The candidate's backward pass wrote to a gradient that it was given.
+
+    Args:
+        result: Of which result.
+    """
+    return Finding(
+        kind=Kind.MUTATION,
+        detail="mutation.unexpected",
+        subject=f"gradient of {result}",
+        message=(
+            "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
+            "else uses that tensor finds other numbers in it"
+        ),
+        expected="unchanged",
+        actual="changed",
+    )

@@ -1,0 +1,387 @@
+"""Judge one checked call of a region: its results, and its backward passes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.regions.backward import BackwardPass, was_written_to
+from checked_backend.regions.call_findings import (
+    exception_differs,
+    exception_missing,
+    gradient_overwritten,
+    rng_state_differs,
+    same_exception,
+    same_message,
+    told_exception,
+)
+from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.control_runs import RegionControlRuns, Variants
+from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
+from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
+from checked_backend.regions.response import Response
+from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.shapes import excuse_flipped_shapes
+from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
+
+__all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "CallComparison", "settle_none"]
+
+COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
+"""Structure findings that leave the values comparable."""
+
+FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
+"""What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
+
+RANDOM_STATE_RUNS = 5
+"""How often reference and candidate are run again before a difference of what they leave is believed."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One checked call, kept until its backward passes are over.
+
+    Attributes:
+        inputs: What it was called with.
+        ambient: Modes at the call.
+        rng: Random state before it.
+        subjects: Names.
+        graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
+            ``reference="recompute"``.
+        left: What both sides left behind; None before they ran.
+    """
+
+    inputs: Inputs
+    ambient: TorchState
+    rng: RngState
+    subjects: Subjects
+    graph: Graph | None = None
+    left: Left | None = None
+
+
+class InputsChangedError(CheckedBackendError):
+    """The user wrote to inputs of a region that is to be run on them again."""
+
+
+class CallComparison:
+    """Compares a region's candidate with its reference, and remembers the noise it has learned.
+
+    Args:
+        info: The region's names and source lines.
+        variants: The region in eager, compiled, and what else can be made of it.
+        response: Where the coverage goes.
+        thorough: Compile the float64 twin for every difference.
+        draws: The region with what goes into its draws as results; None if it draws by no values.
+    """
+
+    def __init__(
+        self,
+        info: GraphInfo,
+        variants: Variants,
+        response: Response,
+        *,
+        thorough: bool,
+        draws: DrawInputs | None = None,
+    ) -> None:
+        self._draws = draws
+        self._info = info
+        self._variants = variants
+        self._response = response
+        self._thorough = thorough
+        self._lock = threading.Lock()
+        self._scales: dict[str, NoiseBaseline] = {}
+        self._judged = Counter[bool]()
+
+    def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
+        """Compare structure, aliasing and values of outputs and mutated inputs."""
+        sources = self._info.output_sources
+        parts = [
+            Part(call.subjects.output(index), expected, outputs[index], sources[index] if index < len(sources) else "")
+            for index, expected in enumerate(reference.outputs)
+        ]
+        parts += [
+            Part(
+                call.subjects.mutated(position),
+                reference.arguments[position],
+                args[position],
+                self._info.input_sources[position],
+            )
+            for position in sorted(call.inputs.mutated)
+        ]
+        free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
+        structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
+        if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
+            structure = [found for found in structure if found.detail != "structure.requires_grad"]
+        incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
+        structure, skips = excuse_flipped_shapes(structure, partial(self._controls, call, None))
+        for skip in skips:
+            self._response.skip(skip)
+        aliasing = self._aliasing(call, reference, outputs, args, parts)
+        aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
+        pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
+        rulings = self._values(call, parts, incomparable, pristine, None)
+        self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
+        found = [*structure, *aliasing]
+        if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
+            checked = self._variants.operators.forward(call, outputs, rulings, self._scales)
+            self._response.count({"operators": checked})
+        names = [call.subjects.output(index) for index in range(len(outputs))]
+        return [*found, *self._absorb(rulings), *self._drawn_from(call, rulings, names)]
+
+    def _drawn_from(self, call: Call, rulings: Decisions, outputs: Sequence[str]) -> list[Finding]:
+        """Compare what goes into draws, where results are judged anew or could not be judged."""
+        unknown = any(skip.matters for skip in rulings.skips)
+        if self._draws is None or not (rulings.anew or rulings.findings or unknown):
+            return []
+        try:
+            found = judge_draw_inputs(
+                self._draws,
+                self._controls(call, None),
+                outputs,
+                thorough=self._thorough,
+                low_precision=self._variants.low_precision,
+            )
+        except Exception as error:
+            words = f"could not be compared: {type(error).__name__}: {error}".splitlines()[0]
+            self._response.skip(Skip("inputs of random operators", words, matters=unknown))
+            return []
+        self._response.count({"inputs of random operators": found.compared})
+        return self._absorb(found)
+
+    def backward(
+        self, call: Call, passed: BackwardPass
+    ) -> tuple[list[Finding], Mapping[int, torch.Tensor | None]] | None:
+        """Compare the gradients of one backward pass.
+
+        Returns:
+            The findings and the reference's gradients by position; None if the reference's backward pass failed, which
+            is then in the coverage.
+        """
+        if passed.differentiable:
+            self._response.skip(Skip("double backward", "gradients of gradients are not checked"))
+        before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
+        try:
+            reference = self._reference_gradients(call, passed)
+        except Exception as error:  # the checker's own failure: never a pass
+            reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
+            self._response.skip(Skip("gradients", reason, matters=True))
+            return None
+        wanted = {position: grad for position, grad in passed.gradients.items() if position in reference}
+        parts = [
+            Part(
+                call.subjects.gradient(position),
+                *settle_none(reference[position], grad),
+                self._info.input_sources[position],
+            )
+            for position, grad in wanted.items()
+        ]
+        structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
+        incomparable = frozenset(finding.subject for finding in structure)
+        structure += _overwritten(call.subjects, passed, before)
+        rulings = self._values(call, parts, incomparable, {}, passed.cotangents)
+        if self._variants.operators is not None:
+            self._variants.operators.backward(rulings)
+        self._response.end_backward({"gradients": len(parts)})
+        return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
+
+    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
+        """The reference's gradients, where the candidate has none; what it raises, if it has none either."""
+        try:
+            return self._reference_gradients(call, passed)
+        except Exception as error:
+            return error
+
+    def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
+        """Judge that both raise.
+
+        Returns:
+            The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
+        """
+        if self._controls(call, None).returns_with_own_random():
+            return exception_missing(reference, own_random=True), True
+        if not same_message(reference, candidate):
+            if not same_exception(reference, candidate):
+                return exception_differs(reference, candidate), False
+            words = f"eager {told_exception(reference)}; the candidate {told_exception(candidate)}"
+            self._response.note(f"both raise, with other words: {words}")
+        return None, False
+
+    def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
+        """Judge that both backward passes raise, as they do where an input was written to in between."""
+        if isinstance(reference, InputsChangedError):
+            self._response.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
+        elif same_exception(reference, candidate) or same_message(reference, candidate):
+            self._response.note(f"both backward passes raise {type(reference).__name__}: {reference}".splitlines()[0])
+        else:
+            return exception_differs(reference, candidate)
+        return None
+
+    def random_state(self, call: Call) -> list[Finding]:
+        """Judge that reference and candidate left torch's random state differently.
+
+        The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both run
+        some times more. What they do not repeat is excused where something shows that a thread draws, or that eager
+        itself leaves another state each time.
+        """
+        controls = self._controls(call, None)
+        threads = OtherThreads.now()
+        try:
+            left = [controls.random_states() for _ in range(RANDOM_STATE_RUNS)]
+        except Exception as error:  # a run that fails here only was disturbed too
+            self._response.skip(
+                Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
+            )
+            return []
+        (first, other), *again = left
+        steady = all(first.same_as(one) for one, _ in again)
+        if steady and all(other.same_as(two) for _, two in again) and not first.same_as(other):
+            return [rng_state_differs()]
+        if not steady:
+            reason = "eager leaves another one each time: torch.seed, or another thread, is at work"
+        elif threads.active_since() or (call.left is not None and call.left.others_ran):
+            reason = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
+        elif moves_by_itself(tuple(call.rng.cuda)):
+            reason = "it moves while neither eager nor the compiled program runs: another thread draws random numbers"
+        else:
+            return [rng_state_differs(sum(not one.same_as(two) for one, two in left), len(left))]
+        self._response.skip(Skip("rng state", reason))
+        return []
+
+    def _aliasing(
+        self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
+    ) -> Iterator[Finding]:
+        names = [f"input {name}" for name in call.subjects.inputs]
+        subjects = [part.subject for part in parts[: len(outputs)]]
+        return compare_aliasing(
+            dict(zip(subjects, reference.outputs, strict=True)),
+            dict(zip(names, reference.arguments, strict=True)),
+            dict(zip(subjects, outputs, strict=True)),
+            dict(zip(names, args, strict=True)),
+            {part.subject: part.source for part in parts},
+        )
+
+    def _values(
+        self,
+        call: Call,
+        parts: Sequence[Part],
+        incomparable: frozenset[str],
+        pristine: Mapping[str, torch.Tensor],
+        cotangents: Cotangents | None,
+    ) -> Decisions:
+        pairs = []
+        for part, name, reference, candidate in value_pairs(parts, incomparable):
+            kind, detail = None, ""
+            if part.subject in pristine:
+                kind, detail = Kind.MUTATION, "mutation.wrong"
+                before = pristine[part.subject]
+                if before.shape == candidate.shape and torch.equal(before, candidate.detach()):
+                    detail = "mutation.dropped"
+            pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
+
+        with self._lock:
+            known = dict(self._scales)
+            self._judged[cotangents is not None] += 1
+            number = self._judged[cotangents is not None]
+            anew = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
+        controls = partial(self._controls, call, cotangents)
+        rulings = decide(
+            pairs,
+            controls,
+            known,
+            thorough=self._thorough,
+            low_precision=self._variants.low_precision,
+            anew=anew,
+        )
+        if anew and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
+            rulings.findings += zeros_of_another_sign(pairs, controls, rulings)
+        return rulings
+
+    def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
+        """What runs the candidate once more on copies, with its backward pass where gradients are given."""
+        return lambda: self._controls(call, cotangents).candidate_alone()
+
+    def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
+        return RegionControlRuns(
+            self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left
+        )
+
+    def _absorb(self, rulings: Decisions) -> list[Finding]:
+        with self._lock:
+            for name, scale in rulings.scales.items():
+                self._scales[name] = scale if rulings.anew else scale.widened(self._scales.get(name))
+        self._response.count({"tensors": rulings.compared})
+        self._response.power(rulings.powers, rulings.own_precision_powers)
+        for skip in rulings.skips:
+            self._response.skip(skip)
+        for note in rulings.notes:
+            self._response.note(note)
+        return rulings.findings
+
+    def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
+        if call.graph is not None:
+            graph = call.graph
+            if not passed.keeps_graph:
+                call.graph = None  # its activations are freed as the backward pass goes
+            with torch.no_grad():
+                return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
+        if call.inputs.written_since():
+            raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+        arguments, leaves = call.inputs.fresh()
+        with _rng_untouched(call.rng):
+            call.rng.restore()
+            with call.ambient.entered():
+                recomputed = execute(self._variants.reference, arguments, leaves).graph(call.inputs.mutated)
+            return recomputed.backward(passed.cotangents, retain_graph=False)
+
+
+def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
+    """Gradients that the candidate wrote to as they arrived, and eager did not."""
+    for place, index in passed.overwritten:
+        kept, name = (
+            (before.outputs.get(index), subjects.output(index))
+            if place == "output"
+            else (before.mutated.get(index), subjects.mutated(index))
+        )
+        given = (passed.cotangents.outputs if place == "output" else passed.cotangents.mutated).get(index)
+        if not was_written_to(kept, given):
+            yield gradient_overwritten(name)
+
+
+def _is_layout(finding: Finding) -> bool:
+    """Whether a finding is about strides, or memory that is not shared where eager shares it."""
+    separate = finding.kind is Kind.ALIAS and (finding.actual or "").startswith("separate memory")
+    return separate or finding.detail in FREE_IN_GRADIENTS or finding.detail == "alias.identity"
+
+
+def settle_none(
+    reference: torch.Tensor | None, candidate: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """AOT autograd sends zeros where eager sends nothing; both say that the input has no influence."""
+    if reference is None and candidate is not None and not bool(candidate.detach().count_nonzero()):
+        return candidate, candidate
+    if candidate is None and reference is not None and not bool(reference.detach().count_nonzero()):
+        return reference, reference
+    return reference, candidate
+
+
+@contextmanager
+def _rng_untouched(rng: RngState) -> Iterator[None]:
+    before = RngState.capture(tuple(rng.cuda))
+    try:
+        yield
+    finally:
+        before.restore()

@@ -1,0 +1,226 @@
+"""Compare two executions part by part: structure first, then aliasing, then (elsewhere) values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checked_backend.findings import LOSES_GRADIENTS, Finding, Kind
+from checked_backend.numerics.structure import compare_structure
+from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
+from checked_backend.regions.inputs import storage_key
+
+__all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
+
+
+_SHOWN_PLACES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that both executions have.
+
+    Attributes:
+        subject: What people call it.
+        reference: Eager's.
+        candidate: The compiled program's.
+        source: The user's line that made it.
+    """
+
+    subject: str
+    reference: Any
+    candidate: Any
+    source: str = ""
+
+
+def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Structure: None or not, type, dtype, shape, significant strides, device, layout, ``requires_grad``.
+
+    Sparse tensors must store the same elements. Values that are not tensors must be equal.
+    """
+    for part in parts:
+        if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
+            yield from _stored_elements(part)
+            yield from _history(part)
+            for difference in compare_structure(reference=part.reference, candidate=part.candidate):
+                lost = difference.aspect == "requires_grad" and _has_history(part.reference)
+                yield Finding(
+                    kind=Kind.STRUCTURE,
+                    detail=f"structure.{difference.aspect}",
+                    subject=part.subject,
+                    message=(
+                        "no gradient flows back through it, and through eager's one does"
+                        if lost
+                        else f"{difference.aspect} differs from eager's"
+                    ),
+                    expected=difference.expected,
+                    actual=difference.actual,
+                    evidence={LOSES_GRADIENTS: True} if lost else {},
+                    source=part.source or None,
+                )
+        elif not _same_value(part.reference, part.candidate):
+            yield Finding(
+                kind=Kind.STRUCTURE,
+                detail="structure.value",
+                subject=part.subject,
+                message="a value that is no tensor differs from eager's",
+                expected=repr(part.reference),
+                actual=repr(part.candidate),
+                source=part.source or None,
+            )
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    """Whether gradients flow back through a tensor, and not only its base, seen with grad mode off, requires grad."""
+    return tensor.requires_grad and gradient_edge(tensor) is not None
+
+
+def _history(part: Part) -> Iterator[Finding]:
+    """A view made under ``no_grad`` requires grad as its base does, but nothing flows back through it."""
+    both = part.reference, part.candidate
+    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both):
+        return
+    made_by = grad_fn(part.candidate)
+    if grad_fn(part.reference) is not None or made_by is None or gradient_edge(part.reference):
+        return
+    yield Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.requires_grad",
+        subject=part.subject,
+        message="gradients flow back through it, and not through eager's: that is a view made with grad mode off",
+        expected="requires_grad=True, without a grad_fn",
+        actual=f"requires_grad=True, grad_fn {made_by.name()}",
+        source=part.source or None,
+    )
+
+
+def _stored_elements(part: Part) -> Iterator[Finding]:
+    """Optimizers for sparse gradients leave alone what is not stored, so a stored zero is not the same as none."""
+    both = (part.reference, part.candidate)
+    if any(not isinstance(side, torch.Tensor) for side in both) or part.reference.layout is not part.candidate.layout:
+        return
+    if part.reference.layout not in (torch.sparse_coo, *COMPRESSED) or part.reference.shape != part.candidate.shape:
+        return
+    reference, candidate = (_stored_places(side.detach()) for side in both)
+    if torch.equal(reference, candidate):
+        return
+    yield Finding(
+        kind=Kind.STRUCTURE,
+        detail="structure.indices",
+        subject=part.subject,
+        message="other elements of this sparse tensor are stored than in eager's",
+        expected=f"{reference.shape[1]} places: {_told(reference)}",
+        actual=f"{candidate.shape[1]} places: {_told(candidate)}",
+        source=part.source or None,
+    )
+
+
+def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
+    """The indices of what a sparse tensor stores, in order: int64, (dimensions, places)."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse.coalesce().indices()
+    ends, inner = compressed_indices(sparse)
+    if ends.dim() > 1:  # a batch, each of its matrices with as many places
+        return torch.cat([ends.flatten(), inner.flatten()])[None].long()
+    outer = torch.repeat_interleave(torch.arange(len(ends) - 1, device=ends.device), ends.diff())
+    by_row = sparse.layout in (torch.sparse_csr, torch.sparse_bsr)
+    return torch.stack([outer, inner] if by_row else [inner, outer]).long()
+
+
+def _told(places_of_all: torch.Tensor) -> str:
+    places = [tuple(place) for place in places_of_all[:, : _SHOWN_PLACES + 1].t().tolist()]
+    shown = ", ".join(str(place[0]) if len(place) == 1 else str(place) for place in places[:_SHOWN_PLACES])
+    return shown + (", ..." if len(places) > _SHOWN_PLACES else "")
+
+
+def _same_value(reference: Any, candidate: Any) -> bool:
+    if isinstance(reference, float) and isinstance(candidate, float) and reference != reference:
+        return candidate != candidate
+    if type(reference) is not type(candidate):
+        return False
+    try:
+        return bool(reference == candidate)
+    except Exception:  # an equality that fails decides nothing, and the types are equal
+        return True
+
+
+def value_pairs(
+    parts: Sequence[Part], failed: frozenset[str]
+) -> Iterator[tuple[Part, str, torch.Tensor, torch.Tensor]]:
+    """The plain tensors whose values can be compared.
+
+    Args:
+        parts: What both executions have.
+        failed: Subjects whose structure differs in a way that leaves nothing to compare.
+
+    Yields:
+        The part, the tensor's own name (of a wrapper subclass there are several), reference and candidate.
+    """
+    for part in parts:
+        if part.subject in failed:
+            continue
+        reference = flat_tensors(part.subject, part.reference)
+        candidate = flat_tensors(part.subject, part.candidate)
+        for name in reference.keys() & candidate.keys():
+            yield part, name, reference[name], candidate[name]
+
+
+def compare_aliasing(
+    reference_outputs: Mapping[str, Any],
+    reference_inputs: Mapping[str, Any],
+    candidate_outputs: Mapping[str, Any],
+    candidate_inputs: Mapping[str, Any],
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Finding]:
+    """Which outputs share memory with which inputs and outputs, and which are the very same object.
+
+    Args:
+        reference_outputs: Eager's outputs, by subject.
+        reference_inputs: What eager was called with, by name.
+        candidate_outputs: The compiled program's outputs, by subject.
+        candidate_inputs: What it was called with, by name.
+        sources: The user's line that made each output.
+    """
+    expected = _relations(reference_outputs, reference_inputs)
+    actual = _relations(candidate_outputs, candidate_inputs)
+    for subject, other in dict.fromkeys((*expected, *actual)):
+        wanted = expected.get((subject, other), "separate memory")
+        found = actual.get((subject, other), "separate memory")
+        if wanted == found:
+            continue
+        identity = "separate memory" not in (wanted, found)
+        yield Finding(
+            kind=Kind.ALIAS,
+            detail="alias.identity" if identity else "alias.memory",
+            subject=subject,
+            message=(
+                f"its relation to {other} differs from eager's: a later in-place operation on one of them "
+                f"{'or a comparison by `is` ' if identity else ''}gives another result than in eager"
+            ),
+            expected=f"{wanted}: {other}",
+            actual=f"{found}: {other}",
+            source=sources.get(subject) or None,
+        )
+
+
+def _relations(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    memory: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and (key := storage_key(value)) is not None:
+            memory.setdefault(key, []).append((name, value))
+    relations: dict[tuple[str, str], str] = {}
+    for subject, output in outputs.items():
+        if not isinstance(output, torch.Tensor) or (key := storage_key(output)) is None:
+            continue
+        known = memory.setdefault(key, [])
+        for name, other in known:
+            if output is other:
+                relations[subject, name] = "the same object"
+            elif output.numel() and other.numel():
+                relations[subject, name] = "shared memory"
+        known.append((subject, output))
+    return relations

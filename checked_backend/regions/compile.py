@@ -1,0 +1,224 @@
+"""Compile a region with the candidate compiler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+from checked_backend._torch import (
+    InvalidBackend,
+    OpOverloadPacket,
+    dynamo_disable,
+    find_op_packet,
+    inductor_mode_options,
+    inductor_setting_names,
+    is_accumulate_grad,
+    list_backends,
+    lookup_backend,
+)
+from checked_backend.errors import CandidateError, OptionError
+from checked_backend.graphs.workarounds import powers_called
+from checked_backend.options import CheckOptions
+
+__all__ = [
+    "Compiler",
+    "compile_candidate",
+    "copy_graph",
+    "eager_graph",
+    "inductor_patches",
+    "keep_accumulating",
+    "own_random_compiler",
+    "resolve_compiler",
+    "unfused_compiler",
+]
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
+    """Find the candidate compiler that the options name.
+
+    Inductor is given ``fallback_random=True``, so that its random numbers can be those of eager.
+
+    Args:
+        options: The options of ``numcheck``.
+        mode: What the user passed as ``torch.compile(mode=...)``; only Inductor has modes.
+
+    Raises:
+        OptionError: The compiler is unknown; the message lists those that are known. Inductor has no such setting.
+    """
+    given = dict(options.compiler_options)
+    if options.compiler == "inductor":
+        _refuse_unknown_settings(given)
+        patches = inductor_patches(options, mode)
+        inductor = lookup_backend("inductor")
+        return lambda gm, example_inputs: inductor(gm, list(example_inputs), config_patches=patches)  # type: ignore[call-arg]
+    if mode:
+        raise OptionError(f"mode={mode!r} is Inductor's, and the candidate is {options.compiler!r}. Drop the mode.")
+    if callable(options.compiler):
+        compiler: Callable[..., Any] = options.compiler
+    else:
+        try:
+            compiler = lookup_backend(options.compiler)
+        except InvalidBackend:
+            known = ", ".join(name for name in list_backends(exclude_tags=()) if name != "numcheck")
+            raise OptionError(
+                f"backend 'numcheck': option 'compiler' got {options.compiler!r}, which is no Dynamo backend here. "
+                f"Valid: {known}; or a callable (gm, example_inputs) -> callable."
+            ) from None
+    if given:
+        return lambda gm, example_inputs: compiler(gm, example_inputs, options=given)
+    return compiler
+
+
+def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
+    """A setting that Inductor does not have is the caller's mistake; compiling would raise, and accuse Inductor."""
+    known = inductor_setting_names() if given else frozenset()
+    for name in given:
+        if name not in known:
+            near = ", ".join(get_close_matches(name, sorted(known))) or "see torch._inductor.config"
+            raise OptionError(f"option 'compiler_options' got {name!r}, which Inductor does not have. Near it: {near}.")
+
+
+def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str, Any]:
+    """What is changed in Inductor's configuration while it compiles the candidate."""
+    by_mode = inductor_mode_options(mode) if mode else {}
+    return {**by_mode, "fallback_random": True, **options.compiler_options}
+
+
+def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
+    """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor.
+
+    Args:
+        options: The options of ``numcheck``.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+    """
+    if options.compiler != "inductor":
+        return None
+    patches = {**options.compiler_options, "emulate_precision_casts": True}
+    return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
+
+
+def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | None = None) -> Compiler | None:
+    """The candidate compiler with random operators of its own, as the user's program has them without a check.
+
+    Args:
+        options: The options of ``numcheck``.
+        gm: The region's Dynamo graph.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+
+    Returns:
+        None for all but Inductor, and for a graph that draws nothing: there it is the candidate compiler.
+    """
+    if options.compiler != "inductor" or "fallback_random" in options.compiler_options or not _draws(gm):
+        return None
+    patches = {**options.compiler_options, "fallback_random": False}
+    return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
+
+
+def _draws(gm: fx.GraphModule) -> bool:
+    """Whether an operator of the name of some node's function draws random numbers."""
+    names = {
+        (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
+        for node in gm.graph.nodes
+        if node.op in ("call_function", "call_method")
+    }
+    for name in names:
+        packet = find_op_packet("aten", name)
+        if isinstance(packet, OpOverloadPacket) and any(
+            torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags for overload in packet.overloads()
+        ):
+            return True
+    return False
+
+
+def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a region. The compiler gets the very graph that Dynamo made, and may change it.
+
+    Args:
+        compiler: From `resolve_compiler`.
+        gm: The region's Dynamo graph.
+        example_inputs: As Dynamo gave them.
+
+    Raises:
+        CandidateError: The compiler returned something that cannot be called.
+    """
+    compiled = compiler(gm, example_inputs)
+    if not callable(compiled):
+        raise CandidateError(
+            f"the candidate compiler returned {compiled!r}, which is not callable. A Dynamo backend takes "
+            "(gm, example_inputs) and returns a function of the graph's inputs; is a `return` missing?"
+        )
+    called: Callable[..., Any] = dynamo_disable(compiled)
+    return called
+
+
+def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph for eager, so that its ``forward`` computes what the user's program does.
+
+    Activation checkpointing recomputes with the random state of its forward pass: Dynamo's own operator for it is a
+    mark for AOT autograd; run as it is, it draws new dropout masks in the backward pass. That for nested compiled
+    regions cannot be differentiated at all outside of a compiler. Powers of negative numbers are spelled as calls.
+    """
+    copied = copy_graph(gm)
+    mark, nested = torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.invoke_subgraph
+    for body in copied.modules():
+        if isinstance(body, fx.GraphModule):  # both nest
+            for node in body.graph.find_nodes(op="call_function", target=mark):
+                node.target = _checkpoint
+            for node in body.graph.find_nodes(op="call_function", target=nested):
+                node.target = _call_body
+            body.graph = powers_called(body.graph)  # which compiles it anew
+    return copied
+
+
+def keep_accumulating(gm: fx.GraphModule) -> None:
+    """Let a graph of compiled autograd accumulate gradients also where its inputs are copies that require none.
+
+    The operator for that does nothing for a parameter that does not require grad.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and is_accumulate_grad(node.target) and isinstance(node.args[1], fx.Node):
+            with gm.graph.inserting_before(node):
+                requiring = gm.graph.call_function(_requiring_grad, (node.args[1],))
+            requiring.meta = dict(node.args[1].meta)
+            node.update_arg(1, requiring)
+    gm.recompile()
+
+
+def _requiring_grad(variable: torch.Tensor) -> torch.Tensor:
+    return variable if variable.requires_grad else variable.detach().requires_grad_()
+
+
+def _checkpoint(body: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """Checkpoint as the user's program does, whose function closes over its module.
+
+    As an operand, what the body writes to (a batch norm's statistics) would be saved, and found changed afterwards.
+    """
+    passed = [isinstance(operand, torch.Tensor) and operand.requires_grad for operand in operands]
+
+    def run(*given: Any) -> Any:
+        rest = iter(given)
+        return body(*(next(rest) if is_passed else held for held, is_passed in zip(operands, passed, strict=True)))
+
+    return checkpoint(run, *compress(operands, passed), **options)
+
+
+def _call_body(body: Callable[..., Any], _identifier: str, *operands: Any) -> Any:
+    return body(*operands)
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph so that a compiler's changes do not reach it; parameters and constants stay shared."""
+    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for name, child in list(copied.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copied, name, copy_graph(child))
+    return copied

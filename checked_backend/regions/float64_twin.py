@@ -1,0 +1,209 @@
+"""The float64 twin: the same region, compiled by the same compiler, in float64.
+
+Rounding differs between any two compilers, logic does not. In float64 rounding is so small that what still differs is
+logic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from checked_backend._torch import grouped_mm_functions
+from checked_backend.errors import CheckedBackendError
+from checked_backend.modes.grouped_mm import grouped_mm
+from checked_backend.regions.compile import Compiler, copy_graph
+from checked_backend.regions.recompile import compile_again
+
+__all__ = [
+    "TwinError",
+    "compile_twin",
+    "computes_in_low_precision",
+    "default_dtype",
+    "float64_graph",
+    "needs_default_dtype",
+]
+
+_CASTS = {"float", "half", "bfloat16"}
+_BIT_CASTS = {"view", "view_dtype"}
+_FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
+_WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside of its functions
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class TwinError(CheckedBackendError):
+    """A region that cannot be compiled in float64."""
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype for a block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def needs_default_dtype(gm: fx.GraphModule) -> bool:
+    """Whether a region makes floating tensors out of none, in torch's default dtype.
+
+    The default dtype is the whole process's; other threads would see it changed, so it is left alone where it can be.
+    """
+    return any(
+        node.op in ("call_function", "call_method")
+        and _is_floating(node.meta.get("example_value"))
+        and not any(_is_floating(source.meta.get("example_value")) for source in node.all_input_nodes)
+        for node in gm.graph.nodes
+    )
+
+
+def computes_in_low_precision(gm: fx.GraphModule) -> bool:
+    """Whether a value of half precision occurs anywhere in a region, bodies of higher-order operators included."""
+    return any(
+        _is_low(node.meta.get("example_value")) or getattr(node.target, "__name__", "") == "_enter_autocast"
+        for body in gm.modules()
+        if isinstance(body, fx.GraphModule)
+        for node in body.graph.nodes
+    )
+
+
+def _is_low(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_is_low(item) for item in value)
+    return isinstance(value, torch.Tensor) and value.dtype in _LOW_PRECISION
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_is_floating(item) for item in value)
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """Rewrite a Dynamo graph so that it computes in float64 whatever it computed in a narrower floating dtype.
+
+    Args:
+        gm: The region; it is not changed.
+
+    Raises:
+        TwinError: The region reinterprets the bits of floating-point numbers.
+    """
+    twin = copy_graph(gm)
+    _promote_constants(twin)
+    without_kernel = grouped_mm_functions()
+    for node in twin.graph.nodes:
+        if node.op == "call_method" and node.target in _CASTS:
+            node.target = "double"
+        if node.target in without_kernel:
+            node.target = grouped_mm
+        if (
+            node.op == "call_method"
+            and node.target in _BIT_CASTS
+            and any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
+        ):
+            raise TwinError(f"{node.name} reinterprets the bits of a tensor")
+        if node.target is torch.ops.aten.view.dtype:
+            raise TwinError(f"{node.name} reinterprets the bits of a tensor")
+        if node.target in _FROM_NUMBERS and _wide_leaf(node.kwargs.get("dtype")) is torch.float64:
+            _widen_result(node)
+        elif node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
+            device, dtype, _, *rest = node.args
+            node.args = (device, dtype, False, *rest)
+        else:
+            if getattr(node.target, "__module__", "") == _WINDOWS and _is_narrow(node.kwargs.get("dtype")):
+                node.target = _with_numbers_in(node.kwargs["dtype"], node.target)
+            node.args = fx.map_arg(fx.node.map_aggregate(node.args, _wide_leaf), lambda inner: inner)
+            node.kwargs = fx.map_arg(fx.node.map_aggregate(node.kwargs, _wide_leaf), lambda inner: inner)
+    for name, child in list(twin.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(twin, name, float64_graph(child))
+    twin.recompile()
+    return twin
+
+
+def _widen_result(node: fx.Node) -> None:
+    """Numbers become elements of the dtype that the program says, as in eager, and are widened then."""
+    with node.graph.inserting_after(node):
+        wide = node.graph.call_method("double", (node,))
+    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+
+
+def _with_numbers_in(dtype: Any, function: Any) -> Callable[..., Any]:
+    """A window function of torch, the coefficients of which have the dtype that the program says, as in eager."""
+
+    def window(*args: Any, **kwargs: Any) -> Any:
+        with _NumbersIn(dtype):
+            return function(*args, **kwargs)
+
+    return window
+
+
+class _NumbersIn(TorchFunctionMode):
+    """Makes tensors of numbers in another dtype than is asked for, and widens them then."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        given = dict(kwargs or {})
+        if func not in _FROM_NUMBERS or not isinstance(given.get("dtype"), torch.dtype):
+            return func(*args, **given)
+        return func(*args, **{**given, "dtype": self._dtype}).to(given["dtype"])
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and _wide(value) is not value
+
+
+def _wide_leaf(value: Any) -> Any:
+    return _wide(value) if isinstance(value, torch.dtype) else value
+
+
+def _promote_constants(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        owner: Any = gm
+        *path, last = str(node.target).split(".")
+        for step in path:
+            owner = getattr(owner, step)
+        value = getattr(owner, last)
+        if isinstance(value, torch.Tensor) and _wide(value.dtype) != value.dtype and owner is gm:
+            delattr(owner, last)
+            owner.register_buffer(last, value.detach().to(_wide(value.dtype)))
+
+
+def compile_twin(
+    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], inputs64: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a region's float64 twin.
+
+    Args:
+        compiler: The candidate compiler.
+        gm: The region's Dynamo graph.
+        example_inputs: The fake values of its placeholders as Dynamo traced them; with symbolic sizes the twin is
+            compiled for the same symbols.
+        inputs64: Real float64 inputs.
+
+    Raises:
+        TwinError: The region cannot be rewritten.
+    """
+    with default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext():
+        return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, _wide)

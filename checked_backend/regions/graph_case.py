@@ -1,0 +1,87 @@
+"""A graph with inputs on which a compiler may be wrong: what localizing narrows down and reducing shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.findings import Finding
+from checked_backend.graphs.mode_blocks import with_mode_blocks
+from checked_backend.options import CheckOptions
+from checked_backend.regions.build import build_region
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.session import Session, collect
+
+__all__ = ["GraphCase"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCase:
+    """A graph, its inputs, and the compiler that is tried on it.
+
+    The graph is run without gradients, a backward pass being a graph of its own, unless gradients are asked for.
+
+    Attributes:
+        graph: Any FX graph that returns a flat tuple.
+        inputs: One value for each placeholder: tensors, numbers. They are never changed.
+        options: Name the candidate compiler and its options.
+        dynamic: Compile for symbolic sizes.
+        cotangents: What arrives at each output in a backward pass; None to run none.
+        wanted: Positions of the inputs whose gradients are then compared.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...]
+    options: CheckOptions
+    dynamic: bool = False
+    cotangents: tuple[torch.Tensor | None, ...] | None = None
+    wanted: frozenset[int] = frozenset()
+
+    def findings(self, *, thorough: bool = False) -> tuple[Finding, ...]:
+        """Compile and run the graph, and run it in eager.
+
+        Subjects are ``output[0]``, ...: the position in the graph's tuple. A compiler or a compiled program that raises
+        is a finding too.
+
+        Args:
+            thorough: Compile the float64 twin for every difference.
+
+        Raises:
+            Exception: Whatever the graph raises in eager.
+        """
+        options = self.options.model_copy(
+            update={"on_divergence": "record", "layout": "raise", "localize": False, "ignore": ()}
+        )
+        backend = partial(_region, options=options, thorough=thorough)
+        graph = with_mode_blocks(copy_graph(self.graph))
+        with torch.set_grad_enabled(self.cotangents is not None), collect(alone=True) as session:
+            compiled = torch.compile(graph, backend=backend, dynamic=self.dynamic, fullgraph=True)
+            inputs = copy_values(self.inputs)
+            for place in self.wanted if self.cotangents is not None else ():
+                inputs[place].requires_grad_()
+            self._differentiate(compiled(*inputs), session)
+        return session.report.findings
+
+    def _differentiate(self, results: Sequence[Any], session: Session) -> None:
+        pairs = [
+            (result, cotangent.clone())
+            for result, cotangent in zip(results, self.cotangents or (), strict=False)
+            if cotangent is not None and isinstance(result, torch.Tensor) and result.requires_grad
+        ]
+        if not pairs:
+            return
+        try:
+            torch.autograd.backward([result for result, _ in pairs], [cotangent for _, cotangent in pairs])
+        except Exception:
+            if not session.report.findings:  # else it is what the candidate raised, which its check reported
+                raise
+
+
+def _region(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, thorough: bool) -> Any:
+    return build_region(gm, example_inputs, options, None, thorough=thorough, silent=True)

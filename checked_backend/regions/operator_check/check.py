@@ -1,0 +1,232 @@
+"""The operator check: compile a 16-bit region once more with all that is inside of it handed out, and judge that.
+
+A whole program's noise at 16 bits is percents, and hides a kernel that is wrong by percents in that precision alone.
+The noise of one operator on its own inputs is a rounding or two.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Skip
+from checked_backend.regions.compile import Compiler, eager_graph
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.findings import accuse
+from checked_backend.regions.operator_check.out_of_place import out_of_place
+from checked_backend.regions.operator_check.probe import Exposed, expose
+from checked_backend.regions.operator_check.walk import Probed, Walk
+from checked_backend.regions.recompile import compile_again
+from checked_backend.regions.torch_state import RngState, TorchState
+
+__all__ = ["OperatorCheck", "OperatorRulings"]
+
+LARGEST = 1 << 31
+"""Bytes of tensors inside of a region that are handed out at most; with more, operators are not judged."""
+
+SHARE = 1 / 12
+"""And at most this share of the memory: taps, gradients and float64 copies take several times as much."""
+
+SUBJECT = "operators by themselves"
+
+
+@dataclass(slots=True)
+class OperatorRulings:
+    """What came of one operator check.
+
+    Attributes:
+        forward: Operators that compute something wrong.
+        backward: Operators that pass on a wrong gradient.
+        skips: What was not judged.
+        judged: Number of tensors that were.
+        limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
+            operators were judged.
+        outputs: The region's own results, as the probe computed them.
+    """
+
+    forward: list[Finding] = field(default_factory=list)
+    backward: list[Finding] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    judged: int = 0
+    limits: Mapping[str, float] = field(default_factory=dict)
+    outputs: Sequence[Any] = ()
+
+
+class ProbeError(CheckedBackendError):
+    """The probe of a region cannot be made, or does not run."""
+
+
+class OperatorCheck:
+    """Judges the operators of one region, each by itself. The region is compiled once more for that.
+
+    Args:
+        compiler: The candidate compiler.
+        gm: The region's Dynamo graph; it is not changed.
+        example_inputs: The fake values of its placeholders as Dynamo traced them.
+        gradients: Whether to judge the operators' backward passes too.
+    """
+
+    def __init__(
+        self, compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, gradients: bool = True
+    ) -> None:
+        self._compiler = compiler
+        self._graph = gm
+        self._example_inputs = list(example_inputs)
+        self._gradients = gradients
+        self._lock = threading.Lock()
+        self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
+        self._failed: str | None = None
+
+    def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorRulings:
+        """Judge one call.
+
+        Args:
+            inputs: What the region was called with.
+            ambient: Modes at the call.
+            rng: Random state before it.
+            subjects: Names.
+        """
+        rulings = OperatorRulings()
+        try:
+            with _undisturbed(rng), ambient.entered():
+                self._judge(inputs, rng, subjects, rulings)
+        except Exception as error:  # the region is judged as a whole all the same
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            rulings.skips.append(Skip(SUBJECT, f"not judged: {text}"))
+        return rulings
+
+    def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, rulings: OperatorRulings) -> None:
+        with self._lock:
+            graph, exposed, compiled = self._probe(inputs)
+        probed = self._run(exposed, compiled, inputs, rng)
+        rulings.outputs = probed.results[: exposed.outputs]
+        given, _ = inputs.fresh()
+        probed.inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
+        gm = eager_graph(graph)
+        walk = Walk(gm, exposed, probed)
+        rng.restore()
+        walk.run()
+        rulings.judged = sum(map(len, walk.limits))
+        rulings.forward = accuse(gm, [one for one in walk.wrong if not one.gradient], subjects)
+        rulings.backward = accuse(gm, [one for one in walk.wrong if one.gradient], subjects)
+        if not walk.unjudged:
+            rulings.limits = _limits(gm, subjects, exposed.outputs, *walk.limits)
+        if walk.unjudged:
+            rulings.skips.append(Skip(SUBJECT, _told(walk.unjudged)))
+
+    def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
+        if self._failed is not None:
+            raise ProbeError(self._failed)
+        if self._compiled is None:
+            try:
+                graph = out_of_place(self._graph)
+                exposed = expose(graph, gradients=self._gradients and bool(inputs.requires_grad))
+                given, _ = inputs.fresh()
+                room = min(LARGEST, SHARE * _memory(given))
+                if exposed.size > room:
+                    raise ProbeError(
+                        f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
+                        f"is, at most {room / 2**30:.2g} GiB are handed out"
+                    )
+                taps = exposed.make_taps(self._example_inputs, given)
+                examples = [*self._example_inputs, *exposed.taps.values()]
+                compiled = compile_again(self._compiler, exposed.graph, examples, [*given, *taps])
+            except Exception as error:
+                self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise
+            self._compiled = graph, exposed, compiled
+        return self._compiled
+
+    def _run(self, exposed: Exposed, compiled: Callable[..., Any], inputs: Inputs, rng: RngState) -> Probed:
+        arguments, leaves = inputs.fresh()
+        taps = exposed.make_taps(self._example_inputs, arguments)
+        rng.restore()
+        returned = compiled(*arguments, *taps)
+        expected = exposed.outputs + len(exposed.values) + sum(map(len, exposed.versions.values()))
+        if not isinstance(returned, (tuple, list)) or len(returned) != expected:
+            raise ProbeError(f"compiled to hand out {expected} tensors, the region returns something else")
+        results = list(returned)
+        cotangents = _cotangents(results[: exposed.outputs]) if exposed.taps or leaves else {}
+        names: list[str | int] = [*exposed.taps, *leaves]
+        wanted = dict(zip(names, [*taps, *leaves.values()], strict=True))
+        found: Mapping[Any, torch.Tensor | None] = {}
+        if cotangents and wanted:
+            gradients = torch.autograd.grad(
+                [results[place] for place in cotangents],
+                list(wanted.values()),
+                list(cotangents.values()),
+                allow_unused=True,
+            )
+            found = dict(zip(wanted, gradients, strict=True))
+        return Probed(
+            inputs=(),
+            wanted=frozenset(leaves) if cotangents else frozenset(),
+            results=[value.detach() if isinstance(value, torch.Tensor) else value for value in results],
+            cotangents=cotangents,
+            gradients={place: found.get(place) for place in leaves},
+            taps={name: found.get(name) for name in exposed.taps},
+        )
+
+
+def _limits(
+    gm: fx.GraphModule, subjects: Subjects, outputs: int, forward: Mapping[str, float], backward: Mapping[str, float]
+) -> dict[str, float]:
+    """What hides in each result: an error of the operator whose own noise is the greatest part of what it computes.
+
+    Of a tensor that is zero but for rounding (a limit of 1 and more), no part is to be told from noise, and none
+    reaches anything but a result that is so itself.
+    """
+    common = max((limit for limit in forward.values() if limit < 1), default=0.0)
+    limits = {subjects.output(place): common for place in range(outputs)} if forward else {}
+    if backward:
+        common = max([common, *(limit for limit in backward.values() if limit < 1)])
+        for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+            if node.name in backward:
+                limits[subjects.gradient(place)] = max(common, backward[node.name])
+    return limits
+
+
+def _memory(values: Sequence[Any]) -> float:
+    """Bytes of memory where the values are, on an accelerator those that are free; infinite if that cannot be told."""
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    sizes = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    if not sizes and hasattr(os, "sysconf") and {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
+        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    return min(sizes, default=math.inf)
+
+
+def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Random gradients with full significands, for each result that requires grad."""
+    found: dict[int, torch.Tensor] = {}
+    for place, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor) or not output.requires_grad or not output.is_floating_point():
+            continue
+        generator = torch.Generator(output.device).manual_seed(place + 1)
+        sizes = torch.rand(output.shape, generator=generator, device=output.device, dtype=torch.float32).add_(0.5)
+        signs = torch.rand(output.shape, generator=generator, device=output.device).sub_(0.5).sign_()
+        found[place] = (sizes * signs).to(output.dtype) if output.numel() > 1 else sizes.to(output.dtype)
+    return found
+
+
+def _told(unjudged: Mapping[str, str]) -> str:
+    names = ", ".join(list(unjudged)[:3]) + (f" and {len(unjudged) - 3} more" if len(unjudged) > 3 else "")
+    return f"not judged: {names} ({next(iter(unjudged.values()))})"
+
+
+@contextmanager
+def _undisturbed(rng: RngState) -> Iterator[None]:
+    before = RngState.capture(tuple(rng.cuda))
+    try:
+        yield
+    finally:
+        before.restore()

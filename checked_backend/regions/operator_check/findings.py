@@ -1,0 +1,154 @@
+"""What is said of an operator that is wrong by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+
+from checked_backend.findings import Finding, Kind, NoiseScale
+from checked_backend.graphs.schema import operator_name
+from checked_backend.graphs.source_line import source_line
+from checked_backend.numerics.measure import measure
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.operator_check.probe import CALLS, value_of
+from checked_backend.regions.operator_check.walk import Wrong
+
+__all__ = ["accuse"]
+
+FAR = 4.0
+"""An error of so many times what is allowed is called wrong logic, not lost precision."""
+
+MOST = 3
+"""Findings at most: one wrong kernel is often called many times."""
+
+
+def accuse(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
+    """Findings for the operators that are wrong by themselves: one for each function, the first that it is called by.
+
+    Args:
+        gm: The region's graph.
+        wrong: What is wrong with them.
+        subjects: Names.
+    """
+    seen: dict[str, list[Wrong]] = {}
+    for one in wrong:
+        seen.setdefault(_function(one), []).append(one)
+    return [_finding(gm, group, subjects) for group in list(seen.values())[:MOST]]
+
+
+def _function(wrong: Wrong) -> str:
+    readers = _readers(wrong.node) if wrong.gradient else [wrong.node]
+    return ", ".join(sorted({operator_name(node) for node in readers}))
+
+
+def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> Finding:
+    first = group[0]
+    culprit = _culprit(first)
+    dtype = str(first.found.dtype).removeprefix("torch.")
+    error = first.error
+    name = operator_name(culprit) if culprit is not None else first.node.name
+    what = f"the gradient that {name} passes on" if first.gradient else f"what {name} computes"
+    if first.output is not None:
+        what = f"what is returned of {name}"
+    evidence: dict[str, object] = {
+        "judged": "by itself, on the compiled program's own inputs"
+        + (" and gradients" if first.gradient else "")
+        + ", with its intermediate tensors handed out",
+        "relative error of the operator": error.relative,
+        "common factor": 1 + error.bias,
+        "found from a relative error of": error.limit,
+        "error, in units of its own noise": error.spread,
+    }
+    if len(group) > 1:
+        evidence["also wrong"] = ", ".join(one.node.name for one in group[1:9])
+    far = error.excess >= FAR
+    return Finding(
+        kind=Kind.LOGIC if far else Kind.PRECISION,
+        detail="logic.this_dtype" if far else "precision.operator",
+        subject=_subject(gm, first, subjects),
+        message=(
+            f"{what} is off by {error.relative:.2g} in {dtype}: a rounding or two of its own inputs and of its result "
+            f"explain {error.limit:.2g}. The kernel is wrong in this dtype"
+        ),
+        metrics=measure(reference=first.right, candidate=first.found),
+        noise=NoiseScale(
+            rms=error.limit * _size(first.right),
+            max=error.limit * _size(first.right),
+            source="this operator alone: float64 on the compiled program's own inputs, moved by a rounding",
+            detection_power=error.limit,
+        ),
+        evidence=evidence,
+        graph="dynamo",
+        node=None if culprit is None else culprit.name,
+        op=None if culprit is None else operator_name(culprit),
+        source=None if culprit is None else source_line(culprit),
+    )
+
+
+def _size(tensor: torch.Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def _culprit(wrong: Wrong) -> fx.Node | None:
+    """The operator: of a gradient, the one that reads the tensor, if there is only one."""
+    if not wrong.gradient:
+        return wrong.node
+    readers = _readers(wrong.node)
+    return readers[0] if len(readers) == 1 else wrong.node if wrong.node.op in CALLS else None
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The calls that read a tensor or a view of it, and are no views themselves."""
+    found: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            if user.op not in CALLS or user in found:
+                continue
+            if _is_view(user):
+                pending.append(user)
+            else:
+                found[user] = None
+    return list(found)
+
+
+def _is_view(node: fx.Node) -> bool:
+    value, source = value_of(node), node.all_input_nodes[0] if node.all_input_nodes else None
+    other = None if source is None else value_of(source)
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return value is not other and value._is_view() and value.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
+    """The result that the error reaches; of a gradient, the input whose gradient it does."""
+    if wrong.output is not None:
+        return subjects.output(wrong.output)
+    if wrong.gradient:
+        for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+            value = value_of(node)
+            if node is wrong.node or (
+                isinstance(value, torch.Tensor) and value.requires_grad and wrong.node in _reached(node)
+            ):
+                return subjects.gradient(place)
+        return f"gradient of {wrong.node.name}"
+    [output] = gm.graph.find_nodes(op="output")
+    returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
+    reached = set(_reached(wrong.node))
+    for place, node in enumerate(returned):
+        if node is wrong.node or node in reached:
+            return subjects.output(place)
+    return f"node[{wrong.node.name}]"
+
+
+def _reached(node: fx.Node) -> Iterator[fx.Node]:
+    seen: set[fx.Node] = set()
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user not in seen:
+            seen.add(user)
+            yield user
+            pending.extend(user.users)

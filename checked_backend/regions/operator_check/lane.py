@@ -1,0 +1,145 @@
+"""One way of running a region's operators on the compiled program's own values: in eager, in float64, perturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch import DisableTorchDispatch
+from checked_backend.modes.float64 import to_float64
+from checked_backend.regions.operator_check.probe import value_of
+from checked_backend.verdict.envelope import unit_roundoff
+
+__all__ = ["FEW_VALUES", "Lane", "Missing", "Moved"]
+
+FEW_VALUES = 64
+"""A tensor of fewer values is moved by a whole roundoff, up or down: all that uses one of them moves together."""
+
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class Missing:
+    """Stands for a value that could not be computed in this lane."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Lane:
+    """The values of a region's nodes, as one kind of arithmetic has them.
+
+    Args:
+        gm: The region's graph, for eager.
+        mode: Makes the mode to run operators in.
+        wide: Whether it computes in float64.
+        moved: Moves what an operator keeps for its backward pass, which a compiled program may have rounded.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        wide: bool = False,
+        moved: Moved | None = None,
+    ) -> None:
+        self.wide = wide
+        self.moved = moved
+        self.values: dict[fx.Node, Any] = {}
+        self._mode = mode
+        self._interpreter = fx.Interpreter(gm, garbage_collect_values=False)
+        self._interpreter.env = self.values
+
+    def run(self, node: fx.Node) -> Any:
+        """Run one node on this lane's values, and keep its result.
+
+        An exception makes the result, and what depends on it, missing.
+        """
+        lost = [source for source in node.all_input_nodes if isinstance(self.values.get(source), Missing)]
+        if lost:
+            result: Any = self.values[lost[0]]
+        else:
+            try:
+                with self._mode(), self._kept(node):
+                    result = self._interpreter.run_node(node)
+            except Exception as error:  # judged without; it is said in the coverage
+                result = Missing(f"{type(error).__name__}: {error}".splitlines()[0])
+        self.values[node] = result
+        return result
+
+    def _kept(self, node: fx.Node) -> AbstractContextManager[Any]:
+        value = value_of(node)
+        moved = self.moved
+        if moved is None or not isinstance(value, torch.Tensor) or value.dtype not in _LOW:
+            return nullcontext()
+        roundoff = unit_roundoff(value.dtype)
+
+        def pack(kept: torch.Tensor) -> torch.Tensor:
+            if not kept.is_floating_point() or kept.is_leaf:
+                return kept
+            with DisableTorchDispatch(), torch.no_grad():
+                return kept + moved.shift(kept, roundoff)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept)
+
+    def gradients(self, node: fx.Node, sources: Sequence[fx.Node], arriving: torch.Tensor) -> Mapping[fx.Node, Any]:
+        """What a node's backward pass makes of the gradient that arrives there, by the leaf that it goes to."""
+        made = self.values[node]
+        leaves = [source for source in sources if _wants_gradient(self.values.get(source))]
+        if not isinstance(made, torch.Tensor) or not made.requires_grad or not leaves:
+            return {}
+        if made.dtype != arriving.dtype:
+            arriving = arriving.to(made.dtype)
+        with self._mode():
+            found = torch.autograd.grad(
+                made,
+                [self.values[leaf] for leaf in leaves],
+                arriving.expand(made.shape),
+                allow_unused=True,
+                retain_graph=True,
+            )
+        return dict(zip(leaves, found, strict=True))
+
+    def put(self, node: fx.Node, value: Any, *, gradient: bool) -> None:
+        """Go on with the compiled program's value of a node."""
+        if self.wide and isinstance(value, torch.Tensor):
+            [wide] = to_float64([value.detach()])
+            value = wide.clone() if wide.dtype == value.dtype else wide  # it may be written to
+        if isinstance(value, torch.Tensor) and (gradient or value.requires_grad):
+            value = value.detach().requires_grad_(gradient)
+        self.values[node] = value
+
+
+class Moved:
+    """Moves values by a rounding, as a fused kernel's are that were never rounded. Touches no global generator.
+
+    Args:
+        seed: Same seed, same moves.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def shift(self, value: torch.Tensor, roundoff: float) -> torch.Tensor:
+        """By how much to move each element: a float64 tensor."""
+        wide = value.detach().to(torch.float64)
+        generator = self._generators.get(value.device)
+        if generator is None:
+            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+        noise = torch.rand(wide.shape, dtype=torch.float64, device=wide.device, generator=generator).mul_(2).sub_(1)
+        if wide.numel() < FEW_VALUES:
+            noise.sign_()
+        limits = torch.finfo(value.dtype)
+        step = wide.abs().clamp_max_(limits.max / 8).mul_(roundoff).add_(limits.tiny * limits.eps / 2)
+        moved: torch.Tensor = step.mul_(noise).nan_to_num_()
+        return moved
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -1,0 +1,222 @@
+"""The probe of a region: its graph with the tensors inside of it, and the gradients that reach them, handed out too.
+
+A tensor is handed out as a copy without history. To see its gradient, an input of zeros (a *tap*) is added to it: the
+gradient of the tap is the one that the compiled backward pass has there, whatever compiler made it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from checked_backend._torch import FakeTensor, evaluate_expression, size_hint
+from checked_backend.graphs.effects import has_effects, sets_mode
+from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.inputs import storage_key
+
+__all__ = ["CALLS", "Exposed", "expose", "value_of"]
+
+CALLS = ("call_function", "call_method", "call_module")
+
+_Sizes = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """A probe, and what of it is where.
+
+    Attributes:
+        graph: The graph to compile: the region's own results come first, its own inputs too.
+        outputs: Number of the region's own results.
+        values: For each node that is handed out, its place among the results.
+        versions: For each node that writes to a tensor which is used afterwards: the nodes that made such tensors, and
+            where what they hold then is among the results.
+        taps: For each node with a tap, the tap's recorded value.
+        size: Bytes of what is handed out.
+    """
+
+    graph: fx.GraphModule
+    outputs: int
+    values: Mapping[str, int]
+    versions: Mapping[str, Mapping[str, int]]
+    taps: Mapping[str, torch.Tensor]
+    size: int
+
+    def make_taps(self, example_inputs: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Taps for one call.
+
+        Args:
+            example_inputs: The recorded values of the region's placeholders.
+            inputs: The call's.
+
+        Raises:
+            KeyError: A size follows from no input.
+        """
+        known = dict(_symbols(example_inputs, inputs))
+        return [_zeros(recorded, known) for recorded in self.taps.values()]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is handed out."""
+
+    values: list[fx.Node] = field(default_factory=list)
+    taps: list[fx.Node] = field(default_factory=list)
+    versions: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+
+
+def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
+    """Make the probe of a region.
+
+    Args:
+        gm: The region's Dynamo graph; it is not changed.
+        gradients: Whether to tap.
+    """
+    probe = copy_graph(gm)
+    graph = probe.graph
+    plan = _planned(probe, gradients=gradients)
+    values: dict[str, int] = {}
+    versions: dict[str, dict[str, int]] = {}
+    taps: dict[str, torch.Tensor] = {}
+    behind = {node: node for node in plan.values}  # where a node's own value is handed out: after its tap
+    for node in plan.taps:
+        taps[node.name] = value_of(node)
+        behind[node] = _tapped(graph, node, len(taps))
+    [output] = graph.find_nodes(op="output")
+    results = list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    count = len(results)
+    for node in plan.values:
+        values[node.name] = len(results)
+        results.append(_copied(graph, behind[node], behind[node]))
+    for writer, owners in plan.versions.items():
+        versions[writer.name] = {}
+        for owner in owners:
+            versions[writer.name][owner.name] = len(results)
+            results.append(_copied(graph, behind.get(owner, owner), writer))
+    output.args = (tuple(results),)
+    probe.recompile()
+    handed = [*plan.values, *(owner for owners in plan.versions.values() for owner in owners)]
+    return Exposed(probe, count, values, versions, taps, sum(map(_bytes, handed)))
+
+
+def value_of(node: fx.Node) -> Any:
+    """What tracing recorded of a node's value."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
+    plan = _Plan()
+    symbols = {symbol for symbol, _ in _symbols([value_of(node) for node in gm.graph.find_nodes(op="placeholder")], ())}
+    written = {key for node in gm.graph.nodes for key in _written(node)}
+    owners: dict[int, fx.Node] = {}
+    for node in gm.graph.nodes:
+        value = value_of(node)
+        for memory in _written(node):
+            owner = owners.get(memory)
+            if owner is not None and any(_reads(later, memory) for later in _later(node)):
+                plan.versions.setdefault(node, []).append(owner)
+        if not isinstance(value, torch.Tensor):
+            continue
+        key = storage_key(value)
+        if key is None or key in owners:
+            continue
+        owners[key] = node
+        if node.op not in CALLS or sets_mode(node) or has_effects(node) or not _is_plain(value):
+            continue
+        plan.values.append(node)
+        floating = value.is_floating_point() and value.requires_grad
+        if gradients and floating and key not in written and _is_known(value, symbols):
+            plan.taps.append(node)
+    return plan
+
+
+def _written(node: fx.Node) -> list[int]:
+    """The memory that a node writes to, as far as its name tells."""
+    if not has_effects(node):
+        return []
+    targets = [*node.args[:1], node.kwargs.get("out")]
+    values = [value_of(target) for target in targets if isinstance(target, fx.Node)]
+    keys = [storage_key(value) for value in values if isinstance(value, torch.Tensor)]
+    return [key for key in keys if key is not None]
+
+
+def _later(node: fx.Node) -> Iterator[fx.Node]:
+    after = node.next
+    while after.op != "root":
+        yield after
+        after = after.next
+
+
+def _reads(node: fx.Node, key: int) -> bool:
+    values = [value_of(source) for source in node.all_input_nodes]
+    return any(isinstance(value, torch.Tensor) and storage_key(value) == key for value in values)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return type(value) in (FakeTensor, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def _is_known(value: torch.Tensor, symbols: set[sympy.Basic]) -> bool:
+    """Whether a tensor's sizes follow from the inputs', so that a tap can be made before the region is run."""
+    return all(
+        size.node.expr.free_symbols <= symbols
+        for size in (*value.shape, *value.stride())
+        if isinstance(size, torch.SymInt)
+    )
+
+
+def _tapped(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
+    last = [each for each in graph.nodes if each.op == "placeholder"][-1:]
+    with graph.inserting_after(last[0]) if last else graph.inserting_before(next(iter(graph.nodes))):
+        tap = graph.placeholder(f"operator_tap_{number}")
+    tap.meta["example_value"] = value_of(node)
+    with graph.inserting_after(node):
+        total = graph.call_function(operator.add, (node, tap))
+    total.meta = {name: node.meta[name] for name in ("example_value", "stack_trace") if name in node.meta}
+    node.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
+    return total
+
+
+def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
+    with graph.inserting_after(after):
+        bare = graph.call_method("detach", (node,))
+    with graph.inserting_after(bare):
+        copy = graph.call_method("clone", (bare,))
+    value = value_of(node)
+    for made in (bare, copy):
+        made.meta["example_value"] = value.detach() if isinstance(value, torch.Tensor) else value
+    return copy
+
+
+def _symbols(recorded: Sequence[Any], real: Sequence[Any]) -> Iterator[tuple[sympy.Basic, int]]:
+    """The symbols that stand for inputs' sizes, with their values (0 where there are no real inputs)."""
+    for place, value in enumerate(recorded):
+        own = real[place] if real else value
+        pairs: list[tuple[Any, Any]] = [(value, own)]
+        if isinstance(value, torch.Tensor):
+            pairs = list(zip((*value.shape, *value.stride()), (*own.shape, *own.stride()), strict=True))
+        for size, number in pairs:
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                yield size.node.expr, int(number) if real else 0
+
+
+def _zeros(recorded: torch.Tensor, known: Mapping[Any, int]) -> torch.Tensor:
+    def number(size: Any) -> int:
+        return evaluate_expression(size.node.expr, known) if isinstance(size, torch.SymInt) else int(size)
+
+    sizes, strides = [number(size) for size in recorded.shape], [number(stride) for stride in recorded.stride()]
+    zeros = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device=recorded.device).zero_()
+    return zeros.requires_grad_()
+
+
+def _bytes(node: fx.Node) -> int:
+    value = value_of(node)
+    sizes = [size if isinstance(size, int) else int(size_hint(size) or 1) for size in value.shape]
+    return math.prod(sizes) * int(value.element_size())

@@ -1,0 +1,118 @@
+"""The operator check as a part of a region's: when it runs, and what its answer does to the region's rulings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from checked_backend.findings import Finding
+from checked_backend.numerics.quick_diff import quick_diff
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.check import OperatorCheck, OperatorRulings
+from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.verdict.decisions import Decisions
+from checked_backend.verdict.envelope import NoiseBaseline
+
+__all__ = ["OperatorJudge"]
+
+SLACK = 4.0
+"""The probe's results may be this many times as far from the candidate's as eager's are."""
+
+
+class _Call(Protocol):
+    """What is needed of a region's call."""
+
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def ambient(self) -> TorchState: ...
+    @property
+    def rng(self) -> RngState: ...
+    @property
+    def subjects(self) -> Subjects: ...
+
+
+class OperatorJudge:
+    """Adds what the operator check finds to the rulings of a region's calls.
+
+    Args:
+        check: The operator check.
+    """
+
+    def __init__(self, check: OperatorCheck) -> None:
+        self._check = check
+        self._lock = threading.Lock()
+        self._limits: Mapping[str, float] = {}
+        self._backward: list[Finding] = []
+
+    def forward(
+        self, call: _Call, outputs: Sequence[Any], rulings: Decisions, scales: Mapping[str, NoiseBaseline]
+    ) -> int:
+        """Judge the operators of a call that is judged anew, unless an error has been found in it already.
+
+        What is wrong with their gradients is kept until the region's backward pass is judged.
+
+        Args:
+            call: The call.
+            outputs: What the candidate returned.
+            rulings: The rulings on its results; findings, skips and notes are added.
+            scales: The noise of the results in earlier calls.
+
+        Returns:
+            The number of tensors inside of the region that were judged.
+        """
+        judged = 0
+        if rulings.anew and not _fails(rulings):
+            found = self._check.run(call.inputs, call.ambient, call.rng, call.subjects)
+            with self._lock:
+                self._limits, self._backward = found.limits, found.backward
+            rulings.findings += found.forward
+            rulings.skips += found.skips
+            rulings.notes += _changed(call.subjects, outputs, found, {**scales, **rulings.scales})
+            judged = found.judged
+        self._limit(rulings)
+        return judged
+
+    def backward(self, rulings: Decisions) -> None:
+        """Add what was found wrong with operators' gradients, unless the region's own gradients show an error."""
+        with self._lock:
+            found, self._backward = self._backward, []
+        if not _fails(rulings):
+            rulings.findings += found
+        self._limit(rulings)
+
+    def _limit(self, rulings: Decisions) -> None:
+        """No more can hide in a result than in the operator that can be most wrong, where each was judged by itself."""
+        with self._lock:
+            limits = self._limits
+        rulings.own_precision_powers = {
+            name: min(power, limits.get(name, power)) for name, power in rulings.own_precision_powers.items()
+        }
+
+
+def _fails(rulings: Decisions) -> bool:
+    return any(finding.kind.fails for finding in rulings.findings)
+
+
+def _changed(
+    subjects: Subjects, outputs: Sequence[Any], found: OperatorRulings, scales: Mapping[str, NoiseBaseline]
+) -> list[str]:
+    """Results that are others once the tensors in front of them are handed out: then other kernels were judged."""
+    changed = []
+    for place, (own, output) in enumerate(zip(found.outputs, outputs, strict=False)):
+        scale = scales.get(subjects.output(place))
+        if scale is None or not isinstance(own, torch.Tensor) or own.shape != output.shape:
+            continue
+        glance = quick_diff(reference=output, candidate=own)
+        if glance is not None and not scale.covers(glance, slack=SLACK):
+            changed.append(subjects.output(place))
+    if not changed:
+        return []
+    return [
+        f"operators by themselves: with the tensors inside handed out, {', '.join(changed[:3])} is another by more "
+        "than its noise, so that an error which needs the operators to be fused would not show there"
+    ]

@@ -1,0 +1,132 @@
+"""What of a region's graph is judged as one: a tensor that is handed out, with the views and tuples in front of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from checked_backend._torch import HigherOrderOperator
+from checked_backend.modes.choice_tape import CHOOSING
+from checked_backend.regions.operator_check.probe import CALLS, value_of
+
+__all__ = ["Units"]
+
+LONGEST_CHAIN = 32
+"""Compilers recompute what no more than so many elementwise operators make; what is longer is kept in memory."""
+
+_JUMPING = CHOOSING | {"fmod", "remainder", "frac", "bucketize", "searchsorted", "fake_quantize_per_tensor_affine"}
+# Nobody computes these twice: their results go through memory, rounded once.
+_KEPT = (
+    "linear", "matmul", "mm", "bmm", "mv", "dot", "conv", "einsum", "attention", "embedding", "lstm", "gru", "rnn",
+    "fft", "_grouped_mm", "tensordot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One tensor that is handed out, or a result of the region.
+
+    Attributes:
+        sources: What it is made of: tensors that are handed out, and inputs.
+        nodes: The calls between those and it, itself included.
+        jumps: Whether rounding may change a choice in it.
+        kept: Whether its result goes through memory.
+    """
+
+    sources: tuple[fx.Node, ...]
+    nodes: tuple[fx.Node, ...]
+    jumps: bool
+    kept: bool
+
+
+class Units:
+    """The units of a graph.
+
+    Args:
+        gm: The graph.
+        exposed: Names of the nodes that are handed out.
+
+    Attributes:
+        order: Each node's place.
+        done: By place: the nodes that nothing behind it reads.
+    """
+
+    def __init__(self, gm: fx.GraphModule, exposed: Collection[str]) -> None:
+        self._exposed = exposed
+        self._units: dict[fx.Node, _Unit] = {}
+        self._choices: set[fx.Node] = set()
+        self._depths: dict[fx.Node, int] = {}
+        self.order: dict[fx.Node, int] = {node: place for place, node in enumerate(gm.graph.nodes)}
+        self._last: dict[fx.Node, int] = {}
+        for node, place in self.order.items():
+            for source in node.all_input_nodes:
+                self._used(source, place)
+            if node.op == "output" or node.name in exposed:
+                for source in self.of(node).sources:
+                    self._used(source, place)
+            if node.name in exposed:
+                self._take_note(node)
+        self.done: dict[int, list[fx.Node]] = defaultdict(list)
+        for node, place in self._last.items():
+            self.done[place].append(node)
+
+    def of(self, node: fx.Node) -> _Unit:
+        """The unit that a node ends."""
+        if node not in self._units:
+            self._units[node] = self._found(node)
+        return self._units[node]
+
+    def carries(self, node: fx.Node) -> bool:
+        """Whether what reads this tensor may have computed it anew, from other roundings than the tensor handed out."""
+        return 0 < self._depths.get(node, 0) < LONGEST_CHAIN
+
+    def is_source(self, node: fx.Node) -> bool:
+        """Whether a node's value is the compiled program's own."""
+        return node.op == "placeholder" or node.name in self._exposed
+
+    def _used(self, node: fx.Node, place: int) -> None:
+        self._last[node] = max(place, self._last.get(node, 0))
+
+    def _take_note(self, node: fx.Node) -> None:
+        unit, value = self.of(node), value_of(node)
+        if not value.is_floating_point() and any(
+            source in self._choices or _is_floating(source) for source in unit.sources
+        ):
+            self._choices.add(node)
+        depth = 1 + max((self._depths.get(source, 0) for source in unit.sources), default=0)
+        self._depths[node] = 0 if unit.kept or depth > LONGEST_CHAIN else depth
+
+    def _found(self, node: fx.Node) -> _Unit:
+        sources: dict[fx.Node, None] = {}
+        nodes: dict[fx.Node, None] = {node: None}
+        pending = [node]
+        while pending:
+            for source in pending.pop().all_input_nodes:
+                if self.is_source(source):
+                    sources[source] = None
+                elif source not in nodes and source.op in CALLS:
+                    nodes[source] = None
+                    pending.append(source)
+        calls = [one for one in nodes if one.op in CALLS]
+        names = [_name(one) for one in calls]
+        return _Unit(
+            tuple(sources),
+            tuple(nodes),
+            any(name in _JUMPING for name in names) or any(source in self._choices for source in sources),
+            any(part in name for name in names for part in _KEPT)
+            or any(isinstance(one.target, HigherOrderOperator) for one in calls),
+        )
+
+
+def _is_floating(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _name(node: fx.Node) -> str:
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    return name.partition(".")[0]

@@ -1,0 +1,58 @@
+"""Run a failed call of a region again, with another compiler."""
+
+from __future__ import annotations
+
+from checked_backend._torch import TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend.findings import Finding
+from checked_backend.regions.build import build_region
+from checked_backend.regions.compile import Compiler, copy_graph
+from checked_backend.regions.execution import execute
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.session import collect
+from checked_backend.regions.torch_state import RngState
+
+__all__ = ["rerun_failure"]
+
+
+def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
+    """Run a failed call again, with its backward pass if that failed, and check it with another compiler.
+
+    Args:
+        failure: The call.
+        compiler: Gets a copy of the region's Dynamo graph.
+
+    Returns:
+        What the check finds.
+
+    Raises:
+        Exception: Whatever the region raises in eager.
+    """
+    options = failure.options.model_copy(
+        update={
+            "compiler": compiler,
+            "compiler_options": {},
+            "on_divergence": "record",
+            "layout": "raise",
+            "localize": False,
+        }
+    )
+    fake_mode = detect_fake_mode(failure.example_inputs)
+    before = RngState.capture(tuple(failure.rng.cuda))
+    try:
+        with collect(alone=True) as session:
+            context = None if fake_mode is None else TracingContext(fake_mode)
+            with compiling(), failure.ambient.entered(), tracing(context):
+                region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+            arguments, leaves = failure.inputs.fresh()
+            failure.rng.restore()
+            with failure.ambient.entered():
+                execution = execute(region, arguments, leaves if failure.cotangents is not None else {})
+            if failure.cotangents is not None:
+                try:
+                    execution.graph(failure.inputs.mutated).backward(failure.cotangents, retain_graph=False)
+                except Exception:
+                    if not session.report.findings:  # else it is what the candidate raised, which its check reported
+                        raise
+    finally:
+        before.restore()
+    return session.report.findings

@@ -1,0 +1,129 @@
+"""The state around a region that a run of it may depend on or leave changed: random streams, autocast, grad mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from checked_backend._torch import saved_tensor_hooks_lifted, transforms_unharmed
+from checked_backend.random_state import HostRandom
+
+__all__ = ["RngState", "TorchState", "modes_unharmed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """The states of the global random generators that a region can draw from.
+
+    An operator that the user wrote in Python may draw from Python's and NumPy's.
+
+    Attributes:
+        cpu: Torch's for the CPU.
+        cuda: Those of CUDA devices.
+        host: Python's and NumPy's.
+    """
+
+    cpu: torch.Tensor
+    cuda: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    host: HostRandom = field(default_factory=HostRandom.capture)
+
+    @classmethod
+    def capture(cls, cuda_devices: Sequence[int] = ()) -> RngState:
+        """Copy the current states of the CPU's generator and of these CUDA devices' generators."""
+        return cls(torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in cuda_devices})
+
+    def restore(self) -> None:
+        """Set the generators back to these states."""
+        torch.set_rng_state(self.cpu)
+        for index, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, index)
+        self.host.restore()
+
+    def reseeded(self, seed: int) -> RngState:
+        """States of the same generators, from which torch's give other random numbers."""
+        return RngState(
+            torch.Generator().manual_seed(seed).get_state(),
+            {index: torch.Generator(f"cuda:{index}").manual_seed(seed).get_state() for index in self.cuda},
+            self.host,
+        )
+
+    def same_as(self, other: RngState) -> bool:
+        """Whether torch's next random numbers would be the same."""
+        return torch.equal(self.cpu, other.cpu) and all(
+            torch.equal(state, other.cuda[index]) for index, state in self.cuda.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchState:
+    """Thread-local modes under which a region was called, so that it can be run again the same way later.
+
+    A backward pass usually runs outside of the ``autocast`` block of its forward pass; a control run there must
+    enter it again.
+    """
+
+    autocast: tuple[tuple[str, torch.dtype, bool], ...]
+    grad_enabled: bool
+    inference: bool
+
+    @classmethod
+    def capture(cls, device_types: Sequence[str]) -> TorchState:
+        """Read the modes of this thread."""
+        return cls(
+            tuple(
+                (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+                for kind in device_types
+                if torch.amp.is_autocast_available(kind)
+            ),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Run a block under these modes and leave the thread as it was, also after an exception.
+
+        The user's saved-tensor hooks are not in force inside, and the autocast weight cache is off: it would keep a
+        copy of every parameter until the user's own autocast block ends.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(saved_tensor_hooks_lifted())
+            stack.enter_context(modes_unharmed(tuple(kind for kind, _, _ in self.autocast)))
+            if torch.is_inference_mode_enabled() != self.inference:
+                stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+            for kind, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+            yield
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+@contextmanager
+def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
+    """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
+    before: dict[str, Any] = {
+        kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types
+    }
+    cache = torch.is_autocast_cache_enabled()
+    nesting = _autocast_nesting()
+    grad = torch.is_grad_enabled()
+    try:
+        with transforms_unharmed():
+            yield
+    finally:
+        if torch.is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)
+        while _autocast_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+        for kind, (enabled, dtype) in before.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(cache)

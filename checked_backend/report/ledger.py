@@ -1,0 +1,182 @@
+"""What checks found and covered, gathered over calls; the part of a check that several threads share."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from checked_backend.findings import Coverage, Finding, RegionInfo, Skip
+from checked_backend.report import Report
+from checked_backend.report.environment import environment
+
+__all__ = ["Ledger", "split_ignored"]
+
+
+class Ledger:
+    """Findings, skips and counts, safe to add to from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._repeats: Counter[tuple[str, str, str]] = Counter()
+        self._ignored: dict[tuple[str, str, str], Finding] = {}
+        self._skips: dict[Skip, None] = {}
+        self._notes: dict[str, None] = {}
+        self._checked: Counter[str] = Counter()
+        self._power: dict[str, float] = {}
+        self._own_precision_power: dict[str, float] = {}
+        self._regions: dict[str, RegionInfo] = {}
+        self._ignoring: dict[str, str] = {}
+
+    def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+        """Add findings; those known from an earlier call are only counted.
+
+        Returns:
+            The ones that are new.
+        """
+        new = []
+        with self._lock:
+            for finding in findings:
+                key = _key(finding)
+                self._repeats[key] += 1
+                if key not in self._findings:
+                    self._findings[key] = finding
+                    new.append(finding)
+            for finding in ignored:
+                self._ignored.setdefault(_key(finding), finding)
+        return tuple(new)
+
+    def complete(self, findings: Sequence[Finding], before: Sequence[Finding] | None = None) -> None:
+        """Replace known findings by what has become of them since: an operator, a repro, another detail.
+
+        Args:
+            findings: As they are now.
+            before: The same ones as they were added, in the same order, if more than where they come from changed.
+        """
+        known = findings if before is None or len(before) != len(findings) else before
+        with self._lock:
+            for old, finding in zip(known, findings, strict=True):
+                if _key(old) in self._findings:
+                    self._findings[_key(old)] = finding
+
+    def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Those among findings that no earlier call had."""
+        with self._lock:
+            return tuple(finding for finding in findings if _key(finding) not in self._findings)
+
+    def skip(self, skip: Skip) -> None:
+        """Note something that was not checked."""
+        with self._lock:
+            self._skips.setdefault(skip)
+
+    def note(self, note: str) -> None:
+        """Note a remark that changes no verdict."""
+        with self._lock:
+            self._notes.setdefault(note)
+
+    def ignoring(self, entries: Mapping[str, str]) -> None:
+        """Note what the user asked to ignore, and what is to be said of it if it never occurs ("": it did)."""
+        with self._lock:
+            for entry, text in entries.items():
+                self._ignoring[entry] = text if self._ignoring.get(entry, text) else ""
+
+    def count(self, checked: Mapping[str, int]) -> None:
+        """Note comparisons that ran."""
+        with self._lock:
+            self._checked.update(checked)
+
+    def power(self, powers: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
+        """Note detection powers, and what is hidden at the tensors' own precision; the weakest of all calls is kept."""
+        with self._lock:
+            for noted, new in (self._power, powers), (self._own_precision_power, own_precision):
+                for subject, power in new.items():
+                    noted[subject] = max(power, noted.get(subject, 0.0))
+
+    def region(self, info: RegionInfo) -> None:
+        """Add a region's call counts to what is known of it."""
+        with self._lock:
+            known = self._regions.get(info.name)
+            if known is None:
+                self._regions[info.name] = info
+            else:
+                self._regions[info.name] = replace(
+                    known,
+                    calls=known.calls + info.calls,
+                    checked_calls=known.checked_calls + info.checked_calls,
+                    checked_backwards=known.checked_backwards + info.checked_backwards,
+                )
+
+    def add_coverage(self, coverage: Coverage) -> None:
+        """Add what another ledger has gathered of one call."""
+        self.count(coverage.checked)
+        self.power(coverage.detection_power, coverage.own_precision_power)
+        for skip in coverage.skipped:
+            self.skip(skip)
+        for note in coverage.notes:
+            self.note(note)
+        for info in coverage.regions:
+            self.region(info)
+
+    def findings(self, only: Sequence[Finding] | None = None) -> tuple[Finding, ...]:
+        """The findings so far, those seen more than once with how often.
+
+        Args:
+            only: These instead of all.
+        """
+        with self._lock:
+            findings = tuple(self._findings.values()) if only is None else tuple(only)
+            return tuple(
+                replace(finding, evidence={**finding.evidence, "seen in calls": times})
+                if (times := self._repeats[_key(finding)]) > 1
+                else finding
+                for finding in findings
+            )
+
+    def coverage(self) -> Coverage:
+        """What was checked and skipped so far."""
+        with self._lock:
+            return Coverage(
+                regions=tuple(self._regions.values()),
+                checked=dict(self._checked),
+                skipped=tuple(self._skips),
+                ignored=tuple(self._ignored.values()),
+                notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
+                detection_power=dict(self._power),
+                own_precision_power=dict(self._own_precision_power),
+            )
+
+    def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
+        """A report of everything so far. It asks the C++ compiler for its version: not for use at every call.
+
+        Args:
+            title: Its title.
+            only: Report these findings instead of all.
+        """
+        return Report(self.findings(only), self.coverage(), title=title, environment=environment())
+
+
+def _key(finding: Finding) -> tuple[str, str, str]:
+    # a node's name says something only in its graph; what else is found has no graph until it is localized
+    place = f"{finding.graph} " if finding.subject.startswith("node[") else ""
+    return finding.region, f"{place}{finding.subject}", finding.detail or finding.kind
+
+
+def split_ignored(
+    findings: Iterable[Finding], ignore: Sequence[str], layout: str = "warn"
+) -> tuple[list[Finding], list[Finding]]:
+    """Part findings into those to report and those the user asked to ignore.
+
+    Args:
+        findings: The findings.
+        ignore: By kind, finer kind or subject.
+        layout: With "ignore", those about layout alone too.
+    """
+    reported: list[Finding] = []
+    ignored: list[Finding] = []
+    for finding in findings:
+        hidden = any(word in (str(finding.kind), finding.detail, finding.subject) for word in ignore)
+        hidden |= layout == "ignore" and finding.is_layout
+        (ignored if hidden else reported).append(finding)
+    return reported, ignored

@@ -1,0 +1,1 @@
+"""Copies of tensors, and settings of the memory they get."""

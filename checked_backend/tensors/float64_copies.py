@@ -1,0 +1,174 @@
+"""Tensors in float64: copies that keep strides, offsets and aliasing, one per storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from checked_backend._torch import (
+    DisableTorchDispatch,
+    FakeTensor,
+    is_wrapper_type,
+    is_zero_tensor,
+    negative_view,
+    rewrapped,
+    storage_identity,
+)
+from checked_backend.errors import CheckedBackendError
+
+__all__ = ["Float64Copies", "PromotionError", "promote_tensors", "promoted_dtype", "to_float64"]
+
+
+class PromotionError(CheckedBackendError):
+    """A program, or a tensor, that has no meaning in float64."""
+
+
+def promoted_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for real floating dtypes, complex128 for complex ones, others as they are."""
+    if dtype.is_floating_point:
+        return torch.float64
+    return torch.complex128 if dtype.is_complex else dtype
+
+
+class Float64Copies:
+    """One float64 copy per storage of low precision, so that views and in-place changes stay consistent."""
+
+    def __init__(self) -> None:
+        # The original storage is kept alive, or its identity could come back as another's.
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.dtype, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The promoted counterpart of a tensor: same shape, strides, offset, and aliasing among counterparts.
+
+        Args:
+            tensor: Any tensor; integer and float64 tensors, fake ones and those without data are their own counterpart.
+
+        Returns:
+            A detached tensor; the same memory at each call for the same memory. Sparse tensors are copied each time. Of
+            a wrapper subclass, one that is made of the counterparts of its inner tensors.
+
+        Raises:
+            PromotionError: A quantised tensor, a tensor subclass that wraps nothing or is not in float64 if its inner
+                tensors are, or one storage seen through several dtypes.
+        """
+        dtype = tensor.dtype
+        target = promoted_dtype(dtype)
+        if target == dtype or isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+            return tensor
+        if is_wrapper_type(type(tensor)):
+            return self._wrapper(tensor, target)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise PromotionError(f"{type(tensor).__name__} (a tensor subclass) cannot be promoted to float64.")
+        with DisableTorchDispatch(), torch.no_grad():
+            if tensor.layout != torch.strided or is_zero_tensor(tensor):
+                return tensor.detach().to(target)
+            flat = self._storage(tensor, target)
+            view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            if tensor.is_conj():
+                view = view.conj()
+            return negative_view(view) if tensor.is_neg() else view
+
+    def _wrapper(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        with torch.no_grad():
+            wide = rewrapped(tensor, self.of)
+        if wide.dtype != target:
+            raise PromotionError(
+                f"{type(tensor).__name__} (a tensor subclass) stays {wide.dtype} if what it wraps is in float64."
+            )
+        return wide
+
+    def _storage(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        identity = storage_identity(tensor)
+        known = self._copies.get(identity)
+        if known is None:
+            storage = tensor.untyped_storage()
+            flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+            known = self._copies[identity] = (storage, tensor.dtype, flat.to(target))
+        if known[1] != tensor.dtype:
+            raise PromotionError(
+                f"memory is seen both as {known[1]} and as {tensor.dtype}: such bit casts have no meaning in float64."
+            )
+        return known[2]
+
+
+def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of a program's inputs in float64 (complex128).
+
+    Shapes, strides, storage offsets and the aliasing between the tensors are kept. Tensors that require grad become
+    fresh leaves that do. Tensors that are not floating, or float64 already, are passed on as they are.
+
+    Args:
+        tensors: The inputs, parameters and buffers of a program.
+
+    Returns:
+        The copies, in the same order; the same tensor twice gives the same copy twice.
+
+    Raises:
+        PromotionError: Quantised tensors, subclasses that have no float64 (see `Float64Copies.of`), or memory shared by
+            tensors of several dtypes, of which one is promoted.
+    """
+    shadows = Float64Copies()
+    for tensor in tensors:
+        if tensor.is_quantized:
+            raise PromotionError(f"a quantised tensor ({tensor.dtype}) cannot be promoted to float64.")
+    promoted_memory = {
+        storage_identity(tensor): tensor.dtype for tensor in tensors if _has_memory(tensor) and _is_low(tensor)
+    }
+    copies: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if id(tensor) in copies:
+            continue
+        if _has_memory(tensor) and promoted_memory.get(storage_identity(tensor), tensor.dtype) != tensor.dtype:
+            raise PromotionError(
+                f"memory is shared by tensors of {tensor.dtype} and {promoted_memory[storage_identity(tensor)]}: "
+                f"such bit casts have no meaning in float64."
+            )
+        copy = shadows.of(tensor)
+        if copy is not tensor and tensor.requires_grad:
+            copy = copy.detach().requires_grad_()
+        copies[id(tensor)] = copy
+    return [copies[id(tensor)] for tensor in tensors]
+
+
+def promote_tensors(tree: Any) -> Any:
+    """Like :func:`to_float64`, for every tensor in nested tuples, lists and dicts; other values are passed on."""
+    found: list[torch.Tensor] = []
+    _collect(tree, found)
+    return _rebuild(tree, {id(old): new for old, new in zip(found, to_float64(found), strict=True)})
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+
+
+def _rebuild(tree: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return copies[id(tree)]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_rebuild(item, copies) for item in tree))
+    if type(tree) in (list, tuple):
+        return type(tree)(_rebuild(item, copies) for item in tree)
+    if isinstance(tree, dict):
+        # A shallow copy keeps subclasses (OrderedDict, ModelOutput) what they are.
+        rebuilt = tree.copy()
+        for key, item in tree.items():
+            rebuilt[key] = _rebuild(item, copies)
+        return rebuilt
+    return tree
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def _is_low(tensor: torch.Tensor) -> bool:
+    return promoted_dtype(tensor.dtype) != tensor.dtype

@@ -1,0 +1,1 @@
+"""Noise or bug."""

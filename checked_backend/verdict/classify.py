@@ -1,0 +1,185 @@
+"""What a finding about wrong values is called, and what it says: no more than the evidence does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from checked_backend.findings import Kind
+from checked_backend.verdict.envelope import root_mean_square, widened
+from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.outliers import ENVELOPE_FACTOR
+
+__all__ = [
+    "CHANGES_IN_FLOAT64",
+    "NONDETERMINISTIC",
+    "READS_JUNK",
+    "UNSUPPORTED",
+    "Classification",
+    "classify",
+    "singular",
+]
+
+COARSEST = torch.finfo(torch.bfloat16).eps
+"""Programs round to nothing coarser than bfloat16: a difference beyond what that does is not one of precision."""
+
+MANY = 64.0
+"""This many envelopes are more than rounding in half precision, however it is done, adds up to."""
+
+FEW = 8
+"""Fewer elements than this are in proportion by chance."""
+
+OF_THAT = 0.1
+"""What is left of a difference beside one factor for all elements, as a part of that difference."""
+
+
+class Classification(NamedTuple):
+    """The name of a finding.
+
+    Attributes:
+        kind: Its kind.
+        detail: Its finer kind.
+        message: What it says.
+    """
+
+    kind: Kind
+    detail: str
+    message: str
+
+
+NONDETERMINISTIC = Classification(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager does not repeat itself from the same inputs and random state, so there is nothing to compare with "
+    "(uninitialised memory, or an operator without a fixed order of summation)",
+)
+READS_JUNK = Classification(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager, left as it is, repeats itself bit for bit, but with other junk in uninitialised memory it does not: so it "
+    "reads memory that nothing wrote, and there is nothing to compare with",
+)
+CHANGES_IN_FLOAT64 = Classification(
+    Kind.NONDETERMINISTIC,
+    "nondeterministic",
+    "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "
+    "noise would hide any error, so there is nothing to compare with",
+)
+UNSUPPORTED = Classification(
+    Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
+)
+
+
+def singular(count: int) -> str:
+    """Why a tensor is not judged of which some elements differ where float64 has no number."""
+    return (
+        f"{count} of its elements differ from eager by more than noise, but there float64 has NaN or infinity where "
+        "eager has numbers, so nothing tells who is wrong; the program is singular there, or leaves the range of "
+        "float64"
+    )
+
+
+def classify(case: Evidence) -> Classification:
+    """Name what is wrong with a tensor that neither noise nor anything else explains."""
+    if case.outside.nonfinite:
+        high = "eager and float64 have" if case.high_precision is not None else "eager has"
+        return _plain(Kind.NONFINITE, f"NaN or infinity where {high} none, or the reverse")
+    if case.logic_differs and case.same_bits:
+        return _plain(
+            Kind.LOGIC,
+            "compiled in float64 it computes something else than eager in float64; with these inputs rounding to "
+            f"{_name(case)} hides that bit for bit, with others it will not",
+        )
+    if case.pair.kind is not None:
+        return Classification(case.pair.kind, case.pair.detail, "its values are wrong, beyond any rounding")
+    if case.logic_differs:
+        hidden = "" if case.outside else f"; the noise of {_name(case)} hides how wrong"
+        return _plain(Kind.LOGIC, f"wrong also when compiled in float64, so this is no rounding error{hidden}")
+    if case.only_then:
+        return Classification(
+            Kind.LOGIC,
+            "logic.this_call",
+            "wrong in this call only: run again from the same inputs, the compiled program does not give this again",
+        )
+    if case.logic_differs is False and case.right_anew:
+        return Classification(
+            Kind.LOGIC,
+            "logic.this_compilation",
+            "wrong as it was compiled in this program only: the same region compiled by itself, from the same inputs, "
+            "is right, at its own precision and in float64; what a program holds (parameters, buffers, caches) may be "
+            "compiled otherwise there, or be out of date",
+        )
+    if case.outside.digits and case.outside.digits == case.outside.count:
+        return _plain(
+            Kind.PRECISION,
+            f"{case.outside.digits} of its smaller elements have lost their digits, and neither eager's nor this "
+            "program's rounding does that to any",
+        )
+    if case.logic_differs is False and (_is_many_times_its_noise(case) or _in_proportion(case)):
+        again = "" if case.right_anew is None else ", and wrong again where it is compiled once more"
+        return Classification(
+            Kind.LOGIC,
+            "logic.this_dtype",
+            f"wrong in {_name(case)} only, by far more than any rounding: compiled in float64 it is right{again}",
+        )
+    if case.logic_differs is False:
+        return _plain(
+            Kind.PRECISION,
+            "further from float64 than this program's rounding explains; compiled in float64 it is right",
+        )
+    return _without_twin(case)
+
+
+def _without_twin(case: Evidence) -> Classification:
+    """Neither right nor wrong logic was shown: the size of the difference must tell."""
+    if not is_floating(case.pair.reference):
+        return _plain(Kind.LOGIC, "exact values differ, and no rounding in the program explains it")
+    if case.high_precision is None:
+        beyond = "differs from eager by more than this program's rounding explains"
+        tested = "neither a float64 reference nor a float64 twin could run"
+    else:
+        beyond = "further from float64 than this program's rounding explains"
+        tested = "no float64 twin could run"
+    if _beyond_any_precision(case):
+        return _plain(Kind.LOGIC, f"{beyond}, and by more than any lower precision would ({tested})")
+    return _plain(Kind.PRECISION, f"{beyond}, or its logic is wrong: {tested} to tell which")
+
+
+def _beyond_any_precision(case: Evidence) -> bool:
+    """Whether a difference is greater, in units of the noise, than computing in the coarsest dtype would make it."""
+    if case.envelope is None:
+        return False
+    coarser = COARSEST / torch.finfo(case.pair.reference.dtype).eps
+    # compared with the noise itself, not with what is allowed
+    return case.outside.worst * ENVELOPE_FACTOR > coarser
+
+
+def _is_many_times_its_noise(case: Evidence) -> bool:
+    """The same of the tensor as a whole: small elements may lose all of their digits to rounding inside a kernel."""
+    if case.envelope is None or not is_floating(case.pair.reference):
+        return False
+    coarser = max(COARSEST / torch.finfo(case.pair.reference.dtype).eps, MANY)
+    return case.metrics.rmse > coarser * case.envelope.rms
+
+
+def _in_proportion(case: Evidence) -> bool:
+    """Whether a tensor is eager's times a number: doubled, or zero. Rounding goes both ways, and has no such order."""
+    if not is_floating(case.pair.reference) or case.pair.reference.numel() < FEW:
+        return False
+    reference, candidate = (widened(one).to(torch.float64) for one in (case.pair.reference, case.pair.candidate))
+    squares = float(reference.square().sum())
+    if not 0 < squares < float("inf") or not bool(candidate.isfinite().all()):
+        return False
+    factor = float((reference * candidate).sum()) / squares
+    left = root_mean_square(candidate - factor * reference)
+    apart = abs(factor - 1)
+    return apart > COARSEST and left <= OF_THAT * apart * root_mean_square(reference)
+
+
+def _plain(kind: Kind, message: str) -> Classification:
+    return Classification(kind, str(kind), message)
+
+
+def _name(case: Evidence) -> str:
+    return str(case.pair.reference.dtype).removeprefix("torch.")

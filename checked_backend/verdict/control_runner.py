@@ -1,0 +1,58 @@
+"""The control runs of a hearing. One that cannot run is in the coverage, and the hearing does without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from checked_backend.findings import Skip
+from checked_backend.verdict.control_runs import ControlRuns, MadeElsewhereError
+from checked_backend.verdict.decisions import Decisions
+
+__all__ = ["ControlRunner", "short"]
+
+Given = TypeVar("Given")
+
+
+class ControlRunner:
+    """Runs controls by name.
+
+    Args:
+        controls: Makes the runs.
+        rulings: Receives a skip for each control that could not run.
+
+    Attributes:
+        controls: As given.
+        missing: Why, for each control that could not run.
+        elsewhere: ControlRuns that another check of the same program makes.
+    """
+
+    def __init__(self, controls: ControlRuns, rulings: Decisions) -> None:
+        self.controls = controls
+        self.missing: dict[str, str] = {}
+        self.elsewhere: set[str] = set()
+        self._rulings = rulings
+
+    def of(self, controls: ControlRuns) -> ControlRunner:
+        """Runs of other controls; those that could not run are in the same coverage."""
+        return ControlRunner(controls, self._rulings)
+
+    def run(self, name: str, control: Callable[[], Given | None]) -> Given | None:
+        """What a control gives; None if it could not run, or has nothing to give."""
+        try:
+            return control()
+        except MadeElsewhereError:
+            self.elsewhere.add(name)
+            return None
+        except Exception as error:  # recorded: a control that could not run is in the coverage
+            self.missing[name] = short(error)
+            skip = Skip(f"control: {name}", short(error))
+            if skip not in self._rulings.skips:
+                self._rulings.skips.append(skip)
+            return None
+
+
+def short(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,72 @@
+"""What the verdict may ask for: control runs of a program, by whoever can make them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from checked_backend.errors import CheckedBackendError
+
+__all__ = ["ControlRuns", "MadeElsewhereError", "Values"]
+
+Values = dict[str, torch.Tensor]
+
+
+class MadeElsewhereError(CheckedBackendError):
+    """A control run that another check of the same program makes."""
+
+
+class ControlRuns(Protocol):
+    """What an adjudication may ask for. Each method may raise; the adjudication then does without it."""
+
+    def repeat(self, junk: int = 1) -> Values:
+        """The reference again, with other junk in uninitialised memory."""
+
+    def bare(self) -> Values:
+        """The reference again, just as it is: under no mode, which some of torch's own code would see."""
+
+    def repeat_candidate(self) -> Values:
+        """The candidate again, on the reference's recorded random numbers."""
+
+    def candidate_alone(self) -> Values:
+        """The candidate again, drawing its own random numbers from the random state before the call."""
+
+    def reseeded(self, seed: int) -> Values:
+        """The reference on other random numbers."""
+
+    def others_drew(self) -> str | None:
+        """What shows that another thread drew random numbers during the call that is judged; None if nothing does."""
+
+    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+        """The reference with every rounding made random; beyond one unit roundoff, with correlated sums.
+
+        With ``held``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
+        """
+
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+        """The reference in float64; with a seed, perturbed at its roundoffs; the rest as in `monte_carlo`."""
+
+    def one_zero(self, *, negative: bool) -> Values:
+        """The reference with the same zero wherever an operator may return either."""
+
+    def draws(self) -> bool:
+        """Whether the reference draws random numbers."""
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        """Operators of the reference whose draws depend on computed values, so that rounding flips some."""
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
+
+    def twin(self) -> Values:
+        """The candidate compiled in float64."""
+
+    def given_choices(self) -> ControlRuns | None:
+        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
+
+    def recompiled(self) -> Values | None:
+        """The candidate compiled once more, as the float64 twin is but at its own dtypes; None if it cannot be."""
+
+    def unfused(self) -> Values | None:
+        """The candidate compiled so that it rounds wherever eager does; None if its compiler has no such mode."""

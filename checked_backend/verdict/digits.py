@@ -1,0 +1,65 @@
+"""Elements with no digit right, among others so much larger that a norm does not show it."""
+
+from __future__ import annotations
+
+import torch
+
+from checked_backend.verdict.envelope import difference
+
+__all__ = ["least_digits", "lost_digits"]
+
+LOST = 1e-3
+"""Relative error of an element that has lost its digits: fewer than three are right."""
+
+LOST_ROUNDOFFS = 64.0
+"""The same in machine epsilons, for dtypes that have few digits to lose."""
+
+EAGER_FACTOR = 20.0
+"""And it is this many times greater than the greatest relative error that eager has in elements no smaller."""
+
+
+def least_digits(dtype: torch.dtype) -> float:
+    """The relative error from which on an element of a floating dtype has lost its digits."""
+    return max(LOST, LOST_ROUNDOFFS * torch.finfo(dtype).eps)
+
+
+def lost_digits(
+    *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor
+) -> torch.Tensor | None:
+    """Find the elements that have lost their digits in the candidate, though eager keeps those of every such element.
+
+    ``exp(x) - 1`` for ``expm1(x)`` has none left at 1e-9, and beside elements of 1 its error looks like rounding. That
+    eager's relative error is small in all elements of this size and above says that they are not what a sum of large
+    ones left over. Still smaller elements may be that.
+
+    Args:
+        reference: Eager's tensor.
+        candidate: The compiled program's, of the same dtype and shape.
+        high_precision: The reference in float64.
+
+    Returns:
+        A mask; None for dtypes whose elements have no digits of their own (integers, complex numbers). Elements below
+        the dtype's smallest normal number have fewer digits, and are left out, as are NaN and infinity.
+    """
+    if not reference.dtype.is_floating_point:
+        return None
+    magnitude = high_precision.detach().to(torch.float64).abs()
+    eager, compiled = difference(high_precision, reference), difference(high_precision, candidate)
+    judged = (magnitude >= torch.finfo(reference.dtype).tiny) & magnitude.isfinite()
+    judged &= eager.isfinite() & compiled.isfinite()
+    lost = judged & (compiled > least_digits(reference.dtype) * magnitude)
+    if not bool(lost.any()):
+        return lost
+    error = torch.where(judged, eager / magnitude, 0.0)
+    return lost & (compiled > EAGER_FACTOR * _greatest_from_here_on(error, magnitude, judged) * magnitude)
+
+
+def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
+    """For each element the greatest error among those of its magnitude (down to a quarter of it) and above."""
+    exponents = torch.frexp(torch.where(judged, magnitude, 1.0)).exponent
+    lowest = int(exponents.min().item())
+    place = (exponents - lowest).to(torch.int64).flatten()
+    by_exponent = torch.zeros(int(place.max().item()) + 1, dtype=error.dtype, device=error.device)
+    by_exponent.scatter_reduce_(0, place, error.flatten(), "amax")
+    from_here_on = by_exponent.flip(0).cummax(0).values.flip(0)
+    return from_here_on[(place - 1).clamp_min(0)].reshape(error.shape)

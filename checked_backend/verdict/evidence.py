@@ -1,0 +1,254 @@
+"""One tensor on its way through an adjudication: what is known about it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from checked_backend.findings import Metrics, NoiseScale
+from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.decisions import TensorPair
+from checked_backend.verdict.envelope import (
+    Envelope,
+    NoiseBaseline,
+    difference,
+    local_root_mean_square,
+    root_mean_square,
+    widened,
+)
+from checked_backend.verdict.flips import STRONG_FACTOR
+from checked_backend.verdict.outliers import (
+    ENVELOPE_FACTOR,
+    TWIN_ENVELOPE_FACTOR,
+    TWIN_TOLERANCE,
+    Outliers,
+    outside_noise,
+)
+
+__all__ = ["Evidence", "extended", "is_floating"]
+
+VANISHING = 1e-6
+"""A tensor whose float64 result is this part of its noise is zero but for rounding.
+
+Gradients of a bias before a normalisation, or of a key's bias under softmax, are: 1e-9 of their noise in float32.
+"""
+
+MOSTLY = 0.5
+"""A tensor counts as hidden from this part of its squares on."""
+
+VANISHED = 1e-3
+"""And this part of what was computed instead."""
+
+COARSE = 1 / ENVELOPE_FACTOR
+"""Relative noise in which an error of 100 % would be lost."""
+
+REPEATS = 1e-6
+"""A float64 reference repeats itself if its control runs, with junk in uninitialised memory, spread less, relative.
+
+Rounding in float64 spreads 1e-16 times the program's condition. Junk spreads 1.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Evidence:
+    """One tensor of both executions, with the evidence gathered.
+
+    Attributes:
+        pair: Both tensors.
+        metrics: How they differ.
+        envelope: Noise from Monte Carlo runs.
+        strong: The same from runs with larger roundings.
+        outside: Elements that noise does not explain. Nothing is explained before there is an envelope.
+        high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
+        blind: Where eager has a number and float64 has none, which confirms nothing; None if there is no such element.
+        twin: The float64 twin's.
+        float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
+        float64_further: The same of further runs, made where the twin is outside of the first ones.
+        logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
+            not be found out.
+        twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
+        only_then: Whether the compiled program gave this in the call that was checked, and never again.
+        right_anew: Whether the region compiled once more, at its own dtypes, is right; None if that was not tried.
+        evidence: What a finding will say.
+        closed: Whether it is decided.
+    """
+
+    pair: TensorPair
+    metrics: Metrics
+    envelope: Envelope | None = None
+    strong: Envelope | None = None
+    outside: Outliers = field(default_factory=lambda: Outliers(1, 0, float("inf")))
+    high_precision: torch.Tensor | None = None
+    blind: torch.Tensor | None = None
+    twin: torch.Tensor | None = None
+    float64_envelope: Envelope | None = None
+    float64_further: Envelope | None = None
+    logic_differs: bool | None = None
+    twin_is_equal: bool = False
+    only_then: bool = False
+    right_anew: bool | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    closed: bool = False
+
+    @classmethod
+    def of(cls, pair: TensorPair, metrics: Metrics) -> Evidence:
+        """A new case. A tensor that differs nowhere has nothing that noise must explain."""
+        case = cls(pair, metrics)
+        if metrics.bitwise_equal:
+            case.outside = Outliers(0, 0, 0.0)
+        return case
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether no element differs; then only the float64 twin can show that the logic does."""
+        return self.metrics.bitwise_equal
+
+    def sample(self, values: Values) -> torch.Tensor | None:
+        """This tensor in a control run; None where the run has none (a perturbed comparison can change a shape)."""
+        found = values.get(self.pair.name)
+        return None if found is None or found.shape != self.pair.reference.shape else found
+
+    def noise_source(self) -> str:
+        """Which controls the noise scale comes from, in words."""
+        parts = []
+        if self.envelope is not None:
+            stronger = f" and {self.strong.runs} with larger roundings" if self.strong is not None else ""
+            parts.append(f"Monte Carlo arithmetic on eager, {self.envelope.runs} runs{stronger}")
+        if self.high_precision is not None:
+            parts.append("float64 reference")
+        if self.logic_differs is not None:
+            parts.append("float64 twin")
+        return ", ".join(parts) or "none: no control could run"
+
+    @property
+    def float64_repeats(self) -> bool:
+        """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
+        if self.float64_envelope is None or self.high_precision is None or self.all_blind:
+            return False
+        return self.float64_envelope.rms <= REPEATS * root_mean_square(self.high_precision)
+
+    @property
+    def all_blind(self) -> bool:
+        """Whether there is no element that float64 says anything about."""
+        return self.blind is not None and bool(self.blind.all())
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside that and its noise."""
+        if self.envelope is None or self.high_precision is None or self.blind is not None:
+            return False
+        size = root_mean_square(self.high_precision)
+        found = max(self.metrics.reference_rms, self.metrics.rmse)
+        return size <= VANISHING * self.envelope.rms and size <= VANISHED * found
+
+    def noise(self) -> NoiseScale | None:
+        """The noise scale, for a finding."""
+        if self.envelope is None:
+            return None
+        scale = self.metrics.reference_rms
+        power = ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
+        return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), power)
+
+    def detection_power(self) -> float:
+        """The smallest relative error that these controls would have caught."""
+        if self.logic_differs is False:
+            spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
+            # eager may have NaN where float64 has large numbers, and noise where it has zeros
+            size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
+            logic = max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
+            return logic if self.blind is None else max(logic, self.own_precision_power())
+        return self.own_precision_power()
+
+    def own_precision_power(self) -> float:
+        """The relative error that the noise of the tensor's own precision hides, whatever difference was seen."""
+        least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
+        return max(least, ENVELOPE_FACTOR * (self.envelope.rms if self.envelope else 0.0) / self._size())
+
+    def _spread_in_float64(self) -> float:
+        return max(
+            (runs.rms for runs in (self.float64_envelope, self.float64_further) if runs is not None), default=0.0
+        )
+
+    def mostly_hidden(self) -> bool:
+        """Whether most of the tensor (of its squares) is in elements whose own noise is as large as they are."""
+        if self.logic_differs is False and self.high_precision is not None:
+            reference = self.high_precision
+            noises = (self.float64_envelope, TWIN_ENVELOPE_FACTOR), (self.float64_further, STRONG_FACTOR)
+        else:
+            reference = self.pair.reference
+            noises = (self.envelope, ENVELOPE_FACTOR), (None, 0.0)
+        size = difference(reference, torch.zeros_like(reference)).to(torch.float64).nan_to_num_(posinf=0.0)
+        hidden = torch.zeros(size.shape, dtype=torch.bool, device=size.device)
+        for runs, factor in noises:
+            if runs is not None:
+                hidden |= factor * runs.values >= size
+        if self.blind is not None:
+            own = difference(self.pair.reference, torch.zeros_like(self.pair.reference)).to(torch.float64)
+            size = torch.where(self.blind, own, size)
+            hidden = torch.where(self.blind, self._lost_in_its_noise(own), hidden)
+        weight = (size / (size.max() or 1.0)).square()
+        return bool((weight * hidden).sum() >= MOSTLY * weight.sum())
+
+    def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
+        """Which elements are no larger than what they were allowed at their own precision, or turn into NaN by it."""
+        if self.envelope is None:
+            return torch.ones_like(size, dtype=torch.bool)
+        noise = torch.maximum(
+            self.envelope.values.to(torch.float64), local_root_mean_square(self.envelope.values, size)
+        )
+        lost = ENVELOPE_FACTOR * noise >= size
+        return lost if self.envelope.unstable is None else lost | self.envelope.unstable
+
+    def excused_by_jumps_alone(self) -> int:
+        """How many elements differ by more than noise, and only larger roundings explain them, not float64.
+
+        Larger roundings make what is next to a singularity jump by any factor. Float64 tells a candidate that jumps
+        from one that is wrong. Where it has no number, nothing does.
+        """
+        if self.blind is None or self.strong is None or self.envelope is None or self.same_bits:
+            return 0
+        found = outside_noise(
+            reference=self.pair.reference,
+            candidate=self.pair.candidate,
+            envelope=self.envelope,
+            high_precision=self.high_precision,
+        )
+        return found.unconfirmed
+
+    def has_numbers(self) -> bool:
+        """Whether eager has any number here: of NaN and infinity no error has a size."""
+        return bool(widened(self.pair.reference).isfinite().any())
+
+    def relative_noise(self) -> float:
+        """The noise over the tensor's own size, root mean squares; what was found to be noise counts as such."""
+        return max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / self._size()
+
+    def remembered(self, *, coarse: bool) -> NoiseBaseline:
+        """The noise scale, for later calls.
+
+        Args:
+            coarse: Whether noise as large as the tensor itself settles later calls too.
+        """
+        size = self._size()
+        noise = self.relative_noise()
+        greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
+        sizes = (self.metrics.reference_rms, size) if self.vanishes else None
+        return NoiseBaseline(noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= COARSE)
+
+    def _size(self) -> float:
+        return self.metrics.reference_rms or 1.0
+
+
+def extended(envelope: Envelope | None, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
+    """An envelope with one more control run in it."""
+    if envelope is None:
+        return Envelope.of(reference, sample)
+    envelope.add(reference, sample)
+    return envelope
+
+
+def is_floating(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements are rounded."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex

@@ -1,0 +1,74 @@
+"""Elements that flip: a few that do so in the candidate alone, beside many that do so in control runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from checked_backend.verdict.envelope import Envelope
+
+__all__ = ["STRONG_FACTOR", "as_rare_as_jumps", "as_rare_as_unstable"]
+
+STRONG_FACTOR = 4.0
+"""A candidate may lie this many strong envelopes from the reference, where they are out of proportion."""
+
+MISSED_JUMPS = 0.1
+"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides; so may of those
+that turn into NaN or infinity."""
+
+SAME_PLACE = 0.01
+"""Relative: elements that are to be excused by others that turn into NaN are within this of one of them, or within what
+those move."""
+
+
+def as_rare_as_jumps(
+    outside: torch.Tensor, jumps: torch.Tensor, distance: torch.Tensor, strong: Envelope | None
+) -> bool:
+    """Are the elements left over those few that flip in the candidate, and happened not to in any control run?
+
+    Args:
+        outside: Those left over.
+        jumps: Those that flip in control runs.
+        distance: How far the candidate lies from the reference.
+        strong: The noise from strong control runs.
+    """
+    if strong is None or not bool(jumps.any()):
+        return False
+    if int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
+        return False
+    return bool((distance[outside] <= STRONG_FACTOR * strong.values[jumps].max()).all())
+
+
+def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], values: torch.Tensor) -> torch.Tensor:
+    """Those that are NaN or infinite on one side, like few others of about their value that control runs make so.
+
+    Args:
+        nonfinite: Those left over.
+        envelopes: What control runs changed.
+        values: What the elements should be.
+
+    Returns:
+        Which of those left over are excused.
+    """
+    none = torch.zeros_like(nonfinite)
+    unstable, reach, count = none, 0.0, 0
+    for one in envelopes:
+        if one.unstable is not None:
+            unstable, count = unstable | one.unstable, count + int(one.unstable.sum().item())
+            reach = max(reach, float(torch.where(one.unstable, one.values, 0.0).max().item()))
+    if not bool(nonfinite.any()) or int(nonfinite.sum().item()) > MISSED_JUMPS * count:
+        return none
+    return nonfinite & _near(values.to(torch.float64), unstable, STRONG_FACTOR * reach)
+
+
+def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
+    """Which values are about the same as some finite one among others."""
+    known = values[others & values.isfinite()].sort().values
+    if not known.numel():
+        return torch.zeros_like(others)
+    place = torch.searchsorted(known, values.contiguous())
+    above, below = known[place.clamp_max(len(known) - 1)], known[(place - 1).clamp_min(0)]
+    apart = torch.minimum((values - above).abs(), (values - below).abs())
+    near: torch.Tensor = apart <= SAME_PLACE * values.abs() + reach
+    return near

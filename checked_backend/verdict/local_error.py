@@ -1,0 +1,199 @@
+"""Is one operator's result, over the whole tensor, what its own inputs and its own precision allow?
+
+An operator by itself has noise of a rounding or two. An error of a few units in the last place in every element is far
+outside of that, though a whole program's noise hides it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from checked_backend.verdict.envelope import local_root_mean_square, widened
+
+__all__ = ["LocalError", "local_error"]
+
+SPREAD_FACTOR = 4.0
+"""The root mean square of the error, in units of each element's own noise, that is always allowed."""
+
+SPREAD_FEW = 5.0
+"""What is allowed more in a tensor of n elements, divided by the root of n."""
+
+BIAS_ROUNDOFFS = 2.0
+"""A common factor may be off by this many unit roundoffs: a function that is always one unit too large is."""
+
+BIAS_FACTOR = 3.0
+"""And by this many times what it is off in the control runs."""
+
+ROUNDING = 0.6
+"""Root mean square of the error of rounding to nearest, in unit roundoffs of the result, at most: 1 / sqrt(3)."""
+
+TRIMMED = 256
+"""One element in so many is left out: a comparison or a tie that flips says nothing about an operator."""
+
+TRIMMED_JUMPS = 16
+"""The same where the operator chooses by floating-point values."""
+
+FEW = 32
+"""No element is left out of a tensor with fewer than this."""
+
+SUBNORMAL = 1e-30
+"""Of a dtype whose least normal number is below this, smaller numbers may be flushed to zero."""
+
+ABSURD = 1e4
+"""Ratios are cut here, so that their squares can be added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalError:
+    """How far a result is from what its own inputs make it.
+
+    Attributes:
+        spread: Root mean square of the errors, in units of the elements' own noise, without the greatest few.
+        spread_allowed: How large that may be.
+        bias: The factor that all elements have in common, less 1.
+        bias_allowed: How far from 0 that may be.
+        relative: Root mean square of the error, over that of the result.
+        limit: The smallest relative error over the whole tensor that would have been found, whatever its signs; 0 of a
+            tensor of zeros.
+    """
+
+    spread: float
+    spread_allowed: float
+    bias: float
+    bias_allowed: float
+    relative: float
+    limit: float
+
+    @property
+    def excess(self) -> float:
+        """The greater of both errors, over what is allowed; infinite if it is no number."""
+        found = max(self.spread / self.spread_allowed, abs(self.bias) / self.bias_allowed)
+        return found if found == found else math.inf
+
+    @property
+    def wrong(self) -> bool:
+        """Whether rounding does not explain it."""
+        return not self.excess <= 1.0
+
+
+def local_error(
+    *,
+    candidate: torch.Tensor,
+    reference: torch.Tensor,
+    exact: torch.Tensor,
+    samples: Sequence[torch.Tensor],
+    roundoff: float,
+    narrows: bool = False,
+    jumps: bool = False,
+) -> LocalError | None:
+    """Measure an operator's error on its own inputs.
+
+    Args:
+        candidate: What the compiled program computed.
+        reference: What eager computes from the same inputs.
+        exact: The same in float64.
+        samples: The same in float64, from inputs that were moved by a rounding.
+        roundoff: Unit roundoff of the precision that the operator works in.
+        narrows: Whether eager rounds inputs on the way, so that its own error is what is to be expected.
+        jumps: Whether the operator chooses by floating-point values, so that rounding makes some elements jump.
+
+    Returns:
+        None if nothing can be compared: no element is finite everywhere, or too few of an operator that jumps.
+    """
+    wide = [widened(tensor).to(torch.float64).flatten() for tensor in (candidate, reference, exact, *samples)]
+    finite = torch.stack([values.isfinite() for values in wide]).all(0)
+    if not bool(finite.all()):
+        wide = [values[finite] for values in wide]
+    found, eager, right, *moved = wide
+    count = right.numel()
+    if count == 0 or (jumps and count < FEW):
+        return None
+    noise = _noise(candidate.dtype, eager, right, moved, roundoff, narrows=narrows)
+    ratios = ((found - right).abs() / noise).clamp_max_(ABSURD)
+    ratios = torch.where(found == right, 0.0, ratios)
+    sizes = torch.where(right == 0, 0.0, (right.abs() / noise).clamp_max_(ABSURD * ABSURD))
+    left_out = max(1, count // (TRIMMED_JUMPS if jumps else TRIMMED)) if count >= FEW else 0
+    kept = ratios.argsort()[: count - left_out]
+    spread = _root_mean_square(ratios[kept])
+    allowed = SPREAD_FACTOR + SPREAD_FEW / math.sqrt(count)
+    size = _root_mean_square(sizes[kept])
+    bias, bias_allowed = _bias(
+        found[kept],
+        eager[kept],
+        right[kept],
+        [values[kept] for values in moved],
+        noise[kept],
+        roundoff,
+        _quantum(candidate.dtype),
+    )
+    own = _root_mean_square(right)
+    return LocalError(
+        spread,
+        allowed,
+        bias,
+        bias_allowed,
+        _root_mean_square(found - right) / own if own else 0.0,
+        allowed / size if size else 0.0,
+    )
+
+
+def _noise(
+    dtype: torch.dtype,
+    eager: torch.Tensor,
+    right: torch.Tensor,
+    moved: Sequence[torch.Tensor],
+    roundoff: float,
+    *,
+    narrows: bool,
+) -> torch.Tensor:
+    """Each element's own noise: of its inputs' roundings, of its own, and of what eager rounds inside."""
+    magnitude = right.abs()
+    rounding = roundoff * magnitude
+    squares = (ROUNDING * rounding).square_() + _quantum(dtype) ** 2
+    if moved:
+        spread = torch.stack([(values - right).square_() for values in moved]).mean(0)
+        squares += spread
+        # by chance the runs may agree in an element; its neighbours tell
+        squares += (local_root_mean_square((spread.sqrt() - rounding).clamp_min_(0), magnitude) / 2).square_()
+    inside = (eager - right).abs_()
+    if not narrows:
+        inside = (inside - rounding - _quantum(dtype)).clamp_min_(0)
+    squares += local_root_mean_square(inside, magnitude).square_()
+    return squares.sqrt_().clamp_min_(torch.finfo(torch.float32).tiny)
+
+
+def _bias(
+    found: torch.Tensor,
+    eager: torch.Tensor,
+    right: torch.Tensor,
+    moved: Sequence[torch.Tensor],
+    noise: torch.Tensor,
+    roundoff: float,
+    quantum: float,
+) -> tuple[float, float]:
+    weighted = right / noise.square()
+    total = float((weighted * right).sum())
+    if not total or not math.isfinite(total):
+        return 0.0, 1.0
+
+    def factor(values: torch.Tensor) -> float:
+        return float((weighted * (values - right)).sum()) / total
+
+    controls = max((abs(factor(values)) for values in moved), default=0.0)
+    allowed = BIAS_ROUNDOFFS * roundoff + BIAS_FACTOR * (controls + 1 / math.sqrt(total)) + 2 * abs(factor(eager))
+    flushed = quantum * float(weighted.abs().sum()) / total  # all the same way
+    return factor(found), allowed + flushed
+
+
+def _quantum(dtype: torch.dtype) -> float:
+    """Half the step between subnormal numbers; where some processors flush those to zero, the least normal one."""
+    limits = torch.finfo(dtype)
+    return limits.tiny if limits.tiny < SUBNORMAL else limits.tiny * limits.eps / 2
+
+
+def _root_mean_square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))

@@ -1,0 +1,50 @@
+"""Shapes that depend on values: where rounding flips a comparison, a mask keeps another number of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from checked_backend.findings import Finding, Skip
+from checked_backend.verdict.control_runner import short
+from checked_backend.verdict.control_runs import ControlRuns
+from checked_backend.verdict.outliers import STRONG_MAGNITUDE
+
+__all__ = ["excuse_flipped_shapes"]
+
+RUNS = 4
+"""Monte Carlo runs at each magnitude in which a shape may turn out to be another one."""
+
+
+def excuse_flipped_shapes(
+    findings: Sequence[Finding],
+    controls: Callable[[], ControlRuns],
+    name: Callable[[Finding], str] = lambda f: f.subject,
+) -> tuple[list[Finding], list[Skip]]:
+    """Sort out shapes that differ, where eager's changes too if its roundings do.
+
+    Args:
+        findings: What structure was found to differ.
+        controls: Makes the control runs; called only if a shape differs.
+        name: The key of a finding's tensor among a control run's values.
+
+    Returns:
+        The findings that remain, and a skip for each that does not: such a tensor cannot be judged.
+    """
+    suspects = [finding for finding in findings if finding.detail == "structure.shape"]
+    if not suspects:
+        return list(findings), []
+    made = controls()
+    try:
+        shapes = {key: value.shape for key, value in made.repeat().items()}
+        changing: set[str] = set()
+        for magnitude in (1.0, STRONG_MAGNITUDE):
+            for seed in range(RUNS):
+                values = made.monte_carlo(seed, magnitude)
+                changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
+    except Exception as error:  # recorded: without controls the shape counts as wrong
+        return list(findings), [Skip("control: shapes under Monte Carlo arithmetic", short(error))]
+    excused = [finding for finding in suspects if name(finding) in changing]
+    reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"
+    return [finding for finding in findings if finding not in excused], [
+        Skip(finding.subject, reason, matters=True) for finding in excused
+    ]

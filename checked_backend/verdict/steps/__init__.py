@@ -1,0 +1,1 @@
+"""The steps by which a difference is decided, one file each."""

@@ -1,0 +1,168 @@
+"""The layer of float64: a reference with hardly any rounding, and a twin of the candidate with hardly any.
+
+In float64 what differs is logic, and what does not repeat itself is no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+
+from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.envelope import unconfirmed
+from checked_backend.verdict.evidence import Evidence, extended
+from checked_backend.verdict.outliers import STRONG_MAGNITUDE, outside_noise, twin_difference
+from checked_backend.verdict.steps.monte_carlo import FIRST_RUNS, MORE_RUNS, perturb
+
+__all__ = ["hold_against_twin", "run_high_precision", "spread_in_float64"]
+
+TWIN_RUNS = 2
+"""Monte Carlo runs in float64 that a float64 twin is held against; `MORE_RUNS` more before it is called wrong."""
+
+CLEARLY = 2.0
+"""A twin that is wrong by this many times what is allowed would be seen to be wrong in the candidate too."""
+
+
+def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
+    """Give each case eager's float64 result. Returns whether there is one."""
+    high = runs.run("high-precision reference", lambda: runs.controls.high_precision(None))
+    if high is None:
+        return False
+    for case in cases:
+        case.high_precision = _in_range(case, case.sample(high))
+        if case.high_precision is not None:
+            case.blind = unconfirmed(case.pair.reference, case.high_precision)
+    return True
+
+
+def spread_in_float64(
+    cases: Sequence[Evidence], runs: ControlRunner, seeds: Iterable[int], *, held: bool = False, further: bool = False
+) -> None:
+    """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
+
+    Args:
+        cases: Those with a float64 reference; without any, nothing is run.
+        runs: Makes the runs.
+        seeds: One for each run.
+        held: Let no rounding flip a choice.
+        further: Look for what jumps: with larger roundings, whose envelope is kept apart.
+    """
+    magnitude = STRONG_MAGNITUDE if further else 1.0
+    for seed in seeds if cases else ():
+        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held))
+        if values is None:
+            return
+        for case in cases:
+            high, sample = case.high_precision, _in_range(case, case.sample(values))
+            if high is None or sample is None:
+                continue
+            if further:
+                case.float64_further = extended(case.float64_further, high, sample)
+            else:
+                case.float64_envelope = extended(case.float64_envelope, high, sample)
+
+
+def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: list[str]) -> None:
+    """Find the cases whose float64 twin computes something else than eager in float64.
+
+    Args:
+        cases: Those with a float64 reference.
+        runs: Makes the runs.
+        notes: Receives remarks.
+    """
+    twin = runs.run("float64 twin", runs.controls.twin)
+    if twin is None:
+        return
+    for case in cases:
+        found = _in_range(case, case.sample(twin))
+        case.twin = None if case.high_precision is None else found
+        if found is None:
+            notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
+    compared = [case for case in cases if case.twin is not None]
+    if any(case.float64_envelope is None for case in compared):
+        spread_in_float64(compared, runs, range(1, 1 + TWIN_RUNS), held=True)
+    _compare(compared)
+    accused = [case for case in compared if case.logic_differs]
+    if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
+        spread_in_float64(accused, runs, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS), further=True)
+        _compare(accused)
+        jumping = [case for case in accused if case.logic_differs] if runs.controls.flips(in_float64=True) else []
+        if jumping:  # one choice that never flipped would be an accusation
+            spread_in_float64(jumping, runs, range(100, 100 + 2 * MORE_RUNS), further=True)
+            _compare(jumping)
+        _give_choices([case for case in accused if not case.logic_differs], runs)
+    accused = [case for case in accused if case.logic_differs and not case.outside]
+    if any(case.envelope is None for case in accused):
+        perturb(accused, runs, range(FIRST_RUNS), 1.0)
+    for case in accused:
+        _let_candidate_answer(case, notes)
+
+
+def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
+    """Look behind jumps: with eager's choices given to both, the twin must compute what eager does."""
+    given = runs.run("program given its choices", runs.controls.given_choices) if excused else None
+    if given is None:
+        return
+    inner = runs.of(given)
+    shadows = [Evidence(case.pair, case.metrics) for case in excused]
+    if not run_high_precision(shadows, inner):
+        return
+    hold_against_twin(shadows, inner, [])
+    for case, shadow in zip(excused, shadows, strict=True):
+        if shadow.logic_differs:
+            case.logic_differs = True
+            relative = shadow.evidence["float64 twin differs from float64 reference, relative"]
+            case.evidence["the same, both given eager's indices, comparisons and rounded values"] = relative
+
+
+def _in_range(case: Evidence, value: torch.Tensor | None) -> torch.Tensor | None:
+    """A float64 result, infinite where it would be so at the program's own precision: there it has no digits."""
+    if value is None or not value.dtype.is_floating_point:
+        return value
+    rounded = value.to(case.pair.reference.dtype)
+    if rounded.dtype.itemsize == 1:
+        rounded = rounded.float()  # torch has no arithmetic for float8
+    return torch.where(rounded.isinf(), rounded.to(value.dtype), value)
+
+
+def _compare(cases: Iterable[Evidence]) -> None:
+    for case in cases:
+        if case.high_precision is None or case.twin is None:
+            continue
+        found = twin_difference(
+            high_precision=case.high_precision,
+            twin=case.twin,
+            envelope=case.float64_envelope,
+            further=case.float64_further,
+            blind=case.blind,
+        )
+        if case.all_blind:
+            case.evidence["float64 twin"] = "says nothing: float64 has NaN or infinity wherever eager has a number"
+            continue
+        case.logic_differs = found.differs
+        case.twin_is_equal = found.equal
+        case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
+
+
+def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
+    """A twin that is wrong by more than the candidate could hide is wrong in float64 only.
+
+    Then it is another program than the candidate (a kernel, a decomposition of float64's own), and says nothing about
+    it.
+    """
+    if case.envelope is None or case.twin is None:
+        return
+    seen = outside_noise(
+        reference=case.pair.reference,
+        candidate=case.twin.to(case.pair.reference.dtype),
+        envelope=case.envelope,
+        high_precision=case.high_precision,
+    )
+    if seen.worst > CLEARLY:
+        case.logic_differs = None
+        notes.append(
+            f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, so "
+            "the float64 twin was not used"
+        )

@@ -1,0 +1,122 @@
+"""Do other random numbers explain a difference: the compiled program's own, another thread's, draws that flipped?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from checked_backend.findings import Kind
+from checked_backend.numerics.bits import same_bits
+from checked_backend.verdict.classify import Classification
+from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.steps.fused_rounding import agrees
+
+__all__ = ["OtherDraws"]
+
+CANDIDATE_RUNS = 2
+"""Further runs of the candidate, to see how often a difference repeats."""
+
+SEEDS = range(4)
+"""Eager is run on so many other streams, to see what other random numbers do to a tensor."""
+
+BEYOND = 4.0
+"""A difference this many times what other random numbers make, in root mean square, is not theirs."""
+
+_OTHER_RANDOM_NUMBERS = Classification(
+    Kind.RNG,
+    "rng.stream",
+    "the compiled program draws other random numbers than eager from the same random state; on eager's random numbers "
+    "it agrees",
+)
+
+
+class OtherDraws:
+    """Asks what random numbers have to do with tensors that differ.
+
+    Args:
+        runs: Makes control runs.
+    """
+
+    def __init__(self, runs: ControlRunner) -> None:
+        self._runs = runs
+        self._controls = runs.controls
+        self._asked: dict[str, Sequence[Values]] = {}
+        self._others: list[str | None] = []
+
+    def alone(self) -> Sequence[Values]:
+        """Further runs of the candidate, from the random state before the call."""
+        return self._several("candidate again", CANDIDATE_RUNS)
+
+    def only_then(self, case: Evidence) -> bool:
+        """Whether the compiled program gave this in the call that was checked, and never gives it again.
+
+        It must repeat itself bit for bit when it runs again, or be right: what changes from run to run is another
+        question.
+        """
+        again = [sample for values in self.alone() if (sample := case.sample(values)) is not None]
+        if not again or any(one.dtype != case.pair.candidate.dtype for one in again):
+            return False
+        if any(same_bits(case.pair.candidate, one) for one in again):
+            return False
+        alike = len(again) == CANDIDATE_RUNS and all(same_bits(again[0], one) for one in again[1:])
+        return alike or all(agrees(case, values) for values in self.alone())
+
+    def explain(self, case: Evidence) -> Classification | str | None:
+        """What random numbers explain of a case.
+
+        Returns:
+            A charge; or why it cannot be judged; or None, if they explain nothing, of which the case takes note.
+        """
+        if case.logic_differs:
+            return None
+        replayed = self._replayed()
+        by_values = self._controls.draws_by_values()
+        flips = bool(by_values) and not case.same_bits
+        if not agrees(case, replayed) and not (flips and replayed is None):
+            return None
+        if self.only_then(case):
+            return self._others_drew(case)
+        if flips:
+            return f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
+        return _OTHER_RANDOM_NUMBERS
+
+    def _others_drew(self, case: Evidence) -> str | None:
+        if not self._others:
+            self._others.append(self._runs.run("looking for other threads", self._controls.others_drew))
+        evidence = self._others[0]
+        if evidence is None:
+            case.evidence["another thread"] = "nothing shows that one drew random numbers"
+            return None
+        if not self._plausible(case):
+            case.evidence["another thread"] = "drew random numbers, but no others make such a difference"
+            return None
+        return f"another thread drew random numbers: {evidence}"
+
+    def _plausible(self, case: Evidence) -> bool:
+        """Whether other random numbers make differences of that size."""
+        found = difference(case.pair.reference, case.pair.candidate)
+        greatest = 0.0
+        for seed in SEEDS:
+            values = self._runs.run("eager on other random numbers", partial(self._controls.reseeded, seed))
+            sample = None if values is None else case.sample(values)
+            if sample is None:
+                continue
+            other = difference(case.pair.reference, sample)
+            if not bool(other.isfinite().all()):  # it may be NaN somewhere, and then anywhere
+                return True
+            greatest = max(greatest, root_mean_square(other))
+        return bool(found.isfinite().all()) and root_mean_square(found) <= BEYOND * greatest
+
+    def _replayed(self) -> Values | None:
+        runs = self._several("candidate on recorded random numbers", 1)
+        return runs[0] if runs else None
+
+    def _several(self, name: str, count: int) -> Sequence[Values]:
+        control = self._controls.candidate_alone if count > 1 else self._controls.repeat_candidate
+        if name not in self._asked:
+            made = (self._runs.run(name, control) for _ in range(count))
+            self._asked[name] = [values for values in made if values is not None]
+        return self._asked[name]

@@ -1,0 +1,104 @@
+"""Zeros that are handed out with another sign than eager's: ``1 / x`` tells them apart, a difference does not.
+
+Most signs of zeros are rounding: of what cancels, of what is too small for its dtype. One that eager keeps under Monte
+Carlo arithmetic and in float64, and that no maximum of two zeros made, is what the program computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from checked_backend.findings import Finding, Kind
+from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.steps.monte_carlo import FIRST_RUNS
+
+__all__ = ["zeros_of_another_sign"]
+
+
+def zeros_of_another_sign(
+    pairs: Sequence[TensorPair], controls: Callable[[], ControlRuns], rulings: Decisions
+) -> Iterator[Finding]:
+    """Find zeros whose sign is not eager's, and not noise.
+
+    Args:
+        pairs: Tensors that are handed out. Inputs that were changed are left out, as what is summed up in them is.
+        controls: Makes the control runs; called only if a sign differs.
+        rulings: Receives what could not run. What it has findings about is left out.
+    """
+    accused = {finding.subject for finding in rulings.findings}
+    judged = [pair for pair in pairs if pair.kind is None and pair.subject not in accused]
+    suspects = [(pair, turned) for pair in judged if (turned := _turned(pair)) is not None]
+    if not suspects:
+        return
+    runs = ControlRunner(controls(), rulings)
+    made = [runs.run("repeated reference", runs.controls.repeat)]
+    made += [
+        runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, 1.0)) for seed in range(FIRST_RUNS)
+    ]
+    made += [
+        runs.run("eager with one zero", partial(runs.controls.one_zero, negative=negative))
+        for negative in (False, True)
+    ]
+    made.append(runs.run("high-precision reference", lambda: runs.controls.high_precision(None)))
+    for pair, turned in suspects:
+        left = _kept_by_all(pair, turned, made)
+        if bool(left.any()):
+            yield _finding(pair, left)
+
+
+def _turned(pair: TensorPair) -> torch.Tensor | None:
+    """Where both have zeros, of different signs; None where there is no such element."""
+    reference, candidate = _parts(pair.reference), _parts(pair.candidate)
+    for one in (reference, candidate):
+        if not one.is_floating_point() or one.dtype.itemsize < 2 or one.layout is not torch.strided or not one.numel():
+            return None
+    if reference.dtype != candidate.dtype or reference.device != candidate.device or reference.shape != candidate.shape:
+        return None
+    zeros = (reference == 0) & (candidate == 0)
+    if not bool(zeros.any()):
+        return None
+    zeros &= reference.signbit() != candidate.signbit()
+    return zeros if bool(zeros.any()) else None
+
+
+def _kept_by_all(pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
+    """Which of these are zeros of eager's sign in every control run; none, if one could not run."""
+    sign = _parts(pair.reference).signbit()
+    for values in made:
+        value = None if values is None else values.get(pair.name)
+        found = None if value is None else _parts(value)
+        if found is None or found.shape != turned.shape:
+            return torch.zeros_like(turned)
+        turned = turned & (found == 0) & (found.signbit() == sign)
+    return turned
+
+
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of real numbers: of complex ones the real and the imaginary parts, in a last dimension of two."""
+    plain = tensor.detach()
+    if not plain.is_complex() or plain.layout is not torch.strided:
+        return plain
+    return torch.view_as_real(plain.resolve_conj())
+
+
+def _finding(pair: TensorPair, where: torch.Tensor) -> Finding:
+    place = tuple(where.nonzero()[0].tolist())
+    count = int(where.sum())
+    parts = "real and imaginary parts" if pair.reference.is_complex() else "elements"
+    return Finding(
+        kind=Kind.LOGIC,
+        detail="logic.sign_of_zero",
+        subject=pair.subject,
+        message=(
+            f"{count} of its {where.numel()} {parts}: zeros of another sign than eager's, which rounding does not "
+            "change and float64 confirms; 1 / x, atan2 and signbit tell the two apart"
+        ),
+        expected=f"{float(_parts(pair.reference)[place])} at {list(place)}",
+        actual=f"{float(_parts(pair.candidate)[place])} at {list(place)}",
+        source=pair.source or None,
+    )
