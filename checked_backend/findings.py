@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "DEPENDED_ON",
@@ -118,6 +118,18 @@ class Metrics:
         return self.mismatched == 0
 
 
+def _renamed(old: str, new: str) -> property:
+    """An attribute's old name, which tells the new one."""
+
+    def read(self: object) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__}.{old} is called {new}: it is the smallest error that would have been caught, and "
+            "statistical power is a probability"
+        )
+
+    return property(read, doc=f"Raises AttributeError: it is called `{new}`.")
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
     """The rounding noise that a tensor must have at its precision, and where that number came from.
@@ -126,13 +138,15 @@ class NoiseScale:
         rms: Root mean square of the noise, in units of the tensor.
         max: Greatest noise of one element, in units of the tensor.
         source: How it was obtained, in words.
-        detection_power: The smallest relative error (of the tensor's root mean square) that would have been caught.
+        detection_limit: The smallest relative error (of the tensor's root mean square) that would have been caught.
     """
 
     rms: float
     max: float
     source: str
-    detection_power: float | None = None
+    detection_limit: float | None = None
+
+    detection_power = _renamed("detection_power", "detection_limit")
 
 
 LOSES_GRADIENTS = "gradients are lost"
@@ -232,8 +246,8 @@ class Coverage:
         skipped: What was not checked, and why.
         ignored: Findings that the user asked not to report.
         notes: Remarks that change no verdict (``fusion-rounding``, a control that was not needed).
-        detection_power: Per subject, the smallest relative error that the check would have caught.
-        own_precision_power: Per subject, the relative error that noise hides at the tensor's own precision where
+        detection_limit: Per subject, the smallest relative error that the check would have caught.
+        own_precision_limit: Per subject, the relative error that noise hides at the tensor's own precision where
             float64 does not show it: of kernels that are wrong in that precision alone, and of what Dynamo traced
             wrongly. Where each operator was judged by itself, at the calls that are judged anew, it is the error of an
             operator's whole result that its own noise hides. It comes from the noise alone; what exceeds it is held
@@ -245,5 +259,8 @@ class Coverage:
     skipped: tuple[Skip, ...] = ()
     ignored: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
-    detection_power: Mapping[str, float] = field(default_factory=dict)
-    own_precision_power: Mapping[str, float] = field(default_factory=dict)
+    detection_limit: Mapping[str, float] = field(default_factory=dict)
+    own_precision_limit: Mapping[str, float] = field(default_factory=dict)
+
+    detection_power = _renamed("detection_power", "detection_limit")
+    own_precision_power = _renamed("own_precision_power", "own_precision_limit")

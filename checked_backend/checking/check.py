@@ -254,7 +254,7 @@ class _Plan:
 def _told_once(
     regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
 ) -> tuple[Coverage, Coverage]:
-    """Both coverages of a trial, with the better detection power of what both judged.
+    """Both coverages of a trial, with the better detection limit of what both judged.
 
     In a program of one region its gradients are the program's, and those of its results that the program returns. The
     region's float64 twin says nothing of what Dynamo made of the program: such an error shows in the program's own
@@ -274,27 +274,27 @@ def _told_once(
         known = names.get((region, subject))
         return known or (f"{subject} of {region}" if subject.startswith("output") else subject)
 
-    powers = {named(subject): power for subject, power in regions.detection_power.items()}
-    own = {named(subject): power for subject, power in regions.own_precision_power.items()}
-    whole = dict(program.detection_power)
-    for name in powers.keys() & whole.keys():
+    limits = {named(subject): limit for subject, limit in regions.detection_limit.items()}
+    own = {named(subject): limit for subject, limit in regions.own_precision_limit.items()}
+    whole = dict(program.detection_limit)
+    for name in limits.keys() & whole.keys():
         if name.startswith(("grad[", "output")):
             own[name] = max(own.get(name, 0.0), whole[name])
-            powers[name] = whole[name] = min(powers[name], whole[name])
+            limits[name] = whole[name] = min(limits[name], whole[name])
     return (
-        replace(regions, detection_power=powers, own_precision_power=own),
-        replace(program, detection_power=whole),
+        replace(regions, detection_limit=limits, own_precision_limit=own),
+        replace(program, detection_limit=whole),
     )
 
 
 def _joined(coverages: Sequence[Coverage]) -> Coverage:
     counts: dict[str, int] = {}
-    power: dict[str, float] = {}
+    limit: dict[str, float] = {}
     own: dict[str, float] = {}
     for coverage in coverages:
         for name, number in coverage.checked.items():
             counts[name] = counts.get(name, 0) + number
-        for known, new in (power, coverage.detection_power), (own, coverage.own_precision_power):
+        for known, new in (limit, coverage.detection_limit), (own, coverage.own_precision_limit):
             for name, smallest in new.items():
                 known[name] = max(smallest, known.get(name, 0.0))
     return replace(
@@ -304,6 +304,6 @@ def _joined(coverages: Sequence[Coverage]) -> Coverage:
         skipped=tuple(dict.fromkeys(skip for coverage in coverages for skip in coverage.skipped)),
         ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
         notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
-        detection_power=power,
-        own_precision_power=own,
+        detection_limit=limit,
+        own_precision_limit=own,
     )

@@ -45,14 +45,14 @@ class Comparison:
     Attributes:
         found: The findings, each with the number of its call.
         scales: The noise of each tensor that was not equal bit for bit, named by `in_step`.
-        powers: The smallest error of each subject that would have been seen in all calls.
-        own_precision_powers: The same of what float64 cannot show.
+        limits: The smallest error of each subject that would have been seen in all calls.
+        own_precision_limits: The same of what float64 cannot show.
     """
 
     found: list[tuple[int, Finding]]
     scales: Mapping[str, NoiseBaseline]
-    powers: Mapping[str, float]
-    own_precision_powers: Mapping[str, float]
+    limits: Mapping[str, float]
+    own_precision_limits: Mapping[str, float]
 
     def scales_at(self, index: int) -> dict[str, NoiseBaseline]:
         """The scales of each tensor in the last call that has one, as those of another call."""
@@ -133,20 +133,20 @@ def compare_runs(
         number, _, subject = finding.subject.partition(":")
         found.append((int(number), replace(finding, subject=subject)))
     found.sort(key=lambda entry: entry[0])
-    powers, own = _by_subject(rulings.powers), _by_subject(rulings.own_precision_powers)
-    return Comparison(found, rulings.scales, powers, own)
+    limits, own = _by_subject(rulings.limits), _by_subject(rulings.own_precision_limits)
+    return Comparison(found, rulings.scales, limits, own)
 
 
 def _named_in(index: int, finding: Finding) -> str:
     return in_step(index, finding.subject)
 
 
-def _by_subject(powers: Mapping[str, float]) -> dict[str, float]:
+def _by_subject(limits: Mapping[str, float]) -> dict[str, float]:
     """Of each subject the weakest of all calls."""
     weakest: dict[str, float] = {}
-    for name, power in powers.items():
+    for name, limit in limits.items():
         subject = _plain(name)
-        weakest[subject] = max(power, weakest.get(subject, 0.0))
+        weakest[subject] = max(limit, weakest.get(subject, 0.0))
     return weakest
 
 

@@ -191,7 +191,7 @@ class _Pair:
             unreached, is_copy = self.references[0].unreached, self.reference.is_copy
             for skip in not_differentiated(unreached, is_copy, lambda: made.run().unreached):
                 self.ledger.skip(skip)
-        self.ledger.power(self._learned.powers, self._learned.own_precision_powers)
+        self.ledger.limits(self._learned.limits, self._learned.own_precision_limits)
 
     def compare_last(self) -> None:
         """Compare the call that ran last, which is none of the program's own, and forget its tensors."""
@@ -212,11 +212,11 @@ class _Pair:
         found = [finding for _, finding in compared.found]
         if call.relaid:
             found = self._rounding.left(found, call, self.ledger)
-            self.coverage = replace(self.coverage, detection_power={**self.coverage.detection_power, **compared.powers})
+            self.coverage = replace(self.coverage, detection_limit={**self.coverage.detection_limit, **compared.limits})
             self.ledger.add_coverage(of_relaid(call, ledger.coverage()))
             self.ledger.count({"layouts of incoming gradients": 1})
         else:
-            self.ledger.power(compared.powers, compared.own_precision_powers)
+            self.ledger.limits(compared.limits, compared.own_precision_limits)
         self.found += [(index, finding) for finding in found]
 
     def release(self) -> None:
@@ -254,7 +254,7 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
 def _relay(
     pair: _Pair, calls: Sequence[Call], session: Session, shapes: Shapes, allowance: Allowance | None = None
 ) -> None:
-    """Run calls with incoming gradients of other layouts; their detection powers are not those of the user's calls."""
+    """Run calls with incoming gradients of other layouts; their detection limits are not those of the user's calls."""
     tried: list[tuple[Call, Coverage]] = []
     for call in calls:
         left_out = None if allowance is None else allowance.left_out(call)

@@ -104,7 +104,7 @@ class ContiguousGradients:
 def of_relaid(call: Call, coverage: Coverage) -> Coverage:
     """What is to be told of a call's coverage among that of the user's own calls, which had contiguous gradients.
 
-    What could not be judged here was judged there; and the detection power is that of the user's own calls. So are the
+    What could not be judged here was judged there; and the detection limit is that of the user's own calls. So are the
     numbers of calls, tensors and gradients: they tell how many the user's program has.
     """
     skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]
@@ -123,7 +123,7 @@ def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> N
     tried = list(coverages)
     if not tried:
         return
-    limits = sorted(power for _, coverage in tried for power in coverage.detection_power.values())
+    limits = sorted(limit for _, coverage in tried for limit in coverage.detection_limit.values())
     seen = f"; half of them would have shown a relative error of {limits[len(limits) // 2]:.1e}" if limits else ""
     layouts = ", ".join(call.cotangents.value for call, _ in tried)
     ledger.note(f"gradients were also compared with incoming ones {layouts}{seen}")

@@ -324,7 +324,7 @@ class CallComparison:
             for name, scale in rulings.scales.items():
                 self._scales[name] = scale if rulings.anew else scale.widened(self._scales.get(name))
         self._response.count({"tensors": rulings.compared})
-        self._response.power(rulings.powers, rulings.own_precision_powers)
+        self._response.limits(rulings.limits, rulings.own_precision_limits)
         for skip in rulings.skips:
             self._response.skip(skip)
         for note in rulings.notes:

@@ -76,10 +76,10 @@ class Response:
         for ledger in self._ledgers():
             ledger.count(checked)
 
-    def power(self, powers: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
-        """Note detection powers, and what is hidden at the tensors' own precision."""
+    def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
+        """Note detection limits, and what is hidden at the tensors' own precision."""
         for ledger in self._ledgers():
-            ledger.power(powers, own_precision)
+            ledger.limits(limits, own_precision)
 
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip, Verdict
-from checked_backend.report.schema import MAX_DEPTH, SCHEMA, VERSION
+from checked_backend.report.schema import MAX_DEPTH, READ, RENAMED, SCHEMA
 
 __all__ = ["check_verdict", "decode", "loads"]
 
@@ -42,10 +42,45 @@ def decode(raw: object) -> dict[str, Any]:
     if schema != SCHEMA:
         _fail("report.schema", repr(SCHEMA), schema)
     version = top.get("version")
-    if type(version) is not int or version != VERSION:
-        _fail("report.version", f"{VERSION}, the only version that this release reads", version)
+    if type(version) is not int or version not in READ:
+        _fail("report.version", f"one of {list(READ)}, the versions that this release reads", version)
     given = {key: value for key, value in top.items() if key not in ("schema", "version", "verdict")}
+    if version == 1:
+        given = _from_version_1(given)
     return _members(given, "report", _REPORT, required=("findings", "coverage"))
+
+
+def _from_version_1(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a report by the names that they have since version 2. Whether they are right is checked later."""
+    result = dict(report)
+    if "findings" in result:
+        result["findings"] = _renamed_findings(result["findings"], "report.findings")
+    coverage = _renamed(result.get("coverage"), "report.coverage")
+    if isinstance(coverage, dict):
+        if "ignored" in coverage:
+            coverage["ignored"] = _renamed_findings(coverage["ignored"], "report.coverage.ignored")
+        result["coverage"] = coverage
+    return result
+
+
+def _renamed_findings(findings: object, where: str) -> object:
+    if not isinstance(findings, list):
+        return findings
+    return [
+        {**finding, "noise": _renamed(finding["noise"], f"{where}[{position}].noise")}
+        if isinstance(finding, dict) and "noise" in finding
+        else finding
+        for position, finding in enumerate(findings)
+    ]
+
+
+def _renamed(members: object, where: str) -> object:
+    if not isinstance(members, dict):
+        return members
+    for key in RENAMED.values():
+        if key in members:
+            _fail(where, "only the keys of version 1", key)
+    return {RENAMED.get(key, key): entry for key, entry in members.items()}
 
 
 def check_verdict(raw: object, verdict: Verdict) -> None:
@@ -198,7 +233,7 @@ _NOISE: Mapping[str, _Decoder] = {
     "rms": _float,
     "max": _float,
     "source": _text,
-    "detection_power": _optional(_float),
+    "detection_limit": _optional(_float),
 }
 _FINDING: Mapping[str, _Decoder] = {
     "kind": _kind,
@@ -229,8 +264,8 @@ _COVERAGE: Mapping[str, _Decoder] = {
     "skipped": _tuple_of(_record(Skip, _SKIP)),
     "ignored": _tuple_of(_finding),
     "notes": _tuple_of(_text),
-    "detection_power": _mapping_of(_float),
-    "own_precision_power": _mapping_of(_float),
+    "detection_limit": _mapping_of(_float),
+    "own_precision_limit": _mapping_of(_float),
 }
 _REPORT: Mapping[str, _Decoder] = {
     "title": _text,

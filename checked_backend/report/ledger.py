@@ -25,8 +25,8 @@ class Ledger:
         self._skips: dict[Skip, None] = {}
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
-        self._power: dict[str, float] = {}
-        self._own_precision_power: dict[str, float] = {}
+        self._limits: dict[str, float] = {}
+        self._own_precision_limits: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
         self._ignoring: dict[str, str] = {}
 
@@ -87,12 +87,12 @@ class Ledger:
         with self._lock:
             self._checked.update(checked)
 
-    def power(self, powers: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
-        """Note detection powers, and what is hidden at the tensors' own precision; the weakest of all calls is kept."""
+    def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
+        """Note detection limits, and what is hidden at the tensors' own precision; the weakest of all calls is kept."""
         with self._lock:
-            for noted, new in (self._power, powers), (self._own_precision_power, own_precision):
-                for subject, power in new.items():
-                    noted[subject] = max(power, noted.get(subject, 0.0))
+            for noted, new in (self._limits, limits), (self._own_precision_limits, own_precision):
+                for subject, limit in new.items():
+                    noted[subject] = max(limit, noted.get(subject, 0.0))
 
     def region(self, info: RegionInfo) -> None:
         """Add a region's call counts to what is known of it."""
@@ -111,7 +111,7 @@ class Ledger:
     def add_coverage(self, coverage: Coverage) -> None:
         """Add what another ledger has gathered of one call."""
         self.count(coverage.checked)
-        self.power(coverage.detection_power, coverage.own_precision_power)
+        self.limits(coverage.detection_limit, coverage.own_precision_limit)
         for skip in coverage.skipped:
             self.skip(skip)
         for note in coverage.notes:
@@ -143,8 +143,8 @@ class Ledger:
                 skipped=tuple(self._skips),
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
-                detection_power=dict(self._power),
-                own_precision_power=dict(self._own_precision_power),
+                detection_limit=dict(self._limits),
+                own_precision_limit=dict(self._own_precision_limits),
             )
 
     def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:

@@ -61,12 +61,12 @@ def _encode_metrics(metrics: Metrics) -> dict[str, Any]:
 
 
 def _encode_noise(noise: NoiseScale) -> dict[str, Any]:
-    power = noise.detection_power
+    limit = noise.detection_limit
     return {
         "rms": _encode_float(float(noise.rms)),
         "max": _encode_float(float(noise.max)),
         "source": str(noise.source),
-        "detection_power": None if power is None else _encode_float(float(power)),
+        "detection_limit": None if limit is None else _encode_float(float(limit)),
     }
 
 
@@ -77,8 +77,8 @@ def _encode_coverage(coverage: Coverage) -> dict[str, Any]:
         "skipped": [_encode_plain(skip) for skip in coverage.skipped],
         "ignored": [_encode_finding(finding) for finding in coverage.ignored],
         "notes": [str(note) for note in coverage.notes],
-        "detection_power": {str(key): _encode_float(float(v)) for key, v in coverage.detection_power.items()},
-        "own_precision_power": {str(key): _encode_float(float(v)) for key, v in coverage.own_precision_power.items()},
+        "detection_limit": {str(key): _encode_float(float(v)) for key, v in coverage.detection_limit.items()},
+        "own_precision_limit": {str(key): _encode_float(float(v)) for key, v in coverage.own_precision_limit.items()},
     }
 
 

@@ -93,7 +93,7 @@ def view(report: Report) -> ReportView:
         ),
         more=_more(findings[_SHOWN_FINDINGS:]),
         advice=advice,
-        checked=_cut([*_counts(coverage), *map(_region, coverage.regions), *_power(coverage)]),
+        checked=_cut([*_counts(coverage), *map(_region, coverage.regions), *_limits(coverage)]),
         skipped=_cut(_skips(coverage)),
         ignored=_cut([f"{_what(finding)}: {_first_line(finding.message)}" for finding in coverage.ignored]),
         notes=_cut([clean(note) for note in coverage.notes]),
@@ -277,15 +277,15 @@ def _region(region: RegionInfo) -> str:
     return clean(f"{region.name}: {_plural(region.nodes, 'node')}, {checked}{lines}")
 
 
-def _power(coverage: Coverage) -> list[str]:
+def _limits(coverage: Coverage) -> list[str]:
     """Return the subjects on which the check was bluntest: there an error could be largest and still unseen."""
-    worst = sorted(coverage.detection_power.items(), key=lambda item: -item[1])[:3]
+    worst = sorted(coverage.detection_limit.items(), key=lambda item: -item[1])[:3]
     lines = []
-    for subject, power in worst:
-        own = coverage.own_precision_power.get(subject, 0.0)
+    for subject, limit in worst:
+        own = coverage.own_precision_limit.get(subject, 0.0)
         hidden = f"; one that float64 does not show (a kernel's own, or Dynamo's) is hidden up to {own:.2g}"
-        told = f"{clean(subject)}: a relative error above {power:.2g} would have been caught"
-        lines.append(told + (hidden if own > power else ""))
+        told = f"{clean(subject)}: a relative error above {limit:.2g} would have been caught"
+        lines.append(told + (hidden if own > limit else ""))
     return lines
 
 

@@ -52,7 +52,7 @@ def decide(
         ask_twin = low_precision and (anew or pair.name not in known) and is_floating(pair.reference)
         try:
             scale = None if anew else known.get(pair.name)
-            case = _examined(pair, scale, rulings.powers, ask_twin=ask_twin)
+            case = _examined(pair, scale, rulings.limits, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             rulings.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -67,11 +67,11 @@ def decide(
 
 
 def _examined(
-    pair: TensorPair, scale: NoiseBaseline | None, powers: dict[str, float], *, ask_twin: bool
+    pair: TensorPair, scale: NoiseBaseline | None, limits: dict[str, float], *, ask_twin: bool
 ) -> Evidence | None:
     """Look at a tensor once; returns its case if that does not settle it."""
     glance = quick_diff(reference=pair.reference, candidate=pair.candidate)
-    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, powers)):
+    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, limits)):
         return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
     if ask_twin:
@@ -79,13 +79,13 @@ def _examined(
     if glance is None and is_floating(pair.reference) and metrics.nonfinite_mismatched == 0:
         # a mask's infinities, complex numbers: the same question of other numbers
         glance = QuickDiff(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
-        if _settled(pair, glance, scale, powers):
+        if _settled(pair, glance, scale, limits):
             return None
     return None if metrics.bitwise_equal else Evidence.of(pair, metrics)
 
 
-def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, powers: dict[str, float]) -> bool:
+def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, limits: dict[str, float]) -> bool:
     if scale is None or not scale.covers(glance, slack=CHEAP_SLACK):
         return False
-    powers[pair.name] = scale.power(glance, slack=CHEAP_SLACK)
+    limits[pair.name] = scale.limit(glance, slack=CHEAP_SLACK)
     return True

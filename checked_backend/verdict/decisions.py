@@ -44,8 +44,8 @@ class Decisions:
         skips: Controls that could not run, tensors that could not be judged.
         notes: Remarks.
         scales: Noise scales learned, by name.
-        powers: The smallest relative error that would have been caught, by name.
-        own_precision_powers: What noise hides of errors that float64 does not show, by name.
+        limits: The smallest relative error that would have been caught, by name.
+        own_precision_limits: What noise hides of errors that float64 does not show, by name.
         compared: Number of tensors compared.
         anew: Whether what earlier calls taught was left aside.
     """
@@ -54,7 +54,7 @@ class Decisions:
     skips: list[Skip] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scales: dict[str, NoiseBaseline] = field(default_factory=dict)
-    powers: dict[str, float] = field(default_factory=dict)
-    own_precision_powers: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    own_precision_limits: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     anew: bool = False

@@ -116,7 +116,7 @@ def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor, reach:
     Args:
         values: Any numbers.
         magnitude: The elements' absolute values, of the same shape.
-        reach: How much larger, as a power of two.
+        reach: How much larger, as a limit of two.
 
     Returns:
         A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times the
@@ -222,7 +222,7 @@ class NoiseBaseline:
             size = self.sizes[1]
         return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
 
-    def power(self, glance: QuickDiff, *, slack: float) -> float:
+    def limit(self, glance: QuickDiff, *, slack: float) -> float:
         """The smallest relative error that `covers` would have found in a tensor that it covers."""
         size = glance.reference_rms if self.sizes is None else self.sizes[1]
         return slack * self.rms * size / (glance.reference_rms or size or 1.0)

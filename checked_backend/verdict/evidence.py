@@ -148,20 +148,20 @@ class Evidence:
         if self.envelope is None:
             return None
         scale = self.metrics.reference_rms
-        power = ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
-        return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), power)
+        limit = ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
+        return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), limit)
 
-    def detection_power(self) -> float:
+    def detection_limit(self) -> float:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
             spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             logic = max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
-            return logic if self.blind is None else max(logic, self.own_precision_power())
-        return self.own_precision_power()
+            return logic if self.blind is None else max(logic, self.own_precision_limit())
+        return self.own_precision_limit()
 
-    def own_precision_power(self) -> float:
+    def own_precision_limit(self) -> float:
         """The relative error that the noise of the tensor's own precision hides, whatever difference was seen."""
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
         return max(least, ENVELOPE_FACTOR * (self.envelope.rms if self.envelope else 0.0) / self._size())

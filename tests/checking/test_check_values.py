@@ -241,15 +241,15 @@ def test_a_random_state_that_eager_leaves_anew_each_time_accuses_nobody():
     assert any("torch.seed" in skip.reason for skip in report.coverage.skipped)
 
 
-def test_what_region_and_program_judge_has_the_better_detection_power() -> None:
+def test_what_region_and_program_judge_has_the_better_detection_limit() -> None:
     """The whole program's own comparison has no float64 twin; its region's has, and would have caught more."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).to(torch.bfloat16)
     report = agreed(cb.check(model, (batch().bfloat16(),), compiler=rounding_otherwise))
-    powers = report.coverage.detection_power
+    powers = report.coverage.detection_limit
     assert len([name for name in powers if name.startswith("grad[")]) == 4
     assert max(powers.values()) < 1e-6
     # which says nothing of Dynamo's own trace, nor of kernels that are wrong in bfloat16 alone
-    own = report.coverage.own_precision_power
+    own = report.coverage.own_precision_limit
     assert {"output[0]", "grad[0.weight]"} <= own.keys() <= powers.keys()
     assert min(own.values()) > 1e-3
 
@@ -263,7 +263,7 @@ def test_power_against_a_wrong_trace_is_told() -> None:
 
         return cb.check(scaled, (torch.linspace(-2, 2, 99).bfloat16(),), compiler=rounding_otherwise)
 
-    told = agreed(traced_as(1.0)).coverage.own_precision_power["output[0]"]
+    told = agreed(traced_as(1.0)).coverage.own_precision_limit["output[0]"]
     assert 1e-3 < told < 0.5
     assert found(traced_as(1 + 6 * told))
 
@@ -290,6 +290,6 @@ def test_the_power_of_several_calls_is_the_weakest_ones() -> None:
         return run
 
     once, more = (agreed(cb.check(Settling(), (batch(),), compiler=last_bits, iterations=count)) for count in (1, 3))
-    power = once.coverage.own_precision_power["output[0]"]
+    power = once.coverage.own_precision_limit["output[0]"]
     assert power > 1e-4
-    assert more.coverage.own_precision_power["output[0]"] >= power / 2
+    assert more.coverage.own_precision_limit["output[0]"] >= power / 2

@@ -149,7 +149,7 @@ def test_after_a_size_that_eager_refuses_gradients_are_compared() -> None:
     report = agreed(cb.check(even, (batch(4, 3, grad=True),), compiler="aot_eager", dynamic=True))
     assert "eager refuses it: ValueError: an odd batch" in skips(report)
     assert report.coverage.checked["gradients"] > 4
-    assert not report.coverage.detection_power  # all are equal bit for bit
+    assert not report.coverage.detection_limit  # all are equal bit for bit
 
 
 def test_integers_stay_valid_indices_when_sizes_shrink() -> None:

@@ -74,18 +74,18 @@ def test_detection_limits_are_told_under_the_programs_names() -> None:
     def less_precise(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return lambda *args: tuple(output * (1 + 2e-7) for output in gm.forward(*args))
 
-    limits = cb.check(program, (torch.randn(16, 16),), compiler=less_precise).coverage.detection_power
+    limits = cb.check(program, (torch.randn(16, 16),), compiler=less_precise).coverage.detection_limit
     assert set(limits) == {"output[a]", "output[b]"}
 
 
 def test_limits_of_results_in_another_order_are_not_mixed_up() -> None:
     region = RegionInfo("f [0/0]")
-    regions = Coverage((region,), detection_power={"output[0]": 1e-9, "output[1]": 1e-3, "grad[x]": 1e-5})
-    program = Coverage(detection_power={"output[0]": 1e-4, "grad[x]": 1e-2})
+    regions = Coverage((region,), detection_limit={"output[0]": 1e-9, "output[1]": 1e-3, "grad[x]": 1e-5})
+    program = Coverage(detection_limit={"output[0]": 1e-4, "grad[x]": 1e-2})
     told, whole = _told_once(regions, program, {("f [0/0]", "output[1]"): "output[0]"})
-    assert told.detection_power == {"output[0] of f [0/0]": 1e-9, "output[0]": 1e-4, "grad[x]": 1e-5}
-    assert whole.detection_power == {"output[0]": 1e-4, "grad[x]": 1e-5}
+    assert told.detection_limit == {"output[0] of f [0/0]": 1e-9, "output[0]": 1e-4, "grad[x]": 1e-5}
+    assert whole.detection_limit == {"output[0]": 1e-4, "grad[x]": 1e-5}
     # without the names it is not known which is which
     told, whole = _told_once(regions, program, {})
-    assert whole.detection_power["output[0]"] == 1e-4
-    assert "output[0]" not in told.detection_power
+    assert whole.detection_limit["output[0]"] == 1e-4
+    assert "output[0]" not in told.detection_limit

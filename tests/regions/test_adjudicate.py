@@ -174,7 +174,7 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact)
     rulings = judged(controls, exact())
     assert (rulings.findings, rulings.skips, rulings.notes) == ([], [], [])
-    assert rulings.powers["output[0]"] == 1e-9
+    assert rulings.limits["output[0]"] == 1e-9
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
 
@@ -202,7 +202,7 @@ def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
     rulings = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
     assert rulings.findings == []
     assert [skip.subject for skip in rulings.skips] == ["control: float64 twin"]
-    assert rulings.powers["output[0]"] == torch.finfo(torch.bfloat16).eps
+    assert rulings.limits["output[0]"] == torch.finfo(torch.bfloat16).eps
 
 
 def test_integers_of_a_region_in_half_precision_are_not_asked_for() -> None:
@@ -230,7 +230,7 @@ def test_twin_of_another_shape_is_not_used_and_that_is_said() -> None:
     rulings = judged(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
     assert rulings.findings == []
     assert ["has another shape" in note for note in rulings.notes] == [True]
-    assert rulings.powers["output[0]"] > 1e-3  # and the power is not the twin's
+    assert rulings.limits["output[0]"] > 1e-3  # and the power is not the twin's
 
 
 def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
@@ -512,7 +512,7 @@ def test_float64_tells_what_large_noise_hides(noise: float) -> None:
     right = Scripted(torch.float32, exact(), exact, noise=noisy(noise))
     rulings = judged(right, exact() * 1.1, thorough=False)
     assert (rulings.findings, rulings.skips) == ([], [])
-    assert rulings.powers["output[0]"] < 1e-9 * 1.01
+    assert rulings.limits["output[0]"] < 1e-9 * 1.01
 
 
 @pytest.mark.parametrize("lost", ["twin", "high_precision"])
@@ -525,7 +525,7 @@ def test_what_noise_hides_wholly_is_not_judged_without_float64(lost: str) -> Non
     assert ("float64 twin" if lost == "twin" else "high-precision reference") in skip.reason
     small = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.01), lost=(lost,)), exact() * 1.001)
     assert not any(skip.matters for skip in small.skips)
-    assert 0.01 < small.powers["output[0]"] < 0.2
+    assert 0.01 < small.limits["output[0]"] < 0.2
 
 
 def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
@@ -579,7 +579,7 @@ def test_noise_as_large_as_the_tensor_settles_no_later_call() -> None:
 def test_power_of_a_later_call_is_that_of_the_scale() -> None:
     known = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
     later = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004, known=known)
-    assert later.powers["output[0]"] == 4 * known["output[0]"].rms > 1e-3
+    assert later.limits["output[0]"] == 4 * known["output[0]"].rms > 1e-3
 
 
 def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
@@ -642,7 +642,7 @@ def test_noise_as_large_as_the_tensor_in_float64_too(dtype: torch.dtype, drift: 
     controls = Scripted(dtype, exact(), lambda: exact() * 1.1, jumps=tuple(range(1, 11)), drift=drift, noise=2.0**24)
     rulings = judged(controls, exact() * 1.5, thorough=False)
     assert [str(finding.kind) for finding in rulings.findings] == (["nondeterministic"] if drift else [])
-    assert rulings.powers.get("output[0]", 100) > 10
+    assert rulings.limits.get("output[0]", 100) > 10
 
 
 def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:

@@ -350,7 +350,7 @@ def test_half_precision_is_asked_again_ever_more_rarely(order: tuple[int, ...], 
     report = gathered(run)
     assert found(report) == ({("logic", "output[0]")} if seen else set())
     if not seen:  # and no more is claimed
-        assert report.coverage.detection_power["output[0]"] > 0.003
+        assert report.coverage.detection_limit["output[0]"] > 0.003
 
 
 # tensor subclasses have noise and a float64 like others
@@ -503,7 +503,7 @@ def test_a_choice_that_flips_hides_nothing_else(dtype: torch.dtype) -> None:
     report = gathered(lambda: checked(buckets, faults.spoiled_output(rounding_otherwise))(*inputs))
     assert agreed(report)
     if dtype is torch.float32:
-        assert max(report.coverage.detection_power.values()) < 1e-4
+        assert max(report.coverage.detection_limit.values()) < 1e-4
 
 
 def test_gradients_behind_a_choice_that_flips_are_judged() -> None:
@@ -735,7 +735,7 @@ def test_grouped_products_have_a_float64_twin(off: bool) -> None:
     report = gathered(lambda: checked(experts, compiler)(*inputs).square().sum().backward())
     assert found(report) == ({("logic", "grad[weights]")} if off else set())
     assert not report.coverage.skipped
-    assert report.coverage.detection_power["output[0]"] < 1e-6
+    assert report.coverage.detection_limit["output[0]"] < 1e-6
 
 
 TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -838,7 +838,7 @@ def test_a_masked_row_of_attention_hides_nothing(dtype: torch.dtype, fill: float
     otherwise = faults.spoiled_output(rounding_otherwise, how="aot")
     report = gathered(lambda: checked(attention, otherwise)(query, key, value).sum().backward())
     assert agreed(report)
-    assert max(report.coverage.detection_power.values()) < (1e-5 if dtype is torch.float32 else 1e-8)
+    assert max(report.coverage.detection_limit.values()) < (1e-5 if dtype is torch.float32 else 1e-8)
     wrong = faults.scaled_gradient("key", "aot")
     assert found(gathered(lambda: checked(attention, wrong)(query, key, value).sum().backward())) == {
         ("logic", "grad[key]")
@@ -860,7 +860,7 @@ def test_a_loop_has_a_float64_twin() -> None:
         report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))
     assert agreed(report)
     assert not report.coverage.skipped
-    assert report.coverage.detection_power["output[0]"] < 1e-8
+    assert report.coverage.detection_limit["output[0]"] < 1e-8
 
 
 @pytest.mark.parametrize("instead", [torch.nan, -torch.inf, 6e4])
@@ -947,8 +947,8 @@ def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
 
     report = wrong_by(1.004)
     assert agreed(report)
-    assert report.coverage.detection_power["output[0]"] < 1e-8
-    told = report.coverage.own_precision_power["output[0]"]
+    assert report.coverage.detection_limit["output[0]"] < 1e-8
+    told = report.coverage.own_precision_limit["output[0]"]
     assert 0.004 < told < 0.5
     assert agreed(wrong_by(1 + told / 4))
     assert found(wrong_by(1 + 6 * told))
@@ -966,6 +966,6 @@ def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str
     last_bit = faults.spoiled_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
     report = cb.check(windowed, (torch.ones(13),), compiler=last_bit)
     assert agreed(report)
-    assert report.coverage.detection_power["output[0]"] < 1e-8
+    assert report.coverage.detection_limit["output[0]"] < 1e-8
     wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
     assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}

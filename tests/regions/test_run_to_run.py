@@ -103,7 +103,7 @@ def test_digits_that_cancel_in_float64_too_are_noise():
 
     report = cb.check(residue, (torch.linspace(0.1, 1.7, 12),), compiler=otherwise)
     assert report.verdict is Verdict.PASS
-    assert report.coverage.detection_power["output[0]"] > 1
+    assert report.coverage.detection_limit["output[0]"] > 1
 
 
 def test_gelu_that_loses_large_numbers_in_eager_alone():

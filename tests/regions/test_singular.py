@@ -57,7 +57,7 @@ def test_what_is_infinite_in_float64_confirms_no_candidate(name):
     x.requires_grad_(name == "gradient")
     report = cb.check(PROGRAMS[name], (x,), compiler=times(3.0), gradients=False if name != "gradient" else "auto")
     assert report.verdict is not Verdict.PASS, str(report)
-    assert all(limit > 1e-6 for limit in report.coverage.detection_power.values())
+    assert all(limit > 1e-6 for limit in report.coverage.detection_limit.values())
 
 
 @pytest.mark.parametrize(

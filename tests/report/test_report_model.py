@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from checked_backend.errors import CheckedBackendError, DivergenceError
 from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip, Verdict
 from checked_backend.report import Report
+from checked_backend.report.schema import RENAMED
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]
 
@@ -53,7 +54,7 @@ metrics = st.builds(
     reference_value=numbers,
     candidate_value=numbers,
 )
-noises = st.builds(NoiseScale, rms=floats, max=floats, source=texts, detection_power=st.none() | floats)
+noises = st.builds(NoiseScale, rms=floats, max=floats, source=texts, detection_limit=st.none() | floats)
 maybe = st.none() | texts
 findings = st.builds(
     Finding,
@@ -84,8 +85,8 @@ coverages = st.builds(
     skipped=st.lists(st.builds(Skip, texts, texts, st.booleans(), texts), max_size=3).map(tuple),
     ignored=st.lists(findings, max_size=1).map(tuple),
     notes=st.lists(texts, max_size=2).map(tuple),
-    detection_power=st.dictionaries(texts, floats, max_size=2),
-    own_precision_power=st.dictionaries(texts, floats, max_size=2),
+    detection_limit=st.dictionaries(texts, floats, max_size=2),
+    own_precision_limit=st.dictionaries(texts, floats, max_size=2),
 )
 reports = st.builds(
     Report,
@@ -207,8 +208,8 @@ def edited(**changes: object) -> str:
             "not a report: not JSON: the constant NaN is not JSON; a report writes it as a string",
         ),
         (
-            edited(version=2),
-            "not a report: report.version: expected 1, the only version that this release reads, got 2",
+            edited(version=3),
+            "not a report: report.version: expected one of [1, 2], the versions that this release reads, got 3",
         ),
         (edited(version=True), None),
         (edited(title=3), "not a report: report.title: expected text, got 3"),
@@ -227,8 +228,8 @@ def edited(**changes: object) -> str:
             edited(coverage__checked={"outputs": -1}),
             "not a report: report.coverage.checked['outputs']: expected an integer from 0 up, got -1",
         ),
-        (edited(coverage__detection_power={"x": 10**400}), None),
-        (edited(coverage__detection_power={"x": "infinity"}), None),
+        (edited(coverage__detection_limit={"x": 10**400}), None),
+        (edited(coverage__detection_limit={"x": "infinity"}), None),
         (
             edited(coverage__skipped=[{"subject": "x", "reason": "y", "matters": 1}]),
             "not a report: report.coverage.skipped[0].matters: expected true or false, got 1",
@@ -263,3 +264,41 @@ def test_from_json_never_fails_in_another_way(data: st.DataObject, value: object
     place[key] = value
     with suppress(CheckedBackendError):
         Report.from_json(json.dumps(raw))
+
+
+def old_names(value: object) -> object:
+    if isinstance(value, list):
+        return [old_names(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    old = {new: name for name, new in RENAMED.items()}
+    return {old.get(key, key): old_names(entry) for key, entry in value.items()}
+
+
+@given(reports)
+def test_version_1_is_still_read(report: Report) -> None:
+    text = report.to_json()
+    raw = old_names(json.loads(text))
+    assert isinstance(raw, dict)
+    assert Report.from_json(json.dumps({**raw, "version": 1})).to_json() == Report.from_json(text).to_json()
+
+
+def test_names_of_the_other_version_are_refused() -> None:
+    raw = json.loads(Report((), Coverage(detection_limit={"output[0]": 1e-9})).to_json())
+    old = old_names(raw)
+    assert isinstance(old, dict)
+    for wrong in ({**raw, "version": 1}, old):
+        with pytest.raises(CheckedBackendError, match=r"not a report: report\.coverage: expected only the keys"):
+            Report.from_json(json.dumps(wrong))
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_tells_the_new_one(old: str) -> None:
+    with pytest.raises(AttributeError, match=f"Coverage.{old} is called {RENAMED[old]}"):
+        getattr(Coverage(), old)
+
+
+def test_the_old_name_of_a_noise_scale_tells_the_new_one() -> None:
+    name = "detection_power"
+    with pytest.raises(AttributeError, match=r"NoiseScale\.detection_power is called detection_limit"):
+        getattr(NoiseScale(1.0, 1.0, ""), name)

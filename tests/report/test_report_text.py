@@ -68,8 +68,8 @@ COVERAGE = Coverage(
     ),
     ignored=(Finding(Kind.ALIAS, "output[1]", "is the input itself", "alias.identity"),),
     notes=("fusion-rounding: clears under emulate_precision_casts",),
-    detection_power={"output[0]": 1e-4},
-    own_precision_power={"output[0]": 0.02, "output[1]": 1e-6},
+    detection_limit={"output[0]": 1e-4},
+    own_precision_limit={"output[0]": 0.02, "output[1]": 1e-6},
 )
 
 FULL = """\

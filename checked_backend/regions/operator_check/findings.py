@@ -77,7 +77,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
             rms=error.limit * _size(first.right),
             max=error.limit * _size(first.right),
             source="this operator alone: float64 on the compiled program's own inputs, moved by a rounding",
-            detection_power=error.limit,
+            detection_limit=error.limit,
         ),
         evidence=evidence,
         graph="dynamo",

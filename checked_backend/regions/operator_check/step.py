@@ -89,8 +89,8 @@ class OperatorJudge:
         """No more can hide in a result than in the operator that can be most wrong, where each was judged by itself."""
         with self._lock:
             limits = self._limits
-        rulings.own_precision_powers = {
-            name: min(power, limits.get(name, power)) for name, power in rulings.own_precision_powers.items()
+        rulings.own_precision_limits = {
+            name: min(limit, limits.get(name, limit)) for name, limit in rulings.own_precision_limits.items()
         }
 
 

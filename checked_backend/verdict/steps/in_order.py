@@ -279,14 +279,14 @@ class Steps:
         if case.metrics.nonfinite_mismatched == 0:
             self._rulings.scales[case.pair.name] = case.remembered(coarse=self._low_precision)
         if case.has_numbers():
-            self._rulings.powers[case.pair.name] = case.detection_power()
+            self._rulings.limits[case.pair.name] = case.detection_limit()
         if case.blind is not None:
             self._rulings.notes.append(
                 f"{case.pair.subject}: float64 has NaN or infinity in {int(case.blind.sum())} of its elements where "
                 "eager has numbers, and confirms nothing there: they were judged by the noise of their own precision"
             )
         if case.logic_differs is False and not case.same_bits:
-            self._rulings.own_precision_powers[case.pair.name] = case.own_precision_power()
+            self._rulings.own_precision_limits[case.pair.name] = case.own_precision_limit()
         case.closed = True
 
     def _hides_everything(self, case: Evidence) -> bool:
@@ -297,7 +297,7 @@ class Steps:
         if blindly_excused := case.excused_by_jumps_alone():
             self._not_judged(case, singular(blindly_excused))
             return True
-        if case.detection_power() < 1 or case.vanishes or not case.mostly_hidden():
+        if case.detection_limit() < 1 or case.vanishes or not case.mostly_hidden():
             return False
         if case.same_bits and case.blind is not None:
             return False  # there is no difference to judge, and no limit is claimed
