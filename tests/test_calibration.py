@@ -17,9 +17,7 @@ from calibration.run import DTYPES, Case, Outcome, run_case
 from calibration.table import detectable, render
 
 import checked_backend as cb
-from checked_backend.verdict import evidence as cases
-from checked_backend.verdict import outliers as judge
-from checked_backend.verdict.steps import in_order as hearing
+from checked_backend.verdict import thresholds
 
 CLEAN = [
     ("encoder_block", "training", "everything"),
@@ -208,8 +206,8 @@ def test_program_goes_on_where_it_was_stopped(
 
 
 def test_a_constant_can_be_changed_for_a_run() -> None:
-    with changed(["judge.ENVELOPE_FACTOR=2", "hearing.FIRST_RUNS=1"]):
-        assert (judge.ENVELOPE_FACTOR, cases.ENVELOPE_FACTOR, hearing.FIRST_RUNS) == (2.0, 2.0, 1)
-    assert judge.ENVELOPE_FACTOR == cases.ENVELOPE_FACTOR == 8.0
-    with pytest.raises(ValueError, match=r"is not MODULE\.NAME of a number"), changed(["judge.NOTHING=1"]):
+    with changed(["ENVELOPE_FACTOR=2", "FIRST_RUNS=1"]):
+        assert (thresholds.ENVELOPE_FACTOR, thresholds.FIRST_RUNS) == (2.0, 1)
+    assert thresholds.ENVELOPE_FACTOR == 8.0
+    with pytest.raises(ValueError, match="'NOTHING' is no number"), changed(["NOTHING=1"]):
         pass

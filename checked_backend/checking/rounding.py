@@ -13,8 +13,8 @@ import torch
 from checked_backend.checking.compare_runs import in_step
 from checked_backend.checking.program import Program
 from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runs import Values
-from checked_backend.verdict.outliers import TWIN_TOLERANCE
 
 __all__ = ["Rounding"]
 
@@ -61,4 +61,6 @@ def _same(reference: torch.Tensor, traced: torch.Tensor) -> bool:
     if not bool(reference.isfinite().all()):
         return False  # two that are NaN or infinite in float64 agree whatever else they compute
     size = float(reference.abs().mean()) if reference.numel() else 0.0
-    return torch.allclose(reference, traced, rtol=TWIN_TOLERANCE, atol=TWIN_TOLERANCE * size, equal_nan=True)
+    return torch.allclose(
+        reference, traced, rtol=thresholds.TWIN_TOLERANCE, atol=thresholds.TWIN_TOLERANCE * size, equal_nan=True
+    )

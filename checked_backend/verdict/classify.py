@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from checked_backend.findings import Kind
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.envelope import root_mean_square, widened
 from checked_backend.verdict.evidence import Evidence, is_floating
-from checked_backend.verdict.outliers import ENVELOPE_FACTOR
 
 __all__ = [
     "CHANGES_IN_FLOAT64",
@@ -20,18 +20,6 @@ __all__ = [
     "classify",
     "singular",
 ]
-
-COARSEST = torch.finfo(torch.bfloat16).eps
-"""Programs round to nothing coarser than bfloat16: a difference beyond what that does is not one of precision."""
-
-MANY = 64.0
-"""This many envelopes are more than rounding in half precision, however it is done, adds up to."""
-
-FEW = 8
-"""Fewer elements than this are in proportion by chance."""
-
-OF_THAT = 0.1
-"""What is left of a difference beside one factor for all elements, as a part of that difference."""
 
 
 class Classification(NamedTuple):
@@ -150,22 +138,24 @@ def _beyond_any_precision(case: Evidence) -> bool:
     """Whether a difference is greater, in units of the noise, than computing in the coarsest dtype would make it."""
     if case.envelope is None:
         return False
-    coarser = COARSEST / torch.finfo(case.pair.reference.dtype).eps
+    coarser = thresholds.COARSEST_ROUNDOFF / torch.finfo(case.pair.reference.dtype).eps
     # compared with the noise itself, not with what is allowed
-    return case.outside.worst * ENVELOPE_FACTOR > coarser
+    return case.outside.worst * thresholds.ENVELOPE_FACTOR > coarser
 
 
 def _is_many_times_its_noise(case: Evidence) -> bool:
     """The same of the tensor as a whole: small elements may lose all of their digits to rounding inside a kernel."""
     if case.envelope is None or not is_floating(case.pair.reference):
         return False
-    coarser = max(COARSEST / torch.finfo(case.pair.reference.dtype).eps, MANY)
+    coarser = max(
+        thresholds.COARSEST_ROUNDOFF / torch.finfo(case.pair.reference.dtype).eps, thresholds.PRECISION_ENVELOPES
+    )
     return case.metrics.rmse > coarser * case.envelope.rms
 
 
 def _in_proportion(case: Evidence) -> bool:
     """Whether a tensor is eager's times a number: doubled, or zero. Rounding goes both ways, and has no such order."""
-    if not is_floating(case.pair.reference) or case.pair.reference.numel() < FEW:
+    if not is_floating(case.pair.reference) or case.pair.reference.numel() < thresholds.FACTOR_ELEMENTS:
         return False
     reference, candidate = (widened(one).to(torch.float64) for one in (case.pair.reference, case.pair.candidate))
     squares = float(reference.square().sum())
@@ -174,7 +164,9 @@ def _in_proportion(case: Evidence) -> bool:
     factor = float((reference * candidate).sum()) / squares
     left = root_mean_square(candidate - factor * reference)
     apart = abs(factor - 1)
-    return apart > COARSEST and left <= OF_THAT * apart * root_mean_square(reference)
+    return apart > thresholds.COARSEST_ROUNDOFF and left <= thresholds.FACTOR_REMAINDER * apart * root_mean_square(
+        reference
+    )
 
 
 def _plain(kind: Kind, message: str) -> Classification:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from checked_backend.findings import Skip
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diff
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import short
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
@@ -21,9 +22,6 @@ from checked_backend.verdict.evidence import Evidence, is_floating
 from checked_backend.verdict.steps.in_order import Steps
 
 __all__ = ["decide"]
-
-CHEAP_SLACK = 4.0
-"""How much a remembered scale may be exceeded before a tensor is adjudicated again."""
 
 
 def decide(
@@ -85,7 +83,7 @@ def _examined(
 
 
 def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, limits: dict[str, float]) -> bool:
-    if scale is None or not scale.covers(glance, slack=CHEAP_SLACK):
+    if scale is None or not scale.covers(glance, slack=thresholds.REMEMBERED_SLACK):
         return False
-    limits[pair.name] = scale.limit(glance, slack=CHEAP_SLACK)
+    limits[pair.name] = scale.limit(glance, slack=thresholds.REMEMBERED_SLACK)
     return True

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.envelope import difference
 
 __all__ = ["least_digits", "lost_digits"]
 
-LOST = 1e-3
-"""Relative error of an element that has lost its digits: fewer than three are right."""
-
-LOST_ROUNDOFFS = 64.0
-"""The same in machine epsilons, for dtypes that have few digits to lose."""
-
-EAGER_FACTOR = 20.0
-"""And it is this many times greater than the greatest relative error that eager has in elements no smaller."""
-
 
 def least_digits(dtype: torch.dtype) -> float:
     """The relative error from which on an element of a floating dtype has lost its digits."""
-    return max(LOST, LOST_ROUNDOFFS * torch.finfo(dtype).eps)
+    return max(thresholds.LOST_DIGITS, thresholds.LOST_DIGITS_ROUNDOFFS * torch.finfo(dtype).eps)
 
 
 def lost_digits(
@@ -51,7 +43,9 @@ def lost_digits(
     if not bool(lost.any()):
         return lost
     error = torch.where(judged, eager / magnitude, 0.0)
-    return lost & (compiled > EAGER_FACTOR * _greatest_from_here_on(error, magnitude, judged) * magnitude)
+    return lost & (
+        compiled > thresholds.LOST_DIGITS_EAGER_FACTOR * _greatest_from_here_on(error, magnitude, judged) * magnitude
+    )
 
 
 def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:

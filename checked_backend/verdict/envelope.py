@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.numerics.quick_diff import QuickDiff
+from checked_backend.verdict import thresholds
 
 __all__ = [
-    "REACH",
     "Envelope",
     "NoiseBaseline",
     "difference",
@@ -24,9 +24,6 @@ __all__ = [
     "unit_roundoff",
     "widened",
 ]
-
-REACH = 10
-"""Elements up to ``2 ** REACH`` times as large as another one make it noisy: algorithms work on many at once."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -108,7 +105,9 @@ def root_mean_square(values: torch.Tensor) -> float:
     return norm / float(wide.numel() ** 0.5)
 
 
-def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor, reach: int = REACH) -> torch.Tensor:
+def local_root_mean_square(
+    values: torch.Tensor, magnitude: torch.Tensor, reach: int = thresholds.NEIGHBOUR_BITS
+) -> torch.Tensor:
     """For each element, the root mean square of the values of those that are not much larger than it.
 
     One huge element, say of a mask, says nothing about the noise of others.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from checked_backend.findings import Metrics, NoiseScale
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import (
@@ -18,37 +19,9 @@ from checked_backend.verdict.envelope import (
     root_mean_square,
     widened,
 )
-from checked_backend.verdict.flips import STRONG_FACTOR
-from checked_backend.verdict.outliers import (
-    ENVELOPE_FACTOR,
-    TWIN_ENVELOPE_FACTOR,
-    TWIN_TOLERANCE,
-    Outliers,
-    outside_noise,
-)
+from checked_backend.verdict.outliers import Outliers, outside_noise
 
 __all__ = ["Evidence", "extended", "is_floating"]
-
-VANISHING = 1e-6
-"""A tensor whose float64 result is this part of its noise is zero but for rounding.
-
-Gradients of a bias before a normalisation, or of a key's bias under softmax, are: 1e-9 of their noise in float32.
-"""
-
-MOSTLY = 0.5
-"""A tensor counts as hidden from this part of its squares on."""
-
-VANISHED = 1e-3
-"""And this part of what was computed instead."""
-
-COARSE = 1 / ENVELOPE_FACTOR
-"""Relative noise in which an error of 100 % would be lost."""
-
-REPEATS = 1e-6
-"""A float64 reference repeats itself if its control runs, with junk in uninitialised memory, spread less, relative.
-
-Rounding in float64 spreads 1e-16 times the program's condition. Junk spreads 1.
-"""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +100,7 @@ class Evidence:
         """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
         if self.float64_envelope is None or self.high_precision is None or self.all_blind:
             return False
-        return self.float64_envelope.rms <= REPEATS * root_mean_square(self.high_precision)
+        return self.float64_envelope.rms <= thresholds.FLOAT64_REPEATS * root_mean_square(self.high_precision)
 
     @property
     def all_blind(self) -> bool:
@@ -141,14 +114,14 @@ class Evidence:
             return False
         size = root_mean_square(self.high_precision)
         found = max(self.metrics.reference_rms, self.metrics.rmse)
-        return size <= VANISHING * self.envelope.rms and size <= VANISHED * found
+        return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.VANISHING_BESIDE_FOUND * found
 
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
         if self.envelope is None:
             return None
         scale = self.metrics.reference_rms
-        limit = ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
+        limit = thresholds.ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
         return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), limit)
 
     def detection_limit(self) -> float:
@@ -157,14 +130,14 @@ class Evidence:
             spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
             # eager may have NaN where float64 has large numbers, and noise where it has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
-            logic = max(TWIN_TOLERANCE, TWIN_ENVELOPE_FACTOR * spread / size)
+            logic = max(thresholds.TWIN_TOLERANCE, thresholds.TWIN_ENVELOPE_FACTOR * spread / size)
             return logic if self.blind is None else max(logic, self.own_precision_limit())
         return self.own_precision_limit()
 
     def own_precision_limit(self) -> float:
         """The relative error that the noise of the tensor's own precision hides, whatever difference was seen."""
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
-        return max(least, ENVELOPE_FACTOR * (self.envelope.rms if self.envelope else 0.0) / self._size())
+        return max(least, thresholds.ENVELOPE_FACTOR * (self.envelope.rms if self.envelope else 0.0) / self._size())
 
     def _spread_in_float64(self) -> float:
         return max(
@@ -175,10 +148,13 @@ class Evidence:
         """Whether most of the tensor (of its squares) is in elements whose own noise is as large as they are."""
         if self.logic_differs is False and self.high_precision is not None:
             reference = self.high_precision
-            noises = (self.float64_envelope, TWIN_ENVELOPE_FACTOR), (self.float64_further, STRONG_FACTOR)
+            noises = (
+                (self.float64_envelope, thresholds.TWIN_ENVELOPE_FACTOR),
+                (self.float64_further, thresholds.STRONG_FACTOR),
+            )
         else:
             reference = self.pair.reference
-            noises = (self.envelope, ENVELOPE_FACTOR), (None, 0.0)
+            noises = (self.envelope, thresholds.ENVELOPE_FACTOR), (None, 0.0)
         size = difference(reference, torch.zeros_like(reference)).to(torch.float64).nan_to_num_(posinf=0.0)
         hidden = torch.zeros(size.shape, dtype=torch.bool, device=size.device)
         for runs, factor in noises:
@@ -189,7 +165,7 @@ class Evidence:
             size = torch.where(self.blind, own, size)
             hidden = torch.where(self.blind, self._lost_in_its_noise(own), hidden)
         weight = (size / (size.max() or 1.0)).square()
-        return bool((weight * hidden).sum() >= MOSTLY * weight.sum())
+        return bool((weight * hidden).sum() >= thresholds.HIDDEN_SHARE * weight.sum())
 
     def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
         """Which elements are no larger than what they were allowed at their own precision, or turn into NaN by it."""
@@ -198,7 +174,7 @@ class Evidence:
         noise = torch.maximum(
             self.envelope.values.to(torch.float64), local_root_mean_square(self.envelope.values, size)
         )
-        lost = ENVELOPE_FACTOR * noise >= size
+        lost = thresholds.ENVELOPE_FACTOR * noise >= size
         return lost if self.envelope.unstable is None else lost | self.envelope.unstable
 
     def excused_by_jumps_alone(self) -> int:
@@ -235,7 +211,9 @@ class Evidence:
         noise = self.relative_noise()
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
         sizes = (self.metrics.reference_rms, size) if self.vanishes else None
-        return NoiseBaseline(noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= COARSE)
+        return NoiseBaseline(
+            noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= thresholds.COARSE_NOISE
+        )
 
     def _size(self) -> float:
         return self.metrics.reference_rms or 1.0

@@ -6,20 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.envelope import Envelope
 
-__all__ = ["STRONG_FACTOR", "as_rare_as_jumps", "as_rare_as_unstable"]
-
-STRONG_FACTOR = 4.0
-"""A candidate may lie this many strong envelopes from the reference, where they are out of proportion."""
-
-MISSED_JUMPS = 0.1
-"""Of the elements that flip in strong control runs, this share may flip in the candidate alone besides; so may of those
-that turn into NaN or infinity."""
-
-SAME_PLACE = 0.01
-"""Relative: elements that are to be excused by others that turn into NaN are within this of one of them, or within what
-those move."""
+__all__ = ["as_rare_as_jumps", "as_rare_as_unstable"]
 
 
 def as_rare_as_jumps(
@@ -35,9 +25,9 @@ def as_rare_as_jumps(
     """
     if strong is None or not bool(jumps.any()):
         return False
-    if int(outside.sum().item()) > MISSED_JUMPS * int(jumps.sum().item()):
+    if int(outside.sum().item()) > thresholds.MISSED_JUMPS * int(jumps.sum().item()):
         return False
-    return bool((distance[outside] <= STRONG_FACTOR * strong.values[jumps].max()).all())
+    return bool((distance[outside] <= thresholds.STRONG_FACTOR * strong.values[jumps].max()).all())
 
 
 def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], values: torch.Tensor) -> torch.Tensor:
@@ -57,9 +47,9 @@ def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], 
         if one.unstable is not None:
             unstable, count = unstable | one.unstable, count + int(one.unstable.sum().item())
             reach = max(reach, float(torch.where(one.unstable, one.values, 0.0).max().item()))
-    if not bool(nonfinite.any()) or int(nonfinite.sum().item()) > MISSED_JUMPS * count:
+    if not bool(nonfinite.any()) or int(nonfinite.sum().item()) > thresholds.MISSED_JUMPS * count:
         return none
-    return nonfinite & _near(values.to(torch.float64), unstable, STRONG_FACTOR * reach)
+    return nonfinite & _near(values.to(torch.float64), unstable, thresholds.STRONG_FACTOR * reach)
 
 
 def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
@@ -70,5 +60,5 @@ def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Ten
     place = torch.searchsorted(known, values.contiguous())
     above, below = known[place.clamp_max(len(known) - 1)], known[(place - 1).clamp_min(0)]
     apart = torch.minimum((values - above).abs(), (values - below).abs())
-    near: torch.Tensor = apart <= SAME_PLACE * values.abs() + reach
+    near: torch.Tensor = apart <= thresholds.SAME_PLACE * values.abs() + reach
     return near

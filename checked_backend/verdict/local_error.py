@@ -12,39 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.envelope import local_root_mean_square, widened
 
 __all__ = ["LocalError", "local_error"]
-
-SPREAD_FACTOR = 4.0
-"""The root mean square of the error, in units of each element's own noise, that is always allowed."""
-
-SPREAD_FEW = 5.0
-"""What is allowed more in a tensor of n elements, divided by the root of n."""
-
-BIAS_ROUNDOFFS = 2.0
-"""A common factor may be off by this many unit roundoffs: a function that is always one unit too large is."""
-
-BIAS_FACTOR = 3.0
-"""And by this many times what it is off in the control runs."""
-
-ROUNDING = 0.6
-"""Root mean square of the error of rounding to nearest, in unit roundoffs of the result, at most: 1 / sqrt(3)."""
-
-TRIMMED = 256
-"""One element in so many is left out: a comparison or a tie that flips says nothing about an operator."""
-
-TRIMMED_JUMPS = 16
-"""The same where the operator chooses by floating-point values."""
-
-FEW = 32
-"""No element is left out of a tensor with fewer than this."""
-
-SUBNORMAL = 1e-30
-"""Of a dtype whose least normal number is below this, smaller numbers may be flushed to zero."""
-
-ABSURD = 1e4
-"""Ratios are cut here, so that their squares can be added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +81,22 @@ def local_error(
         wide = [values[finite] for values in wide]
     found, eager, right, *moved = wide
     count = right.numel()
-    if count == 0 or (jumps and count < FEW):
+    if count == 0 or (jumps and count < thresholds.TRIMMED_FROM):
         return None
     noise = _noise(candidate.dtype, eager, right, moved, roundoff, narrows=narrows)
-    ratios = ((found - right).abs() / noise).clamp_max_(ABSURD)
+    ratios = ((found - right).abs() / noise).clamp_max_(thresholds.GREATEST_RATIO)
     ratios = torch.where(found == right, 0.0, ratios)
-    sizes = torch.where(right == 0, 0.0, (right.abs() / noise).clamp_max_(ABSURD * ABSURD))
-    left_out = max(1, count // (TRIMMED_JUMPS if jumps else TRIMMED)) if count >= FEW else 0
+    sizes = torch.where(
+        right == 0, 0.0, (right.abs() / noise).clamp_max_(thresholds.GREATEST_RATIO * thresholds.GREATEST_RATIO)
+    )
+    left_out = (
+        max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
+        if count >= thresholds.TRIMMED_FROM
+        else 0
+    )
     kept = ratios.argsort()[: count - left_out]
     spread = _root_mean_square(ratios[kept])
-    allowed = SPREAD_FACTOR + SPREAD_FEW / math.sqrt(count)
+    allowed = thresholds.SPREAD_FACTOR + thresholds.SPREAD_OF_FEW / math.sqrt(count)
     size = _root_mean_square(sizes[kept])
     bias, bias_allowed = _bias(
         found[kept],
@@ -153,7 +130,7 @@ def _noise(
     """Each element's own noise: of its inputs' roundings, of its own, and of what eager rounds inside."""
     magnitude = right.abs()
     rounding = roundoff * magnitude
-    squares = (ROUNDING * rounding).square_() + _quantum(dtype) ** 2
+    squares = (thresholds.ROUNDING_RMS * rounding).square_() + _quantum(dtype) ** 2
     if moved:
         spread = torch.stack([(values - right).square_() for values in moved]).mean(0)
         squares += spread
@@ -184,7 +161,11 @@ def _bias(
         return float((weighted * (values - right)).sum()) / total
 
     controls = max((abs(factor(values)) for values in moved), default=0.0)
-    allowed = BIAS_ROUNDOFFS * roundoff + BIAS_FACTOR * (controls + 1 / math.sqrt(total)) + 2 * abs(factor(eager))
+    allowed = (
+        thresholds.BIAS_ROUNDOFFS * roundoff
+        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total))
+        + 2 * abs(factor(eager))
+    )
     flushed = quantum * float(weighted.abs().sum()) / total  # all the same way
     return factor(found), allowed + flushed
 
@@ -192,7 +173,7 @@ def _bias(
 def _quantum(dtype: torch.dtype) -> float:
     """Half the step between subnormal numbers; where some processors flush those to zero, the least normal one."""
     limits = torch.finfo(dtype)
-    return limits.tiny if limits.tiny < SUBNORMAL else limits.tiny * limits.eps / 2
+    return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps / 2
 
 
 def _root_mean_square(values: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.digits import least_digits, lost_digits
 from checked_backend.verdict.envelope import (
     Envelope,
@@ -24,13 +25,9 @@ from checked_backend.verdict.envelope import (
     unit_roundoff,
     widened,
 )
-from checked_backend.verdict.flips import STRONG_FACTOR, as_rare_as_jumps, as_rare_as_unstable
+from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable
 
 __all__ = [
-    "CORRELATED_MAGNITUDE",
-    "ENVELOPE_FACTOR",
-    "EXACT_ROUNDOFFS",
-    "STRONG_MAGNITUDE",
     "Closeness",
     "Outliers",
     "TwinDifference",
@@ -39,60 +36,6 @@ __all__ = [
     "outside_noise",
     "twin_difference",
 ]
-
-ENVELOPE_FACTOR = 8.0
-"""A candidate may lie this many envelopes from the reference: its roundings are other draws, and more or fewer.
-
-"Monte Carlo arithmetic, first look", as a share of that: worst clean case 1.05 in bfloat16 (``focal_loss``) and 4.1 in
-float32 (the elementary functions of ``rotary`` off by one unit always), which later layers settle; smallest caught bug
-1.37 in float32 (an eps outside of its root). In bfloat16 bugs lie far below the noise too (5e-4), so that the float64
-twin must be asked.
-"""
-
-EAGER_FACTOR = 4.0
-"""A candidate may be this many times further from float64 than eager is.
-
-"Distance from float64 over eager's": worst clean case 2.6 (``lstm`` in bfloat16; 6.0 for ``rotary`` in float32, which
-stronger Monte Carlo runs settle), smallest caught bug 8.0 in float32 (one element of a loss 1 % too large).
-"""
-
-CORRELATED_MAGNITUDE = 2.0
-"""Size of the roundings, in unit roundoffs, in control runs whose sums are correlated."""
-
-STRONG_MAGNITUDE = 16.0
-"""The same in the strong control runs, which look for what jumps.
-
-At a quarter of it they miss bins of ``quantile`` that flip, and two clean cases are accused.
-"""
-
-OUT_OF_PROPORTION = 2.0
-"""A strong envelope is out of proportion if it is this many times what `STRONG_MAGNITUDE` makes of the other one."""
-
-EXACT_ROUNDOFFS = 1.0
-"""A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
-
-SUBNORMAL = 1e-30
-"""Below this, what is smaller than the least normal number counts as zero."""
-
-TWIN_TOLERANCE = 1e-9
-"""Relative difference between the float64 reference and the float64 twin that can only be wrong logic.
-
-"float64 twin, relative": worst clean case 1.6e-14 (``rotary``), smallest caught bug 1e-8 (a scale of 1.001e-3 for
-1e-3 on what a constant is added to).
-"""
-
-TWIN_ENVELOPE_FACTOR = 256.0
-"""The same in envelopes of the float64 reference, for ill-conditioned programs.
-
-"float64 twin, of what is allowed": worst clean case 0.0079 (``gpt_block`` in float64), smallest caught bug 5.0 in
-floats (0.012 are integers that flip, ``quantile``, and are caught at their own precision).
-"""
-
-LEFT_OVER = 50
-"""What is left where terms cancel inside of a float64 kernel is ``2 ** -LEFT_OVER`` of them, a few roundoffs."""
-
-CANCELLED = 60
-"""Elements up to ``2 ** CANCELLED`` times as large tell how large terms were that left so little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +109,7 @@ def outside_noise(
         eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
         blind = unconfirmed(reference, high_precision)
         lost = eager.isinf() if blind is None else eager.isinf() & ~blind
-        inside |= eager.isfinite() & (compiled <= EAGER_FACTOR * eager)
+        inside |= eager.isfinite() & (compiled <= thresholds.EAGER_FACTOR * eager)
         without = compiled.isinf() & ~_finite(candidate)
         inside |= lost & (without | _has_digits(compiled, high_precision, reference.dtype))
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
@@ -218,15 +161,15 @@ def _allowances(
     typical = envelope.values
     if dtype.is_floating_point or dtype.is_complex:
         typical = local_root_mean_square(envelope.values, magnitude).to(envelope.values.dtype)
-    rounding = 2 * EXACT_ROUNDOFFS * unit_roundoff(dtype) * magnitude + _nothing(dtype)
-    allowed = ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
-    own = ENVELOPE_FACTOR * envelope.values + rounding
+    rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(dtype) * magnitude + _nothing(dtype)
+    allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
+    own = thresholds.ENVELOPE_FACTOR * envelope.values + rounding
     if strong is None:
         return allowed, own, None
-    proportion = OUT_OF_PROPORTION * STRONG_MAGNITUDE / CORRELATED_MAGNITUDE
+    proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
     jumps = strong.values > proportion * envelope.values
-    allowed = torch.where(jumps, torch.maximum(allowed, STRONG_FACTOR * strong.values), allowed)
-    own = torch.where(jumps, torch.maximum(own, STRONG_FACTOR * strong.values), own)
+    allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * strong.values), allowed)
+    own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * strong.values), own)
     return allowed, own, jumps
 
 
@@ -238,7 +181,7 @@ def _nothing(dtype: torch.dtype) -> float:
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     limits = torch.finfo(dtype)
-    return limits.tiny if limits.tiny < SUBNORMAL else limits.tiny * limits.eps
+    return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps
 
 
 def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
@@ -304,7 +247,7 @@ def as_good_as_eager(
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
     ratio = max(_ratio(compiled_rms, eager_rms), _ratio(greatest[1], greatest[0])) if nowhere_worse else float("inf")
-    return Closeness(ratio <= EAGER_FACTOR, eager_rms, compiled_rms, ratio)
+    return Closeness(ratio <= thresholds.EAGER_FACTOR, eager_rms, compiled_rms, ratio)
 
 
 def _has_digits(distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -367,12 +310,16 @@ def twin_difference(
     equal = not bool(distance.any())
     scale = root_mean_square(high_precision)
     magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
-    allowed = TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
+    allowed = thresholds.TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
     allowed = allowed + torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
-    allowed = allowed + 2.0**-LEFT_OVER * local_root_mean_square(magnitude, magnitude, CANCELLED)
+    allowed = allowed + 2.0**-thresholds.CANCELLED_REST_BITS * local_root_mean_square(
+        magnitude, magnitude, thresholds.CANCELLED_BITS
+    )
     if envelope is not None:
         noise = envelope.values.to(torch.float64)
-        allowed = allowed + TWIN_ENVELOPE_FACTOR * torch.maximum(noise, local_root_mean_square(noise, magnitude))
+        allowed = allowed + thresholds.TWIN_ENVELOPE_FACTOR * torch.maximum(
+            noise, local_root_mean_square(noise, magnitude)
+        )
     for runs in (envelope, further):
         if runs is not None and runs.unstable is not None:
             distance = torch.where(runs.unstable & distance.isinf(), 0.0, distance)
@@ -381,7 +328,7 @@ def twin_difference(
             distance = torch.where(as_rare_as_unstable(distance.isinf(), (runs,), known), 0.0, distance)
     if further is not None:
         jumps = further.values > allowed
-        allowed = torch.where(jumps, STRONG_FACTOR * further.values.to(torch.float64), allowed)
+        allowed = torch.where(jumps, thresholds.STRONG_FACTOR * further.values.to(torch.float64), allowed)
         outside = ~(distance <= allowed)
         if as_rare_as_jumps(outside, jumps, distance, further):
             distance = torch.where(outside, 0.0, distance)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checked_backend.findings import Finding, Skip
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import short
 from checked_backend.verdict.control_runs import ControlRuns
-from checked_backend.verdict.outliers import STRONG_MAGNITUDE
 
 __all__ = ["excuse_flipped_shapes"]
-
-RUNS = 4
-"""Monte Carlo runs at each magnitude in which a shape may turn out to be another one."""
 
 
 def excuse_flipped_shapes(
@@ -37,8 +34,8 @@ def excuse_flipped_shapes(
     try:
         shapes = {key: value.shape for key, value in made.repeat().items()}
         changing: set[str] = set()
-        for magnitude in (1.0, STRONG_MAGNITUDE):
-            for seed in range(RUNS):
+        for magnitude in (1.0, thresholds.STRONG_MAGNITUDE):
+            for seed in range(thresholds.SHAPE_RUNS):
                 values = made.monte_carlo(seed, magnitude)
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong

@@ -1,4 +1,4 @@
-"""The judge's constants with other values: how far each may be moved before a verdict changes.
+"""The thresholds of the verdict with other values: how far each may be moved before a verdict changes.
 
 ``python -m tests.calibration.constants results.jsonl`` takes the results of a run of ``python -m tests.calibration``,
 picks the cases nearest to a change of verdict, and prints for each constant, at multiples of its value, which clean
@@ -17,69 +17,44 @@ from unittest import mock
 
 import torch
 
-from checked_backend.verdict import digits, flips
-from checked_backend.verdict import evidence as case
-from checked_backend.verdict import outliers as judge
-from checked_backend.verdict.steps import float64 as double
-from checked_backend.verdict.steps import in_order as hearing
-from checked_backend.verdict.steps import monte_carlo as noise_runs
-from checked_backend.verdict.steps import nondeterminism as run_to_run
+from checked_backend.verdict import thresholds
 
 from .run import Outcome, run_case
 from .table import detectable
 
 __all__ = ["changed", "main", "nearest"]
 
-MODULES = {
-    "judge": judge,
-    "flips": flips,
-    "digits": digits,
-    "case": case,
-    "double": double,
-    "hearing": hearing,
-    "noise_runs": noise_runs,
-    "run_to_run": run_to_run,
-}
-USERS = {
-    "flips": (judge, case),
-    "judge": (case, hearing, noise_runs),
-    "noise_runs": (double, hearing),
-    "double": (hearing,),
-}
-"""Modules into which a module's constants are imported by name."""
-
 CONSTANTS = (
-    "judge.ENVELOPE_FACTOR",
-    "judge.EAGER_FACTOR",
-    "judge.CORRELATED_MAGNITUDE",
-    "judge.STRONG_MAGNITUDE",
-    "judge.OUT_OF_PROPORTION",
-    "flips.STRONG_FACTOR",
-    "flips.MISSED_JUMPS",
-    "flips.SAME_PLACE",
-    "judge.EXACT_ROUNDOFFS",
-    "judge.TWIN_TOLERANCE",
-    "judge.TWIN_ENVELOPE_FACTOR",
-    "digits.LOST",
-    "digits.LOST_ROUNDOFFS",
-    "digits.EAGER_FACTOR",
-    "noise_runs.FIRST_RUNS",
-    "noise_runs.MORE_RUNS",
-    "double.TWIN_RUNS",
-    "hearing.HIDING_ROUNDOFFS",
-    "case.VANISHING",
-    "case.COARSE",
-    "case.REPEATS",
-    "run_to_run.ROUNDING_SHRINKS",
-    "run_to_run.ROUNDOFFS",
+    "ENVELOPE_FACTOR",
+    "EAGER_FACTOR",
+    "CORRELATED_MAGNITUDE",
+    "STRONG_MAGNITUDE",
+    "OUT_OF_PROPORTION",
+    "STRONG_FACTOR",
+    "MISSED_JUMPS",
+    "SAME_PLACE",
+    "EXACT_ROUNDOFFS",
+    "TWIN_TOLERANCE",
+    "TWIN_ENVELOPE_FACTOR",
+    "LOST_DIGITS",
+    "LOST_DIGITS_ROUNDOFFS",
+    "LOST_DIGITS_EAGER_FACTOR",
+    "FIRST_RUNS",
+    "MORE_RUNS",
+    "TWIN_RUNS",
+    "HIDING_ROUNDOFFS",
+    "VANISHING",
+    "COARSE_NOISE",
+    "FLOAT64_REPEATS",
+    "ROUNDING_SHRINKS",
+    "SPREAD_ROUNDOFFS",
 )
 
 
 def _number(name: str) -> float | int:
-    home, _, constant = name.partition(".")
-    value = getattr(MODULES.get(home), constant, None)
+    value = getattr(thresholds, name, None)
     if not isinstance(value, (int, float)):
-        raise ValueError(f"{name!r} is not MODULE.NAME of a number; the modules are {', '.join(MODULES)}")
+        raise ValueError(f"{name!r} is no number in {thresholds.__name__}")
     return value
 
 
@@ -88,7 +63,7 @@ def changed(settings: Sequence[str]) -> Iterator[None]:
     """Give constants other values.
 
     Args:
-        settings: Words like ``judge.EAGER_FACTOR=2``.
+        settings: Words like ``EAGER_FACTOR=2``.
 
     Raises:
         ValueError: There is no such number.
@@ -97,11 +72,7 @@ def changed(settings: Sequence[str]) -> Iterator[None]:
         for setting in settings:
             name, _, text = setting.partition("=")
             value = type(_number(name))(float(text))
-            home, _, constant = name.partition(".")
-            users = (MODULES[home], *USERS.get(home, ()))
-            for user in users:
-                if hasattr(user, constant):
-                    stack.enter_context(mock.patch.object(user, constant, value))
+            stack.enter_context(mock.patch.object(thresholds, name, value))
         yield
 
 
@@ -109,7 +80,7 @@ def nearest(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
     """The cases nearest to a change of verdict: half of them clean, half of them caught bugs."""
     clean = [each for each in outcomes if not each.case.bug]
     caught = [each for each in outcomes if each.case.bug and each.failed and detectable(each)]
-    clean.sort(key=lambda each: max(each.noise_ratio, each.closeness / judge.EAGER_FACTOR), reverse=True)
+    clean.sort(key=lambda each: max(each.noise_ratio, each.closeness / thresholds.EAGER_FACTOR), reverse=True)
     caught.sort(key=lambda each: max(each.effect, each.visible))
     return clean[: count // 2] + caught[: count // 2]
 

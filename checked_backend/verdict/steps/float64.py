@@ -10,19 +10,14 @@ from functools import partial
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.envelope import unconfirmed
 from checked_backend.verdict.evidence import Evidence, extended
-from checked_backend.verdict.outliers import STRONG_MAGNITUDE, outside_noise, twin_difference
-from checked_backend.verdict.steps.monte_carlo import FIRST_RUNS, MORE_RUNS, perturb
+from checked_backend.verdict.outliers import outside_noise, twin_difference
+from checked_backend.verdict.steps.monte_carlo import perturb
 
 __all__ = ["hold_against_twin", "run_high_precision", "spread_in_float64"]
-
-TWIN_RUNS = 2
-"""Monte Carlo runs in float64 that a float64 twin is held against; `MORE_RUNS` more before it is called wrong."""
-
-CLEARLY = 2.0
-"""A twin that is wrong by this many times what is allowed would be seen to be wrong in the candidate too."""
 
 
 def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
@@ -49,7 +44,7 @@ def spread_in_float64(
         held: Let no rounding flip a choice.
         further: Look for what jumps: with larger roundings, whose envelope is kept apart.
     """
-    magnitude = STRONG_MAGNITUDE if further else 1.0
+    magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
         values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held))
         if values is None:
@@ -82,20 +77,25 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     compared = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in compared):
-        spread_in_float64(compared, runs, range(1, 1 + TWIN_RUNS), held=True)
+        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), held=True)
     _compare(compared)
     accused = [case for case in compared if case.logic_differs]
     if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
-        spread_in_float64(accused, runs, range(1 + TWIN_RUNS, 1 + TWIN_RUNS + MORE_RUNS), further=True)
+        spread_in_float64(
+            accused,
+            runs,
+            range(1 + thresholds.TWIN_RUNS, 1 + thresholds.TWIN_RUNS + thresholds.MORE_RUNS),
+            further=True,
+        )
         _compare(accused)
         jumping = [case for case in accused if case.logic_differs] if runs.controls.flips(in_float64=True) else []
         if jumping:  # one choice that never flipped would be an accusation
-            spread_in_float64(jumping, runs, range(100, 100 + 2 * MORE_RUNS), further=True)
+            spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
             _compare(jumping)
         _give_choices([case for case in accused if not case.logic_differs], runs)
     accused = [case for case in accused if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in accused):
-        perturb(accused, runs, range(FIRST_RUNS), 1.0)
+        perturb(accused, runs, range(thresholds.FIRST_RUNS), 1.0)
     for case in accused:
         _let_candidate_answer(case, notes)
 
@@ -160,7 +160,7 @@ def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
         envelope=case.envelope,
         high_precision=case.high_precision,
     )
-    if seen.worst > CLEARLY:
+    if seen.worst > thresholds.TWIN_WOULD_SHOW:
         case.logic_differs = None
         notes.append(
             f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, so "

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import ControlRuns, Values
-from checked_backend.verdict.envelope import REACH, difference, root_mean_square
+from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 
 __all__ = ["FusedRounding", "agrees", "is_there"]
-
-LEFT_BY_CHANCE = 64
-"""So many elements are not all zero by a lucky rounding where eager has something in each."""
 
 
 class FusedRounding:
@@ -52,7 +50,7 @@ class FusedRounding:
         """
         if case.pair.reference.dtype.itemsize <= 2 or not case.vanishes or is_there(case, case.pair.candidate):
             return False
-        if int(torch.count_nonzero(case.pair.reference)) < LEFT_BY_CHANCE:
+        if int(torch.count_nonzero(case.pair.reference)) < thresholds.LEFT_BY_CHANCE:
             return False
         values = self._ask()
         other = None if values is None else case.sample(values)
@@ -67,7 +65,7 @@ class FusedRounding:
 
 def is_there(case: Evidence, values: torch.Tensor) -> bool:
     """Whether there are values of eager's size, and not just nothing, which is near to everything."""
-    return root_mean_square(values) * 2.0**REACH >= case.metrics.reference_rms
+    return root_mean_square(values) * 2.0**thresholds.NEIGHBOUR_BITS >= case.metrics.reference_rms
 
 
 def agrees(case: Evidence, values: Values | None) -> bool:

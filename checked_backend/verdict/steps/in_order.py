@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from checked_backend.findings import Finding, Skip
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import (
     CHANGES_IN_FLOAT64,
     NONDETERMINISTIC,
@@ -30,25 +31,17 @@ from checked_backend.verdict.classify import (
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import ControlRuns, Values
 from checked_backend.verdict.decisions import Decisions
-from checked_backend.verdict.envelope import REACH, difference, root_mean_square
-from checked_backend.verdict.evidence import REPEATS, Evidence, is_floating
-from checked_backend.verdict.outliers import (
-    CORRELATED_MAGNITUDE,
-    STRONG_MAGNITUDE,
-    as_good_as_eager,
-    distances_from,
-    outside_noise,
-)
-from checked_backend.verdict.steps.float64 import TWIN_RUNS, hold_against_twin, run_high_precision, spread_in_float64
+from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.outliers import as_good_as_eager, distances_from, outside_noise
+from checked_backend.verdict.steps.float64 import hold_against_twin, run_high_precision, spread_in_float64
 from checked_backend.verdict.steps.fused_rounding import FusedRounding, is_there
-from checked_backend.verdict.steps.monte_carlo import FIRST_RUNS, MORE_RUNS, compare_with_noise, perturb
+from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb
 from checked_backend.verdict.steps.nondeterminism import Repetition, dwarfs, is_rounding, repeat, spreads
 from checked_backend.verdict.steps.other_draws import OtherDraws
 
 __all__ = ["Steps"]
 
-HIDING_ROUNDOFFS = 256.0
-"""Noise of more than this many roundoffs of the tensor's size calls for the float64 twin."""
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
@@ -91,11 +84,11 @@ class Steps:
         """Take every case to a ruling."""
         self._repetition = repeat(self._cases, self._runs)
         if any(not case.same_bits for case in self._cases):
-            perturb(self._open(), self._runs, range(FIRST_RUNS), 1.0, held=True)
+            perturb(self._open(), self._runs, range(thresholds.FIRST_RUNS), 1.0, held=True)
             compare_with_noise(self._open())
             if self._controls.flips():  # whoever is not near eager with its choices may have made others
                 jumping = [case for case in self._open() if case.outside]
-                perturb(jumping, self._runs, range(FIRST_RUNS), 1.0)
+                perturb(jumping, self._runs, range(thresholds.FIRST_RUNS), 1.0)
                 compare_with_noise(jumping)
         self._float64()
         for case in self._open():
@@ -131,7 +124,7 @@ class Steps:
         if not asked or not run_high_precision(asked, self._runs):
             return
         compare_with_noise(self._open())
-        spread_in_float64(spread, self._runs, range(1, 1 + TWIN_RUNS))
+        spread_in_float64(spread, self._runs, range(1, 1 + thresholds.TWIN_RUNS))
         suspects = [case for case in asked if case in outside or case.outside or self._wants_twin(case)]
         if suspects:
             hold_against_twin(suspects, self._runs, self._rulings.notes)
@@ -151,7 +144,7 @@ class Steps:
         # of what is zero but for rounding, the twin could only say that it is.
         if case.envelope is None or not dtype.is_floating_point or case.vanishes:
             return False
-        return case.envelope.rms > HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
+        return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
 
     # layer 3
 
@@ -170,7 +163,7 @@ class Steps:
             case.evidence["eager's own spread between two runs, rms"] = root_mean_square(spread)
             drifting.append(case)
         unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
-        spread_in_float64(unknown, self._runs, range(1, 1 + TWIN_RUNS))
+        spread_in_float64(unknown, self._runs, range(1, 1 + thresholds.TWIN_RUNS))
         for case in drifting:
             # In float64 eager repeats itself, with other junk in memory: so only rounding is not reproducible.
             if case.float64_repeats and (case.logic_differs or dwarfs(case, self._repeated, self._runs)):
@@ -203,7 +196,7 @@ class Steps:
             reference=case.pair.reference,
             candidate=case.pair.candidate,
             high_precision=case.high_precision,
-            up_to=case.outside.largest * 2**REACH if case.outside else float("inf"),
+            up_to=case.outside.largest * 2**thresholds.NEIGHBOUR_BITS if case.outside else float("inf"),
         )
         case.evidence["eager's distance from float64, rms"] = closeness.eager
         case.evidence["candidate's distance from float64, rms"] = closeness.candidate
@@ -211,10 +204,12 @@ class Steps:
 
     def _more_perturbation(self) -> None:
         """Look closer at what is left: more runs, then stronger ones, which show what jumps and what cancels."""
-        for number, magnitude in enumerate((1.0, CORRELATED_MAGNITUDE, STRONG_MAGNITUDE), start=1):
+        for number, magnitude in enumerate(
+            (1.0, thresholds.CORRELATED_MAGNITUDE, thresholds.STRONG_MAGNITUDE), start=1
+        ):
             if not any(not case.logic_differs for case in self._open()):
                 return
-            perturb(self._open(), self._runs, range(100 * number, 100 * number + MORE_RUNS), magnitude)
+            perturb(self._open(), self._runs, range(100 * number, 100 * number + thresholds.MORE_RUNS), magnitude)
             compare_with_noise(self._open())
             for case in self._open():
                 if not case.outside and not case.logic_differs:
@@ -323,7 +318,7 @@ class Steps:
         if sample is None or case.high_precision is None:
             return False
         spread = root_mean_square(difference(case.high_precision, sample))
-        if spread <= REPEATS * root_mean_square(case.high_precision):
+        if spread <= thresholds.FLOAT64_REPEATS * root_mean_square(case.high_precision):
             return False
         case.evidence["eager's own spread between two runs in float64, rms"] = spread
         self._close(case, CHANGES_IN_FLOAT64)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.evidence import Evidence, extended
-from checked_backend.verdict.outliers import STRONG_MAGNITUDE, outside_noise
+from checked_backend.verdict.outliers import outside_noise
 
-__all__ = ["FIRST_RUNS", "MORE_RUNS", "compare_with_noise", "perturb"]
-
-FIRST_RUNS = 3
-"""Monte Carlo runs when a tensor is adjudicated for the first time."""
-
-MORE_RUNS = 8
-"""Further runs at each magnitude, for elements still unexplained."""
+__all__ = ["compare_with_noise", "perturb"]
 
 
 def perturb(
@@ -38,7 +33,7 @@ def perturb(
             sample = case.sample(values)
             if sample is None:
                 continue
-            if magnitude < STRONG_MAGNITUDE:
+            if magnitude < thresholds.STRONG_MAGNITUDE:
                 case.envelope = extended(case.envelope, case.pair.reference, sample)
             else:
                 case.strong = extended(case.strong, case.pair.reference, sample)

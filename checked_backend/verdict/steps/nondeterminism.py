@@ -13,25 +13,13 @@ from functools import partial
 
 import torch
 
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence, is_floating
 
 __all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
-
-ROUNDING_SHRINKS = 1e-3
-"""From float32 to float64 rounding shrinks to ``2 ** -29`` of itself; the rest is room for a few elements that jump."""
-
-ROUNDOFFS = 4.0
-"""A spread between two runs is looked into from here on, in machine epsilons of the tensor's size."""
-
-
-DWARFS = 100.0
-"""A difference this many times eager's own spread, in root mean square and in the greatest element, is none of it."""
-
-MORE_REPEATS = 3
-"""Further runs of eager, to see how far from itself it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,7 @@ def spreads(case: Evidence, repeated: Values | None) -> bool:
     """Whether two runs of eager differ by more than a rounding or two; in integers, whether they differ."""
     least = 0.0
     if is_floating(case.pair.reference):
-        least = ROUNDOFFS * torch.finfo(case.pair.reference.dtype).eps * case.metrics.reference_rms
+        least = thresholds.SPREAD_ROUNDOFFS * torch.finfo(case.pair.reference.dtype).eps * case.metrics.reference_rms
     return _spread(case, repeated) > least
 
 
@@ -96,7 +84,7 @@ def is_rounding(case: Evidence, repeated: Values | None) -> bool:
     spread = _spread(case, repeated)
     double = case.pair.reference.dtype in (torch.float64, torch.complex128)
     in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
-    if in_float64 is not None and not double and in_float64 <= ROUNDING_SHRINKS * spread:
+    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * spread:
         return True
     case.evidence["eager's own spread between two runs, rms"] = spread
     case.evidence["the same in float64"] = "could not be found out" if in_float64 is None else in_float64
@@ -113,7 +101,7 @@ def dwarfs(case: Evidence, repeated: Values, runs: ControlRunner) -> bool:
     """
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)
-    more = (runs.run("repeated reference", runs.controls.repeat) for _ in range(MORE_REPEATS))
+    more = (runs.run("repeated reference", runs.controls.repeat) for _ in range(thresholds.MORE_REPEATS))
     for values in (repeated, *more):
         again = None if values is None else case.sample(values)
         if again is None:
@@ -125,8 +113,8 @@ def dwarfs(case: Evidence, repeated: Values, runs: ControlRunner) -> bool:
     found, spread = found[alike], spread[alike]
     if not found.numel():
         return False
-    greater = root_mean_square(found) > DWARFS * root_mean_square(spread)
-    return greater and bool(found.max() > DWARFS * spread.max())
+    greater = root_mean_square(found) > thresholds.SPREAD_DWARFED * root_mean_square(spread)
+    return greater and bool(found.max() > thresholds.SPREAD_DWARFED * spread.max())
 
 
 def _spread(case: Evidence, repeated: Values | None) -> float:

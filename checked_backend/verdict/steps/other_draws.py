@@ -7,6 +7,7 @@ from functools import partial
 
 from checked_backend.findings import Kind
 from checked_backend.numerics.bits import same_bits
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Values
@@ -16,14 +17,6 @@ from checked_backend.verdict.steps.fused_rounding import agrees
 
 __all__ = ["OtherDraws"]
 
-CANDIDATE_RUNS = 2
-"""Further runs of the candidate, to see how often a difference repeats."""
-
-SEEDS = range(4)
-"""Eager is run on so many other streams, to see what other random numbers do to a tensor."""
-
-BEYOND = 4.0
-"""A difference this many times what other random numbers make, in root mean square, is not theirs."""
 
 _OTHER_RANDOM_NUMBERS = Classification(
     Kind.RNG,
@@ -48,7 +41,7 @@ class OtherDraws:
 
     def alone(self) -> Sequence[Values]:
         """Further runs of the candidate, from the random state before the call."""
-        return self._several("candidate again", CANDIDATE_RUNS)
+        return self._several("candidate again", thresholds.CANDIDATE_RUNS)
 
     def only_then(self, case: Evidence) -> bool:
         """Whether the compiled program gave this in the call that was checked, and never gives it again.
@@ -61,7 +54,7 @@ class OtherDraws:
             return False
         if any(same_bits(case.pair.candidate, one) for one in again):
             return False
-        alike = len(again) == CANDIDATE_RUNS and all(same_bits(again[0], one) for one in again[1:])
+        alike = len(again) == thresholds.CANDIDATE_RUNS and all(same_bits(again[0], one) for one in again[1:])
         return alike or all(agrees(case, values) for values in self.alone())
 
     def explain(self, case: Evidence) -> Classification | str | None:
@@ -99,7 +92,7 @@ class OtherDraws:
         """Whether other random numbers make differences of that size."""
         found = difference(case.pair.reference, case.pair.candidate)
         greatest = 0.0
-        for seed in SEEDS:
+        for seed in thresholds.OTHER_SEEDS:
             values = self._runs.run("eager on other random numbers", partial(self._controls.reseeded, seed))
             sample = None if values is None else case.sample(values)
             if sample is None:
@@ -108,7 +101,7 @@ class OtherDraws:
             if not bool(other.isfinite().all()):  # it may be NaN somewhere, and then anywhere
                 return True
             greatest = max(greatest, root_mean_square(other))
-        return bool(found.isfinite().all()) and root_mean_square(found) <= BEYOND * greatest
+        return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.OTHER_DRAWS_FACTOR * greatest
 
     def _replayed(self) -> Values | None:
         runs = self._several("candidate on recorded random numbers", 1)

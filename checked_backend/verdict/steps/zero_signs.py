@@ -12,10 +12,10 @@ from functools import partial
 import torch
 
 from checked_backend.findings import Finding, Kind
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import ControlRuns, Values
 from checked_backend.verdict.decisions import Decisions, TensorPair
-from checked_backend.verdict.steps.monte_carlo import FIRST_RUNS
 
 __all__ = ["zeros_of_another_sign"]
 
@@ -38,7 +38,8 @@ def zeros_of_another_sign(
     runs = ControlRunner(controls(), rulings)
     made = [runs.run("repeated reference", runs.controls.repeat)]
     made += [
-        runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, 1.0)) for seed in range(FIRST_RUNS)
+        runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, 1.0))
+        for seed in range(thresholds.FIRST_RUNS)
     ]
     made += [
         runs.run("eager with one zero", partial(runs.controls.one_zero, negative=negative))
