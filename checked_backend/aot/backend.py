@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import aot_autograd
+from checked_backend._torch.aot import aot_autograd
 from checked_backend.aot.boxed import AotCompiler
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function

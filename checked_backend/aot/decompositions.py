@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from checked_backend._torch import core_aten_decompositions, get_decompositions, inductor_decompositions
+from checked_backend._torch.inductor import inductor_decompositions
+from checked_backend._torch.operators import core_aten_decompositions, get_decompositions
 from checked_backend.errors import OptionError
 
 __all__ = ["DecompositionName", "decomposition_table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from checked_backend._torch import default_partition, min_cut_rematerialization_partition
+from checked_backend._torch.aot import default_partition, min_cut_rematerialization_partition
 from checked_backend.errors import OptionError
 
 __all__ = ["PartitionName", "partition_function"]

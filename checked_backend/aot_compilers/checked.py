@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import dynamo_control_flow, no_donated_buffers
+from checked_backend._torch.aot import no_donated_buffers
+from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
 from checked_backend.aot_compilers.graph_kind import graph_info
 from checked_backend.aot_compilers.inductor import inductor

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from checked_backend._torch import aot_function, aot_module
+from checked_backend._torch.aot import aot_function, aot_module
 from checked_backend.aot.boxed import AotCompiler
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import inductor_compile_graph
+from checked_backend._torch.inductor import inductor_compile_graph
 from checked_backend.aot.boxed import BoxedCallable
 from checked_backend.aot_compilers.graph_kind import graph_kind, user_outputs
 

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, disable_current_modes, jit_autocast_off
+from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.settings import jit_autocast_off
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed, boxed_module
 from checked_backend.errors import CandidateError, DumpError, DumpWarning
 from checked_backend.report.dot import graph_to_dot, render_svg

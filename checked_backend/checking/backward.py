@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import disable_current_modes, is_wrapper_type, rewrapped
+from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.tensors import is_wrapper_type, rewrapped
 from checked_backend.checking.cotangents import Layout, exact, full_mantissa, laid_out
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge

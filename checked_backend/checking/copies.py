@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from checked_backend._torch import DisableTorchFunctionSubclass, is_wrapper_type, is_zero_tensor, zero_tensor_like
+from checked_backend._torch.modes import DisableTorchFunctionSubclass
+from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
 from checked_backend.checking.outside import Outside, places_outside
 from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
 from checked_backend.errors import CheckedBackendError

@@ -20,15 +20,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    FakeTensorMode,
-    OpOverload,
-    dynamo_reset,
-    fake_errors_unlogged,
-    fake_refusals,
-    tree_leaves,
-    tree_map,
-)
+from checked_backend._torch.dynamo import dynamo_reset
+from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged, fake_refusals
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
 from checked_backend.diagnose.reduce import Untranslatable, write_source_repro
 from checked_backend.findings import Finding

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import inner_exception
+from checked_backend._torch.dynamo import inner_exception
 from checked_backend.checking.backward import Objective, roots_of, run_backward
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.cotangents import Layout

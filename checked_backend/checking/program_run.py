@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import dynamo_many_recompilations, dynamo_reset, uses_numpy
+from checked_backend._torch.dynamo import dynamo_many_recompilations, dynamo_reset, uses_numpy
 from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare_runs import Comparison, compare_runs
 from checked_backend.checking.program import Call, Outcome, Program, Run

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import evaluate_expression, shape_facts
+from checked_backend._torch.symbols import evaluate_expression, shape_facts
 from checked_backend.checking.program import Call, Program
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves

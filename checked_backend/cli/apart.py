@@ -115,14 +115,16 @@ def _use_one_thread() -> None:
     """In a child that has the parent's torch, whose threads do not survive a fork."""
     if "torch" in sys.modules:
         _later("torch").set_num_threads(1)
-        _later("checked_backend._torch").renew_compile_threads()
+        _later("checked_backend._torch.inductor").renew_compile_threads()
 
 
 def _loaded(folder: Path, modules: Sequence[str]) -> Any:
     """Load a dump, whose graph may call the operators and functions of these modules, which are imported first."""
-    torch = _later("checked_backend._torch")
-    before = torch.registered_operators()
+    torch = _later("checked_backend._torch.operators")
     _keep_out(folder)
+    if modules:
+        _later("checked_backend.cli.replay")  # and parts of torch, whose operators are not those of the modules
+    before = torch.registered_operators()
     for module in modules:
         _import(module, folder)
     new = torch.registered_operators() - before

@@ -12,14 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    aot_autograd,
-    dynamo_captures_data,
-    dynamo_control_flow,
-    dynamo_reset,
-    mark_dynamic,
-    tree_leaves,
-)
+from checked_backend._torch.aot import aot_autograd
+from checked_backend._torch.dynamo import dynamo_captures_data, dynamo_control_flow, dynamo_reset, mark_dynamic
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.dump import Dump, rehearse
 from checked_backend.errors import CandidateError, CheckedBackendError

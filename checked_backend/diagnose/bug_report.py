@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from checked_backend._torch import changed_settings
+from checked_backend._torch.settings import changed_settings
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.report.environment import environment

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import warm_inductor, without_compile_caches
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.inductor import warm_inductor
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.graphs.mode_blocks import with_mode_blocks

@@ -9,13 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    get_dynamic_layer_stack_depth,
-    transforms_unharmed,
-    tree_leaves,
-)
+from checked_backend._torch.autograd import get_dynamic_layer_stack_depth, transforms_unharmed
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.dump.forwards import forward_problem, out_problem
 from checked_backend.dump.higher_order import higher_order_problem
 from checked_backend.dump.load import Dump

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator, OpOverload, shape_facts, size_hint, triton_kernel
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, triton_kernel
+from checked_backend._torch.symbols import shape_facts, size_hint
 from checked_backend.dump.arguments import BadArgument, argument_nodes, takes_message
 from checked_backend.dump.portable import attribute
 from checked_backend.dump.targets import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import OpOverload, find_op_packet, is_writing_out
+from checked_backend._torch.operators import OpOverload, find_op_packet, is_writing_out
 
 __all__ = ["forward_problem", "out_problem"]
 

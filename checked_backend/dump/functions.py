@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import homes_of_operators, internal_functions
+from checked_backend._torch.operators import homes_of_operators, internal_functions
 from checked_backend.dump.operators import allowed_packets
 
 __all__ = ["function_names", "functions", "is_allowed_method", "is_attribute"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from checked_backend._torch import custom_op_module, registration_file
+from checked_backend._torch.operators import custom_op_module, registration_file
 
 __all__ = ["lends_nothing", "may_lend", "own_function", "registers"]
 

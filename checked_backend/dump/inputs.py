@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import size_hint
+from checked_backend._torch.symbols import size_hint
 from checked_backend.dump.encode import recorded
 from checked_backend.dump.tensors import TensorTable, unsupported_reason, value_range
 

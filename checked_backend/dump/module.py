@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from checked_backend._torch import dump_code
+from checked_backend._torch.graph_code import dump_code
 from checked_backend.dump import standalone
 from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Collection, Iterator
 
-from checked_backend._torch import (
+from checked_backend._torch.operators import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,

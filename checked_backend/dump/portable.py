@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch.pytree import tree_leaves
 
 __all__ = ["attribute", "portable"]
 

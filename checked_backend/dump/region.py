@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import disable_current_modes, dynamo_restarts
+from checked_backend._torch.dynamo import dynamo_restarts
+from checked_backend._torch.modes import disable_current_modes
 from checked_backend.dump.encode import EncodedGraph, encode_graph, recorded, tensor_bytes
 from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.folders import DumpSlot, claim_slot

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from checked_backend._torch import (
+from checked_backend._torch.operators import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import (
-    FakeTensor,
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.symbols import size_hint
+from checked_backend._torch.tensors import (
     is_traceable_wrapper_subclass,
     is_zero_tensor,
-    neg_view,
-    size_hint,
+    negative_view,
     storage_identity,
 )
 
@@ -140,7 +140,7 @@ def value_range(tensor: torch.Tensor) -> list[float] | None:
         return None
     compact = tensor.detach().as_strided(*_without_repeats(tensor))
     if tensor.is_neg():
-        compact = neg_view(compact)
+        compact = negative_view(compact)
     try:
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
             compact = compact.float()

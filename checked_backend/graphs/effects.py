@@ -6,7 +6,7 @@ import inspect
 
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import describe_operator
 
 __all__ = ["has_effects", "mode_name", "sets_mode", "writes"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 
 __all__ = ["copy_as_dynamo_made_it", "lift_written_attributes"]
 

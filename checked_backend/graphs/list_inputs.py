@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import element_source
+from checked_backend._torch.dynamo import element_source
 from checked_backend.graphs.lift import copy_as_dynamo_made_it
 
 __all__ = ["spread_lists"]

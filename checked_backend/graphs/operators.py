@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import OpOverload, is_composite
+from checked_backend._torch.operators import OpOverload, is_composite
 
 __all__ = ["Operator", "OperatorKind", "accumulation_length", "argument", "describe_operator"]
 

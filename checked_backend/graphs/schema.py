@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator, OpOverload
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 
 __all__ = [
     "arguments",

@@ -10,15 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    FakeTensorMode,
-    HigherOrderOperator,
-    OpOverload,
-    disable_fake_tensor_cache,
-    fake_kernel,
-    tree_leaves,
-    tree_map,
-)
+from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel
+from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
 from checked_backend.metadata.custom_ops import unwrap_call
 from checked_backend.metadata.expected import Mismatch

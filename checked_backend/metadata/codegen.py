@@ -28,7 +28,8 @@ from typing import Any
 import sympy
 from torch import fx
 
-from checked_backend._torch import deferred_asserts, forward_from_source
+from checked_backend._torch.graph_code import forward_from_source
+from checked_backend._torch.symbols import deferred_asserts
 from checked_backend.graphs.schema import is_custom, read_only_inputs
 from checked_backend.metadata.codegen_tensor import TensorChecks
 from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, expected_leaves, recorded

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.schema import is_custom
 from checked_backend.metadata.plan import Settings, is_getitem
 from checked_backend.metadata.symbols import UNKNOWN

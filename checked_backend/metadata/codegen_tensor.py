@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.schema import is_custom, read_only_inputs
 from checked_backend.metadata.codegen_call import Calls
 from checked_backend.metadata.expected import ExpectedTensor, Size, recorded

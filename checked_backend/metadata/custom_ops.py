@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from checked_backend._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    TorchDispatchMode,
-    disable_current_modes,
-    higher_order_kernel,
-)
+from checked_backend._torch.modes import TorchDispatchMode, disable_current_modes
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, higher_order_kernel
 from checked_backend.graphs.schema import effectful
 
 __all__ = ["unwrap_call"]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, is_functorch_wrapped_tensor
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.findings import Finding, Skip
 from checked_backend.metadata.dropped_calls import TRANSFORM, Dropped, calls_alone
 from checked_backend.metadata.interpreter import MetadataInterpreter

@@ -16,14 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    clone_preserve_strides,
-    is_composite,
-    is_traceable_wrapper_subclass,
-)
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, is_composite
+from checked_backend._torch.tensors import clone_preserve_strides, is_traceable_wrapper_subclass
 from checked_backend.graphs.effects import sets_mode, writes
 from checked_backend.graphs.schema import is_built_in, wrapped_operator
 from checked_backend.graphs.source_line import source_line

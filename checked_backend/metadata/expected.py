@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch.pytree import tree_leaves
 
 __all__ = [
     "ExpectedTensor",

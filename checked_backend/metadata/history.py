@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
-from checked_backend._torch import StorageWeakRef, is_functorch_wrapped_tensor
+from checked_backend._torch.tensors import StorageWeakRef, is_functorch_wrapped_tensor
 from checked_backend.findings import Finding
 
 __all__ = ["History", "Memory", "storage_of"]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator
+from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.errors import MetadataError
 from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name

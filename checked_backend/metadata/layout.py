@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.schema import arguments, is_custom, operator_name
 from checked_backend.metadata.expected import recorded

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.metadata.expected import Mismatch
 
 __all__ = ["MAY_BE_ANYTHING", "first_nonfinite", "value_range"]

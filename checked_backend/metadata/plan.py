@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator
+from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.graphs.schema import operator_name
 from checked_backend.metadata.expected import Leaf, Size, recorded
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_leaves, tree_map_only
+from checked_backend._torch.pytree import tree_leaves, tree_map_only
 from checked_backend.findings import DEPENDED_ON, Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault

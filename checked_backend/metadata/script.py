@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import is_zero_tensor, negative_view, storage_identity, tree_leaves
+from checked_backend._torch.pytree import tree_leaves
+from checked_backend._torch.tensors import is_zero_tensor, negative_view, storage_identity
 from checked_backend.graphs.schema import is_custom
 from checked_backend.metadata.custom_ops import unwrap_call
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from checked_backend._torch import evaluate_number, python_expression
+from checked_backend._torch.symbols import evaluate_number, python_expression
 from checked_backend.metadata.expected import Size
 
 __all__ = ["UNKNOWN", "SymbolTable", "evaluator"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import get_args
 
-from checked_backend._torch import OpOverloadPacket, find_op_packet
+from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
 from checked_backend.findings import Kind
 from checked_backend.metadata.plan import plain_name
 from checked_backend.options import InterpreterOptions, MetadataCheck

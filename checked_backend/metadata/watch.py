@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, tree_leaves
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.schema import effectful, wrapped_operator
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.metadata.history import Memory, storage_of

@@ -10,15 +10,9 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    TorchDispatchMode,
-    disable_current_modes,
-    higher_order_kernel,
-    is_wrapper_type,
-    run_composite,
-)
+from checked_backend._torch.modes import TorchDispatchMode, disable_current_modes
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, higher_order_kernel, run_composite
+from checked_backend._torch.tensors import is_wrapper_type
 from checked_backend.graphs.operators import Operator, OperatorKind, describe_operator
 
 __all__ = ["OperatorMode"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload
+from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, argument
 
 __all__ = ["adds_integers", "counts", "unrounded"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition
+from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.operators import OpOverload, decomposition
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode
 from checked_backend.modes.grouped_mm import grouped_mm

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload, decomposition, is_alias_of
+from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.operators import OpOverload, decomposition
+from checked_backend._torch.tensors import is_alias_of
 from checked_backend.graphs.operators import (
     Operator,
     OperatorKind,

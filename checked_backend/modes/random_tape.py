@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import DisableTorchDispatch, OpOverload
+from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.operators import OpOverload
 from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from checked_backend._torch import is_zero_tensor
+from checked_backend._torch.tensors import is_zero_tensor
 
 __all__ = [
     "FORMATS",

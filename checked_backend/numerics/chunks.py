@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from checked_backend._torch import is_functorch_wrapped_tensor
+from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.errors import CheckedBackendError
 
 __all__ = ["Block", "PairLayout", "UnsupportedTensorError", "pair_layout", "require_plain"]

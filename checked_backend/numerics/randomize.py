@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from checked_backend._torch import is_zero_tensor, neg_view, storage_identity, tree_flatten
+from checked_backend._torch.pytree import tree_flatten
+from checked_backend._torch.tensors import is_zero_tensor, negative_view, storage_identity
 from checked_backend.numerics.bits import bit_view
 
 __all__ = ["randomize", "randomize_tensors"]
@@ -143,7 +144,7 @@ def _on(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if like.is_conj():
         fresh = fresh.conj()
     if like.is_neg():
-        fresh = neg_view(fresh)
+        fresh = negative_view(fresh)
     if isinstance(like, torch.nn.Parameter):
         return torch.nn.Parameter(fresh, requires_grad=like.requires_grad)
     return fresh.requires_grad_(like.requires_grad)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from checked_backend._torch import renew_compile_threads
+from checked_backend._torch.inductor import renew_compile_threads
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.child import die_with
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import lookup_backend
+from checked_backend._torch.dynamo import lookup_backend
 from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
 from checked_backend.errors import OptionError
 from checked_backend.findings import Verdict

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from checked_backend._torch import (
+from checked_backend._torch.aot import catch_backward_error
+from checked_backend._torch.autograd import (
     call_after_backward,
-    catch_backward_error,
     current_graph_task_id,
-    dynamo_disable,
     graph_task_keeps_graph,
-    is_functorch_wrapped_tensor,
     will_engine_execute_node,
 )
+from checked_backend._torch.dynamo import dynamo_disable
+from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
 from checked_backend.regions.inputs import copy_in_layout

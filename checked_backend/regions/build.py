@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, dynamo_control_flow, dynamo_disable, size_hint
+from checked_backend._torch.dynamo import dynamo_control_flow, dynamo_disable
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists

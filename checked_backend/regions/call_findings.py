@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import inner_exception
+from checked_backend._torch.dynamo import inner_exception
 from checked_backend.findings import Finding, Kind
 
 __all__ = [

@@ -12,17 +12,10 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from checked_backend._torch import (
-    InvalidBackend,
-    OpOverloadPacket,
-    dynamo_disable,
-    find_op_packet,
-    inductor_mode_options,
-    inductor_setting_names,
-    is_accumulate_grad,
-    list_backends,
-    lookup_backend,
-)
+from checked_backend._torch.autograd import is_accumulate_grad
+from checked_backend._torch.dynamo import InvalidBackend, dynamo_disable, list_backends, lookup_backend
+from checked_backend._torch.inductor import inductor_mode_options, inductor_setting_names
+from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.graphs.workarounds import powers_called
 from checked_backend.options import CheckOptions

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from checked_backend._torch import inner_tensors
+from checked_backend._torch.tensors import inner_tensors
 from checked_backend.numerics.bits import with_memory
 from checked_backend.regions.inputs import copy_values
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from checked_backend._torch import grouped_mm_functions
+from checked_backend._torch.operators import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.regions.compile import Compiler, copy_graph

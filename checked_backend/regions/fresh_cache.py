@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checked_backend._torch import fresh_compile_caches
+from checked_backend._torch.caches import fresh_compile_caches
 
 __all__ = ["FreshCache"]
 

@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 from torch import fx
 
-from checked_backend._torch import compile_id
+from checked_backend._torch.dynamo import compile_id
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.late_writes import writes_in_backward
 

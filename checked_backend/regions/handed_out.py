@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import (
+from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.tensors import (
     StorageWeakRef,
-    disable_current_modes,
     inner_tensors,
     is_functorch_wrapped_tensor,
     storage_again,

@@ -9,14 +9,11 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import (
-    FakeTensorMode,
-    OpOverload,
-    TorchDispatchMode,
-    is_zero_tensor,
-    neg_view,
-    transforms_unharmed,
-)
+from checked_backend._torch.autograd import transforms_unharmed
+from checked_backend._torch.fake_tensors import FakeTensorMode
+from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.tensors import is_zero_tensor, negative_view
 
 __all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
 
@@ -290,4 +287,4 @@ def _with_bits(copy: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     """Read raw memory the way the original does: lazily conjugated or negated."""
     if original.is_conj():
         copy = copy.conj()
-    return neg_view(copy) if original.is_neg() else copy
+    return negative_view(copy) if original.is_neg() else copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from checked_backend._torch import compile_lock
+from checked_backend._torch.dynamo import compile_lock
 from checked_backend.findings import Finding, Skip
 from checked_backend.regions.process_state import CHANGED_ELSEWHERE, FILTERS, ProcessState, of_process, settings_changed
 

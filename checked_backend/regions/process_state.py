@@ -18,23 +18,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from checked_backend._torch import (
-    FP32_PRECISIONS,
-    DisableTorchFunction,
+from checked_backend._torch.autograd import (
     autograd_threads,
-    check_sparse_invariants,
-    default_device,
-    dispatch_modes,
-    fp32_precision,
-    function_modes,
     saved_tensor_hooks,
     set_autograd_threads,
-    set_backend_flag,
+    set_saved_tensor_hooks,
+)
+from checked_backend._torch.modes import (
+    DisableTorchFunction,
+    dispatch_modes,
+    function_modes,
     set_dispatch_modes,
-    set_fp32_precision,
     set_function_modes,
     set_inference_mode,
-    set_saved_tensor_hooks,
+)
+from checked_backend._torch.settings import (
+    FP32_PRECISIONS,
+    check_sparse_invariants,
+    default_device,
+    fp32_precision,
+    set_backend_flag,
+    set_fp32_precision,
     sparse_invariants_checked,
 )
 from checked_backend.findings import Finding, Kind

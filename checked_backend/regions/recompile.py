@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, HigherOrderOperator, TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.fake_tensors import FakeTensor, detect_fake_mode
+from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.unsupported import may_be_the_cache

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import StopRecomputationError, autograd_sequence_number, inner_tensors
+from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
+from checked_backend._torch.tensors import inner_tensors
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from checked_backend._torch import TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import Compiler, copy_graph

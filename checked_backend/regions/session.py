@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from checked_backend._torch import dynamo_counters
+from checked_backend._torch.dynamo import dynamo_counters
 from checked_backend.findings import Skip
 from checked_backend.regions.handed_out import HandedOut, Look
 from checked_backend.regions.tracing import DynamoLog

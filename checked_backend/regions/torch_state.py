@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import saved_tensor_hooks_lifted, transforms_unharmed
+from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
 
 __all__ = ["RngState", "TorchState", "modes_unharmed"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from checked_backend._torch import dynamo_counters, dynamo_hides_errors
+from checked_backend._torch.dynamo import dynamo_counters, dynamo_hides_errors
 from checked_backend.findings import Skip
 
 __all__ = ["DynamoLog"]

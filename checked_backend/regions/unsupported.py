@@ -21,7 +21,8 @@ from zipfile import BadZipFile
 
 import torch
 
-from checked_backend._torch import compile_trifle, inner_exception
+from checked_backend._torch.dynamo import inner_exception
+from checked_backend._torch.inductor import compile_trifle
 from checked_backend.findings import Finding, Kind
 from checked_backend.regions.call_findings import is_out_of_memory, told_exception
 from checked_backend.regions.fresh_cache import FreshCache

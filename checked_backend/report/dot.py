@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx
 
-from checked_backend._torch import HigherOrderOperator, OpOverload
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 
 __all__ = ["graph_to_dot", "render_svg"]
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 
-from checked_backend._torch import set_backend_flag
+from checked_backend._torch.settings import set_backend_flag
 
 __all__ = ["deterministic"]
 

@@ -6,15 +6,9 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import (
-    DisableTorchDispatch,
-    FakeTensor,
-    is_wrapper_type,
-    is_zero_tensor,
-    negative_view,
-    rewrapped,
-    storage_identity,
-)
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, negative_view, rewrapped, storage_identity
 from checked_backend.errors import CheckedBackendError
 
 __all__ = ["Float64Copies", "PromotionError", "promote_tensors", "promoted_dtype", "to_float64"]

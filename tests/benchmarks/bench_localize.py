@@ -20,7 +20,7 @@ from functorch.compile import minifier
 from torch import fx
 from transformers import BertConfig, BertForSequenceClassification
 
-from checked_backend import _torch
+from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose import investigate
 from checked_backend.diagnose.localize import Cut, Location, locate, probe
 from checked_backend.diagnose.localize.stages import Capture, stages_of
@@ -109,7 +109,7 @@ def run_minifier(failure: Failure, limit: float) -> None:
         print(f"  {time.perf_counter() - begun:7.1f} s  {calls} call nodes, {tried} compiles", flush=True)
 
     def work() -> str:
-        with _torch.without_compile_caches():
+        with without_compile_caches():
             minifier(recorded.graph, list(recorded.inputs or ()), fails, state)
         return f"done after {time.perf_counter() - begun:.1f} s"
 
@@ -135,7 +135,7 @@ def main() -> None:
         compiled = folder / "compiled"
         for module in (probe, backend):
             module.compile_candidate = count_compiles(compiled)  # type: ignore[attr-defined]
-        with _torch.without_compile_caches():
+        with without_compile_caches():
             location = locate(
                 failure,
                 findings,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import find_op_packet, has_dispatched, operator_names
+from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
 from checked_backend.dump.eager import _Guard
 from checked_backend.dump.functions import functions, is_allowed_method
 from checked_backend.dump.operators import operator_problem, refusal_by_name

@@ -88,7 +88,7 @@ def triple(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trusted]:
-    from checked_backend._torch import registered_operators
+    from checked_backend._torch.operators import registered_operators
 
     folder = tmp_path_factory.mktemp("lends")
     (folder / "dump_lends.py").write_text(MODULE)

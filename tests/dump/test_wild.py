@@ -11,7 +11,7 @@ import pytest
 import torch
 from dump_tools import python
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.dump.eager import OutOfRange, _Guard
 from checked_backend.dump.operators import refusal_by_name
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import checked_backend as cb
-from checked_backend._torch import evaluate_expression
+from checked_backend._torch.symbols import evaluate_expression
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter

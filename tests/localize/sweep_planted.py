@@ -45,7 +45,8 @@ from planted import FAULTS, PLANTED, planted  # noqa: E402
 from programs import PROGRAMS  # noqa: E402
 
 from checked_backend import collect, numcheck  # noqa: E402
-from checked_backend._torch import warm_inductor, without_compile_caches  # noqa: E402
+from checked_backend._torch.caches import without_compile_caches  # noqa: E402
+from checked_backend._torch.inductor import warm_inductor  # noqa: E402
 from checked_backend.diagnose.localize import Location, locate  # noqa: E402
 from checked_backend.diagnose.oracle import gross_error_oracle, verdict_oracle  # noqa: E402
 from checked_backend.findings import Finding  # noqa: E402

@@ -16,7 +16,7 @@ import torch
 from reduce_tools import trial_of
 from torch import fx
 
-from checked_backend._torch import inductor_settings
+from checked_backend._torch.inductor import inductor_settings
 from checked_backend.diagnose.reduce import (
     COSTLY,
     EAGER,

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend._torch import lookup_backend
+from checked_backend._torch.dynamo import lookup_backend
 
 
 class Counting(torch.autograd.Function):

@@ -16,7 +16,8 @@ from torch import fx, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
-from checked_backend._torch import aot_autograd, core_aten_decompositions, get_decompositions
+from checked_backend._torch.aot import aot_autograd
+from checked_backend._torch.operators import core_aten_decompositions, get_decompositions
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import compile as candidate
 from checked_backend.regions.control_runs import RegionControlRuns

@@ -13,7 +13,7 @@ import torch
 from region_tools import agreed, checked, found, gathered
 
 import checked_backend as cb
-from checked_backend._torch import set_backend_flag
+from checked_backend._torch.settings import set_backend_flag
 from checked_backend.regions.process_state import ProcessState, settings_changed
 
 HELD: list[object] = []  # the mode lasts as long as its guard

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, TorchDispatchMode
+from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import is_view_operator, operator_name
 from checked_backend.graphs.operators import OperatorKind, describe_operator

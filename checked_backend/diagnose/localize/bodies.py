@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator
+from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import unshared
 from checked_backend.regions.compile import copy_graph

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import inductor_passed
+from checked_backend._torch.inductor import inductor_passed
 from checked_backend.diagnose.localize.stages import Recorded
 from checked_backend.diagnose.localize.subgraph import calls_of, can_be_walked
 from checked_backend.options import CheckOptions

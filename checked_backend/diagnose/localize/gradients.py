@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_map_only
+from checked_backend._torch.pytree import tree_map_only
 from checked_backend.diagnose.localize.cut import Cut, Judge, widening
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (

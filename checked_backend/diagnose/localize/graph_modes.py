@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import fx
 
-from checked_backend._torch import enter_autocast, exit_autocast
+from checked_backend._torch.modes import enter_autocast, exit_autocast
 from checked_backend.graphs.effects import mode_name
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.torch_state import TorchState, modes_unharmed

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_flatten, tree_map, tree_unflatten
+from checked_backend._torch.pytree import tree_flatten, tree_map, tree_unflatten
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
 from checked_backend.modes.float64 import Float64Mode, to_float64

@@ -16,15 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    OpOverload,
-    TracingContext,
-    compiling,
-    detect_fake_mode,
-    tracing,
-    tree_flatten,
-    tree_unflatten,
-)
+from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.fake_tensors import detect_fake_mode
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_flatten, tree_unflatten
 from checked_backend.diagnose.localize.bodies import is_higher_order
 from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
 from checked_backend.diagnose.localize.local import Call, judge_call

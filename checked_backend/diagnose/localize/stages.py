@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import fx
 
-from checked_backend._torch import aot_autograd, inductor_front
+from checked_backend._torch.aot import aot_autograd
+from checked_backend._torch.inductor import inductor_front
 from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function

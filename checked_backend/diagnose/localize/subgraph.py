@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.graph_modes import PartModes
 from checked_backend.graphs.effects import has_effects, sets_mode, writes
 from checked_backend.regions.inputs import copy_values, storage_key

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import TorchDispatchMode
+from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend.diagnose.reduce.failing_case import Program
 from checked_backend.regions.inputs import copy_values
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import changed_settings, default_settings, registered_here
+from checked_backend._torch.dynamo import registered_here
+from checked_backend._torch.settings import changed_settings, default_settings
 from checked_backend.diagnose.reduce.failing_case import Program
 from checked_backend.diagnose.repro.function_source import Source
 from checked_backend.diagnose.repro.translate import Untranslatable

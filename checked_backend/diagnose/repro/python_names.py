@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from checked_backend._torch import HigherOrderOperator, OpOverloadPacket
+from checked_backend._torch.operators import HigherOrderOperator, OpOverloadPacket
 
 __all__ = ["IN_PLACE_SIGNS", "SIGNS", "UNARY_SIGNS", "Name", "name_of"]
 

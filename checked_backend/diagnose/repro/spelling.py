@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 
 __all__ = ["Spelling", "spellings"]
 

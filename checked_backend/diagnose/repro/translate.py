@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload, custom_op_module
+from checked_backend._torch.operators import OpOverload, custom_op_module
 from checked_backend.diagnose.reduce.failing_case import Program, compact, is_getitem, outputs, record_values
 from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
 from checked_backend.diagnose.repro.spelling import Spelling, spellings

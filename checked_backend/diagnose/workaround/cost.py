@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch import TracingContext, compiling, detect_fake_mode, tracing
+from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph, eager_graph
 from checked_backend.regions.execution import execute
 from checked_backend.regions.failure import Failure

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch import inductor_mode_options
+from checked_backend._torch.inductor import inductor_mode_options
 from checked_backend.diagnose.localize import operator_name
 from checked_backend.diagnose.oracle import Oracle
 from checked_backend.diagnose.reduce import (

@@ -11,14 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import (
-    OpOverload,
-    fall_back,
-    inductor_settings,
-    is_composite,
-    lookup_backend,
-    lowerings_kept,
-)
+from checked_backend._torch.dynamo import lookup_backend
+from checked_backend._torch.inductor import fall_back, inductor_settings, lowerings_kept
+from checked_backend._torch.operators import OpOverload, is_composite
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase

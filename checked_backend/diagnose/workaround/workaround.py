@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from checked_backend._torch import inductor_graph_passes, without_compile_caches
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.inductor import inductor_graph_passes
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.workaround.settings import (
     ABOUT_PASSES,

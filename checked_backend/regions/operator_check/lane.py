@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import DisableTorchDispatch
+from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend.modes.float64 import to_float64
 from checked_backend.regions.operator_check.probe import value_of
 from checked_backend.verdict.envelope import unit_roundoff

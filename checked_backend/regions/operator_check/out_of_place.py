@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from checked_backend._torch import FakeTensor
+from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend.graphs.effects import has_effects, mode_name
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key

@@ -16,7 +16,8 @@ import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensor, evaluate_expression, size_hint
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.symbols import evaluate_expression, size_hint
 from checked_backend.graphs.effects import has_effects, sets_mode
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from checked_backend._torch import HigherOrderOperator
+from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.modes.choice_tape import CHOOSING
 from checked_backend.regions.operator_check.probe import CALLS, value_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import tree_leaves
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.effects import has_effects, sets_mode
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode

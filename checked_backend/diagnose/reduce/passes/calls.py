@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import OpOverload
+from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.reduce.failing_case import Draft, Program, call_nodes
 from checked_backend.diagnose.reduce.problem import Problem
 

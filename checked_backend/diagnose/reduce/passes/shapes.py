@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch import FakeTensorMode, OpOverload, fake_errors_unlogged
+from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged
+from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.reduce.failing_case import Draft, Program, call_nodes, is_getitem
 from checked_backend.diagnose.reduce.problem import Problem
 

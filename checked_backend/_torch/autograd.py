@@ -1,0 +1,129 @@
+"""Autograd: its engine, what it saves, and the transforms of ``torch.func``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C import _will_engine_execute_node as will_engine_execute_node
+from torch._C._autograd import _get_current_graph_task_keep_graph as graph_task_keeps_graph
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+from torch._C._functorch import get_dynamic_layer_stack_depth
+from torch.autograd import _get_sequence_nr as autograd_sequence_number  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import _StopRecomputationError as StopRecomputationError
+
+__all__ = [
+    "StopRecomputationError",
+    "autograd_sequence_number",
+    "autograd_threads",
+    "call_after_backward",
+    "current_graph_task_id",
+    "get_dynamic_layer_stack_depth",
+    "graph_task_keeps_graph",
+    "is_accumulate_grad",
+    "saved_tensor_hooks",
+    "saved_tensor_hooks_lifted",
+    "set_autograd_threads",
+    "set_saved_tensor_hooks",
+    "transforms_unharmed",
+    "will_engine_execute_node",
+]
+
+
+@contextmanager
+def saved_tensor_hooks_lifted() -> Iterator[None]:
+    """Run a block without the user's saved-tensor hooks, which are not to see what a checker saves."""
+    lifted = []
+    while True:
+        top: Any = _top_saved_tensors_default_hooks(False)
+        if top is None:
+            break
+        lifted.append(top)
+        _pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(lifted):
+            _push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextmanager
+def transforms_unharmed() -> Iterator[None]:
+    """Leave the function transforms (``vmap``, ``grad``, forward-mode AD) that a block entered and did not leave."""
+    depth, dual, level = get_dynamic_layer_stack_depth(), _in_dual_level(), forward_ad._current_level
+    try:
+        yield
+    finally:
+        while get_dynamic_layer_stack_depth() > depth:
+            _left(torch._C._functorch.peek_interpreter_stack().key())
+        if _in_dual_level() and not dual:
+            torch._C._exit_dual_level(level=0)
+        forward_ad._current_level = level
+
+
+def _left(transform: Any) -> None:
+    """Leave the innermost function transform, of this kind; torch 2.11's own function for that knows not all kinds."""
+    functorch: Any = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+        kinds.Functionalize: functorch._func_decrement_nesting,
+    }
+    leave[transform]()
+
+
+def _in_dual_level() -> bool:
+    """Whether forward-mode AD is on; its levels do not nest, which is the only way to ask."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost hooks on tensors that autograd saves; None if there are none."""
+    return _top_saved_tensors_default_hooks(True)
+
+
+def set_saved_tensor_hooks(hooks: Any) -> None:
+    """Leave the hooks on saved tensors that were entered since these were the innermost ones, or enter these again."""
+    while saved_tensor_hooks() not in (None, hooks):
+        _pop_saved_tensors_default_hooks()
+    if hooks is not None and saved_tensor_hooks() is None:
+        _push_saved_tensors_default_hooks(*hooks)
+
+
+def is_accumulate_grad(target: object) -> bool:
+    """Whether a node's target is compiled autograd's operator that adds to a parameter's ``grad``.
+
+    Its arguments are the gradients, the parameter, the parameter's ``grad`` or None, and whether there are hooks.
+    """
+    module = "torch._dynamo.compiled_autograd.ops"
+    return getattr(target, "__name__", "") == "AccumulateGrad" and getattr(target, "__module__", "") == module
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that is running has finished. Its exceptions reach the user's call."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def autograd_threads() -> bool:
+    """Whether backward passes may use threads of their own."""
+    return bool(torch._C._is_multithreading_enabled())
+
+
+def set_autograd_threads(enabled: bool) -> None:
+    """Set that, for good: ``torch.autograd.set_multithreading_enabled`` sets it back when it is left."""
+    torch._C._set_multithreading_enabled(enabled)

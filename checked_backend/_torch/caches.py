@@ -1,0 +1,82 @@
+"""What compilers remember, in memory and on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo.config
+
+__all__ = [
+    "fresh_compile_caches",
+    "without_compile_caches",
+]
+
+
+@contextmanager
+def without_compile_caches() -> Iterator[None]:
+    """Compile everything anew: graphs are cached by what they say, which does not cover a patched compiler.
+
+    C++ kernels stay cached: their key is their whole source and the command that compiles it.
+    """
+    from torch._functorch import config as functorch  # noqa: PLC0415  slow to import
+    from torch._inductor import config as inductor  # noqa: PLC0415
+
+    changes: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (
+            inductor,
+            (
+                "fx_graph_cache",
+                "fx_graph_remote_cache",
+                "autotune_local_cache",
+                "autotune_remote_cache",
+                "bundled_autotune_remote_cache",
+            ),
+        ),
+        (functorch, ("enable_autograd_cache", "enable_remote_autograd_cache")),
+        (torch._dynamo.config, ("automatic_dynamic_local_pgo", "automatic_dynamic_remote_pgo")),
+    )
+    with ExitStack() as stack:
+        for module, names in changes:
+            stack.enter_context(module.patch({name: False for name in names if hasattr(module, name)}))
+        yield
+
+
+@contextmanager
+def fresh_compile_caches(folder: Path) -> Iterator[None]:
+    """Compile everything anew, kernels too: with this empty folder as cache, and with nothing remembered.
+
+    Remembered are also which vector instructions work here, found out with files of the cache. Precompiled headers are
+    not used: they lie in another folder.
+    """
+    from torch._inductor import config as inductor  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor import cpu_vec_isa  # noqa: PLC0415
+    from torch._inductor.utils import clear_inductor_caches  # noqa: PLC0415
+
+    def forget() -> None:
+        clear_inductor_caches()
+        homes = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
+        for home in (cpu_vec_isa, *homes):
+            for function in list(vars(home).values()):
+                clear = getattr(function, "cache_clear", None)
+                if clear is not None:
+                    clear()
+
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    forget()
+    os.environ.update(places)
+    try:
+        with without_compile_caches(), inductor.patch({"cpp_cache_precompile_headers": False}):
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        forget()

@@ -1,0 +1,151 @@
+"""Dynamo: its backends, what it raises and counts, how it compiles, and the compilation that is running."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch._dynamo.config
+from torch import fx
+from torch._dynamo import disable as _disable
+from torch._dynamo import maybe_mark_dynamic as mark_dynamic
+from torch._dynamo.backends import registry
+from torch._dynamo.backends.registry import list_backends, lookup_backend
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import (
+    InvalidBackend,
+    SkipFrame,
+    TensorifyScalarRestartAnalysis,
+    exceptions_allowed_to_be_fallback,
+)
+from torch._dynamo.source import GetItemSource
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext, TracingContext, tracing
+
+__all__ = [
+    "InvalidBackend",
+    "TracingContext",
+    "compile_id",
+    "compile_lock",
+    "compiling",
+    "dynamo_captures_data",
+    "dynamo_control_flow",
+    "dynamo_counters",
+    "dynamo_disable",
+    "dynamo_hides_errors",
+    "dynamo_many_recompilations",
+    "dynamo_reset",
+    "dynamo_restarts",
+    "element_source",
+    "inner_exception",
+    "list_backends",
+    "lookup_backend",
+    "mark_dynamic",
+    "registered_here",
+    "tracing",
+    "uses_numpy",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def dynamo_disable(function: _Function) -> _Function:
+    """A function that Dynamo neither traces nor compiles, and nothing that it calls."""
+    disabled: _Function = _disable(function)
+    return disabled
+
+
+def dynamo_control_flow() -> tuple[type[BaseException], ...]:
+    """Exceptions that a Dynamo backend raises to steer Dynamo, not because it failed.
+
+    Dynamo answers with a graph break, or traces the frame anew (``torch/_dynamo/output_graph.py``).
+    """
+    return (SkipFrame, TensorifyScalarRestartAnalysis, *exceptions_allowed_to_be_fallback)
+
+
+def dynamo_counters() -> dict[str, Counter[str]]:
+    """What Dynamo has counted so far.
+
+    ``graph_break`` and ``unimplemented`` (which has the recompile limit too) by its words, ``frames`` by what became of
+    them.
+    """
+    return {name: Counter(counters[name]) for name in ("graph_break", "unimplemented", "frames")}
+
+
+def dynamo_hides_errors() -> bool:
+    """Whether Dynamo runs a function in eager, without raising, where it fails itself."""
+    return bool(torch._dynamo.config.suppress_errors)
+
+
+def dynamo_restarts() -> tuple[type[BaseException], ...]:
+    """Those of `dynamo_control_flow` after which Dynamo traces the frame anew, to another form of the same graph."""
+    return (TensorifyScalarRestartAnalysis,)
+
+
+def uses_numpy(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo traced NumPy's functions into a graph, as torch operators in their place."""
+    wrappers = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
+    return any(type(node.target).__name__ in wrappers for node in gm.graph.nodes)
+
+
+def dynamo_reset() -> None:
+    """Forget everything that was compiled."""
+    torch._dynamo.reset()
+
+
+@contextmanager
+def dynamo_captures_data() -> Iterator[None]:
+    """Take operators whose results depend on data, such as ``item()``, into graphs; by default they break the graph."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+@contextmanager
+def dynamo_many_recompilations() -> Iterator[None]:
+    """Compile a function anew as often as its inputs ask for it; by default Dynamo gives up after a few times."""
+    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10000):
+        yield
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compile outside of Dynamo, but one thread at a time as inside: tracing patches ``nn.Module`` for the process."""
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # since torch 2.13
+    with compile_lock, session():
+        yield
+
+
+def inner_exception(error: BaseException) -> BaseException | None:
+    """What a compiler raised, where Dynamo wrapped it."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else None
+
+
+def element_source(source: Any, index: int) -> Any:
+    """Where Dynamo gets an element of a list from, given where it gets the list from."""
+    return GetItemSource(source, index)
+
+
+def compile_id() -> str:
+    """The frame that Dynamo is compiling, as ``"frame/recompilation"``; empty outside of a compilation."""
+    compiling = CompileContext.current_compile_id()
+    return "" if compiling is None else str(compiling)
+
+
+def registered_here(name: str) -> Callable[..., Any] | None:
+    """The function of a backend that this program registered, which a fresh process does not know by its name.
+
+    Args:
+        name: The backend's name. Those of torch, and those that installed packages declare, are known everywhere.
+    """
+    function = registry._COMPILER_FNS.get(name)
+    if function is None or registry._BACKENDS.get(name) is not None:
+        return None
+    if str(getattr(function, "__module__", "")).startswith("torch."):
+        return None
+    homes = [module for key, module in sys.modules.items() if key.startswith("torch._dynamo.backends.")]
+    return None if any(value is function for home in homes for value in vars(home).values()) else function

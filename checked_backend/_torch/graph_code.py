@@ -1,0 +1,38 @@
+"""The Python code of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.graph_module import _forward_from_src
+
+__all__ = [
+    "dump_code",
+    "forward_from_source",
+]
+
+
+def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """Compile the source of a function ``forward`` as FX compiles a graph's own code.
+
+    FX keeps the source for tracebacks, and knows no other input than what was generated from a graph in memory.
+
+    Args:
+        source: Defines ``forward``.
+        names: What the source calls by name.
+    """
+    function: Callable[..., Any] = _forward_from_src(source, dict(names))
+    return function
+
+
+def dump_code(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:
+    """A graph's ``forward(self, <each placeholder>)`` with shapes, strides and source lines, and the names it uses."""
+    codegen = graph._codegen
+    graph.set_codegen(torch.fx.graph.CodeGen())  # a joint graph's own one takes its inputs in two tuples
+    try:
+        code = graph.python_code("self", verbose=True, include_stride=True, include_device=True)
+    finally:
+        graph.set_codegen(codegen)
+    return code.src, dict(code.globals)

@@ -1,0 +1,249 @@
+"""Inductor, which is slow to import: the functions do it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.dynamo import TracingContext, compiling, lookup_backend, tracing
+from checked_backend._torch.fake_tensors import FakeTensorMode, detect_fake_mode
+from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.operators import OpOverload
+
+__all__ = [
+    "compile_trifle",
+    "fall_back",
+    "inductor_compile_graph",
+    "inductor_decompositions",
+    "inductor_front",
+    "inductor_graph_passes",
+    "inductor_mode_options",
+    "inductor_passed",
+    "inductor_setting_names",
+    "inductor_settings",
+    "lowerings_kept",
+    "renew_compile_threads",
+    "warm_inductor",
+]
+
+
+def inductor_mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's config patches for a ``torch.compile(mode=...)``."""
+    from torch._inductor import list_mode_options  # noqa: PLC0415  Inductor is slow to import and often not needed
+
+    return dict(list_mode_options(mode, dynamic=None))
+
+
+def inductor_front(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Inductor without its back half: graph passes, decompositions and partitioning, then a compiler of one's own.
+
+    AOT autograd's cache is off: it does not know what compiler made an entry.
+
+    Args:
+        gm: A Dynamo graph; it may be changed.
+        example_inputs: Its inputs.
+        inner: Gets each ATen graph and its inputs, with ``is_backward`` and ``is_inference`` by keyword.
+        patches: Changes of Inductor's configuration.
+    """
+    from torch._functorch import config as functorch_config  # noqa: PLC0415  as Inductor below
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  Inductor is slow to import
+
+    with functorch_config.patch(enable_autograd_cache=False):
+        compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches))
+    function: Callable[..., Any] = compiled
+    return function
+
+
+def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str, Any]) -> fx.GraphModule | None:
+    """What Inductor's last graph passes, which fuse patterns of operators into one, make of an ATen graph.
+
+    The graph is taken before they let operators write in place, so that it is functional still.
+
+    Args:
+        gm: A graph from AOT autograd, with the values that tracing recorded; it is not changed.
+        inference: Whether it is the graph of a call without gradients.
+        patches: Changes of Inductor's configuration.
+
+    Returns:
+        The graph, with recorded values; None where the passes are off.
+    """
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+    from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop  # noqa: PLC0415
+    from torch._inductor.pattern_matcher import stable_topological_sort  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    taken: list[fx.Graph] = []
+    hook = "post_grad_custom_post_pass"
+    own = patches.get(hook, getattr(config, hook))  # the user's, which may be what is wrong
+
+    def take(graph: fx.Graph) -> None:
+        if callable(own):
+            own(graph)
+        if graph.owning_module is passed:  # not that of a body of control flow
+            taken.append(copy.deepcopy(graph))
+
+    passed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    examples = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    fake_mode = detect_fake_mode(examples) or FakeTensorMode(allow_non_fake_inputs=True)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    changed = {**patches, hook: take}
+    with compiling(), tracing(context), V.set_fake_mode(fake_mode), config.patch(changed), torch.no_grad():
+        fake_tensor_prop(passed, examples)
+        _recursive_post_grad_passes(passed, is_inference=inference)
+        if not taken:
+            return None
+        [graph] = taken
+        stable_topological_sort(graph)
+        result = fx.GraphModule(passed, graph)
+        fake_tensor_prop(result, examples)
+    return result
+
+
+def renew_compile_threads() -> None:
+    """Let Inductor start new threads in a forked process; it would wait for ever for those of its parent."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
+        module.AsyncCompile._ready_future = None
+
+
+@contextmanager
+def inductor_graph_passes(names: list[str]) -> Iterator[None]:
+    """Note the graph passes that Inductor runs in a block, by the names that ``config.disabled_passes`` takes.
+
+    Args:
+        names: Gets the names, in the order in which the passes run. Seen are the subsystems of graph passes that
+            ``CompilerBisector`` knows.
+    """
+    from torch._inductor.compiler_bisector import CompilerBisector  # noqa: PLC0415  Inductor is slow to import
+
+    bisector: Any = CompilerBisector
+    original = vars(bisector)["disable_subsystem"]
+
+    def noting(cls: Any, backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
+        if subsystem.endswith("_passes") and debug_info is not None:
+            names.append(debug_info())
+        return bool(original.__func__(cls, backend, subsystem, debug_info))
+
+    bisector.disable_subsystem = classmethod(noting)
+    try:
+        yield
+    finally:
+        bisector.disable_subsystem = original
+
+
+def fall_back(op: OpOverload) -> None:
+    """Let Inductor leave an operator to eager's kernel, in this process, from now on."""
+    from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
+
+    decomposition.decompositions.pop(op, None)
+    decomposition.fast_random_decomps.cache_clear()
+    lowering.make_fallback(op, warn=False)
+
+
+@contextmanager
+def lowerings_kept() -> Iterator[None]:
+    """Take back what `fall_back` does in a block."""
+    from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
+
+    tables: tuple[Any, ...] = (
+        decomposition.decompositions,
+        lowering.lowerings,
+        lowering.fallbacks,
+        lowering.needs_realized_inputs,
+    )
+    before = [copy.copy(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, saved in zip(tables, before, strict=True):
+            table.clear()
+            table.update(saved)
+        decomposition.fast_random_decomps.cache_clear()
+
+
+@functools.cache
+def warm_inductor() -> None:
+    """Compile a trifle, once, so that processes forked from here need not look for the C++ compiler and the like."""
+
+    def trifle(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with warnings.catch_warnings(), without_compile_caches(), torch.no_grad(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.compile(trifle, backend="inductor")(torch.ones(3, 17))
+
+
+def inductor_settings() -> dict[str, Any]:
+    """Inductor's present configuration, by name; nested ones as ``cpp.simdlen``."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
+
+    return dict(config.get_config_copy())
+
+
+def inductor_setting_names() -> frozenset[str]:
+    """What Inductor's configuration can be patched by: its settings, and other names for them."""
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
+
+    return frozenset(vars(config)["_config"])
+
+
+def compile_trifle() -> None:
+    """Compile the least program with Inductor, and run it.
+
+    Raises:
+        Exception: Whatever Inductor raises: nothing can be compiled here.
+    """
+    trifle = fx.symbolic_trace(lambda x: (x + 1,))
+    inputs = [torch.ones(3, 17)]
+    with warnings.catch_warnings(), compiling(), tracing(None), torch.no_grad(), disable_current_modes():
+        warnings.simplefilter("ignore")
+        lookup_backend("inductor")(trifle, list(inputs))(*inputs)
+
+
+def inductor_compile_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: str, user_outputs: Sequence[int], patches: Any
+) -> Callable[[list[Any]], Any]:
+    """Compile one AOT graph with Inductor.
+
+    Args:
+        gm: The graph; Inductor changes it.
+        example_inputs: Its inputs.
+        kind: ``forward``, ``backward`` or ``inference``.
+        user_outputs: Places of the outputs whose strides must be as traced.
+        patches: Inductor's config patches.
+
+    Returns:
+        A boxed callable.
+    """
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    (output,) = gm.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(user_outputs)
+    fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    with compiling(), tracing(context), V.set_fake_mode(fake_mode), config.patch(patches):
+        compiled: Callable[[list[Any]], Any] = compile_fx_inner(
+            gm, list(example_inputs), is_backward=kind == "backward", is_inference=kind == "inference"
+        )
+    return compiled
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A copy of the decomposition table that Inductor uses under its present configuration."""
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415  Inductor is slow to import
+
+    return dict(select_decomp_table())

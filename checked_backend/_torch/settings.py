@@ -1,0 +1,113 @@
+"""Settings of torch and of its compilers."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo.config
+
+__all__ = [
+    "FP32_PRECISIONS",
+    "changed_settings",
+    "check_sparse_invariants",
+    "default_device",
+    "default_settings",
+    "fp32_precision",
+    "jit_autocast_off",
+    "set_backend_flag",
+    "set_fp32_precision",
+    "sparse_invariants_checked",
+]
+
+FP32_PRECISIONS = (
+    ("generic", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+)
+"""Where torch keeps how precisely float32 is computed with, the most general first."""
+
+
+def fp32_precision(backend: str, operation: str) -> str:
+    """How precisely a library computes with float32: ``none``, ``ieee``, ``tf32``, ``bf16``."""
+    return str(torch._C._get_fp32_precision_getter(backend, operation))
+
+
+def set_fp32_precision(backend: str, operation: str, precision: str) -> None:
+    """Set what `fp32_precision` reads."""
+    torch._C._set_fp32_precision_setter(backend, operation, precision)
+
+
+def default_device() -> torch.device | None:
+    """What ``torch.set_default_device`` was given; None where nothing was set."""
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
+
+
+def sparse_invariants_checked() -> bool:
+    """Whether the indices of sparse tensors are checked when these are made."""
+    return bool(torch._C._check_sparse_tensor_invariants())
+
+
+def check_sparse_invariants(enabled: bool) -> None:
+    """Set what `sparse_invariants_checked` reads."""
+    torch._C._set_check_sparse_tensor_invariants(enabled)
+
+
+def set_backend_flag(backend: str, name: str, value: bool) -> None:
+    """Set a flag of ``torch.backends``, also after ``torch.backends.disable_global_flags`` forbade it.
+
+    Importing ``torch.testing._internal.common_utils``, as many test suites do, forbids it.
+
+    Args:
+        backend: ``cudnn`` or ``mkldnn``.
+        name: The flag's name, for instance ``deterministic``.
+        value: What it is set to.
+    """
+    with torch.backends.__allow_nonbracketed_mutation():
+        setattr(getattr(torch.backends, backend), name, value)
+
+
+def changed_settings() -> dict[str, dict[str, Any]]:
+    """Settings of torch's compilers that are not at their defaults here, by module."""
+    from torch._functorch import config as functorch  # noqa: PLC0415  slow to import
+    from torch._inductor import config as inductor  # noqa: PLC0415
+
+    modules: tuple[Any, ...] = (torch._dynamo.config, functorch, inductor)
+    return {
+        module.__name__: {
+            name: value
+            for name, value in module.get_config_copy().items()
+            if module._config[name].alias is None
+            and not module._is_default(name)
+            and value != module._config[name].default  # it may have been set, and set back
+        }
+        for module in modules
+    }
+
+
+@contextmanager
+def default_settings(names: Mapping[str, Iterable[str]]) -> Iterator[None]:
+    """Have these settings, by module, at their defaults for a block."""
+    with ExitStack() as stack:
+        for module_name, chosen in names.items():
+            module: Any = sys.modules[module_name]
+            stack.enter_context(module.patch({name: copy.copy(module._config[name].default) for name in chosen}))
+        yield
+
+
+@contextmanager
+def jit_autocast_off() -> Iterator[None]:
+    """Keep TorchScript's own autocast pass out of graphs that were traced with autocast already applied."""
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)

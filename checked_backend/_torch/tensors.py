@@ -1,0 +1,87 @@
+"""Tensors: their memory, and what kind of tensor they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._prims_common import clone_preserve_strides
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+    transform_subclass,
+)
+
+__all__ = [
+    "StorageWeakRef",
+    "clone_preserve_strides",
+    "inner_tensors",
+    "is_alias_of",
+    "is_functorch_wrapped_tensor",
+    "is_traceable_wrapper_subclass",
+    "is_wrapper_type",
+    "is_zero_tensor",
+    "negative_view",
+    "rewrapped",
+    "storage_again",
+    "storage_identity",
+    "storage_users",
+    "zero_tensor_like",
+]
+
+
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that a wrapper subclass is made of, by name; empty for any other tensor."""
+    wrapper: Any = tensor
+    if not is_traceable_wrapper_subclass(wrapper):
+        return {}
+    names, _ = wrapper.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
+def is_wrapper_type(kind: type) -> bool:
+    """Whether tensors of this type are wrapper subclasses, which run operators on the tensors they are made of."""
+    return bool(is_traceable_wrapper_subclass_type(kind))
+
+
+def rewrapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A wrapper subclass like the given one, made of changed inner tensors."""
+    changed: torch.Tensor = transform_subclass(tensor, lambda _name, inner: change(inner))
+    return changed
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor with its negative bit flipped."""
+    return torch._neg_view(tensor)
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether torch keeps a tensor as a zero without memory, as ``sgn``'s gradient (``ZeroTensorFallback.cpp``)."""
+    return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ZeroTensor)
+
+
+def storage_users(reference: StorageWeakRef) -> int:
+    """How many tensors and other owners a storage has that is known by a weak reference; 0 if it is gone."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return 0 if storage is None else int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the one made here
+
+
+def storage_again(reference: StorageWeakRef) -> torch.UntypedStorage | None:
+    """A storage that is known by a weak reference; None if it is gone."""
+    storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return storage
+
+
+def zero_tensor_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Another of the kind of `is_zero_tensor`; a leaf."""
+    zeros = torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return (zeros.conj() if tensor.is_conj() else zeros).requires_grad_(tensor.requires_grad)
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """What two tensors have in common that share memory; valid while the storage lives."""
+    return int(tensor.untyped_storage()._cdata)
