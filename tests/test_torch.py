@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import checked_backend
 
 PACKAGE = Path(checked_backend.__file__).parent
+SUBJECTS = sorted(path.stem for path in (PACKAGE / "_torch").glob("*.py") if path.stem != "__init__")
 
 # the first are where such names belong; the last is text of dumps, which run without the package
 MAY_NAME_THEM = {*(PACKAGE / "_torch").glob("*.py"), PACKAGE / "dump" / "standalone.py"}
@@ -52,3 +57,37 @@ def test_private_names_come_through_one_room() -> None:
         if (names := [*private_names(module.read_text(encoding="utf-8"))])
     }
     assert not found
+
+
+def printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_dynamo_is_not_loaded_for_what_does_not_need_it() -> None:
+    light = ("autograd", "fake_tensors", "graph_code", "modes", "operators", "pytree", "symbols", "tensors")
+    imports = "\n".join(f"import checked_backend._torch.{subject}" for subject in light)
+    assert printed(f"import sys\n{imports}\nprint('torch._dynamo' in sys.modules)") == "False"
+
+
+NOT_HERE = """
+import ast, importlib, sys, torch
+home = importlib.import_module("checked_backend._torch." + sys.argv[1])
+for node in ast.walk(ast.parse(open(home.__file__, encoding="utf-8").read())):
+    match ast.unparse(node).split("."):
+        case ["torch", *names] if isinstance(node, ast.Attribute) and all(map(str.isidentifier, names)):
+            value = torch
+            for name in names:
+                value = getattr(value, name, None)
+            if value is None:
+                print(ast.unparse(node))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_subject_has_loaded_by_itself_what_it_names(subject: str) -> None:
+    missing = printed(f"import sys\nsys.argv[1:] = ['{subject}']\n{NOT_HERE}").splitlines()
+    # a table of Dynamo's, which is loaded where there is anything in it
+    assert not [name for name in missing if "triton_kernel_wrap" not in name]
