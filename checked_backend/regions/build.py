@@ -16,6 +16,7 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
 from checked_backend.options import CheckOptions
+from checked_backend.regions.candidate import NotCompiled
 from checked_backend.regions.compare_call import Call
 from checked_backend.regions.compile import (
     Compiler,
@@ -39,7 +40,7 @@ from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.step import OperatorJudge
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
-from checked_backend.regions.region import CheckedRegion, NotCompiled
+from checked_backend.regions.region import CheckedRegion
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 
 __all__ = ["build_region"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.backward import BackwardPass, BackwardWatch, gradient_gate, input_edges
+from checked_backend.regions.backward import BackwardPass, BackwardWatch, input_edges
 from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
@@ -27,12 +27,12 @@ from checked_backend.regions.call_findings import (
     unexpected_mutation,
     wrong_outputs,
 )
+from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import Call, CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
 from checked_backend.regions.failure import Keep
-from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.handed_out import HandedOut, Look, results_of
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
@@ -43,22 +43,11 @@ from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.regions.unsupported import cache_remark, may_be_the_cache, unsupported_here
+from checked_backend.regions.unsupported import unsupported_here
 
-__all__ = ["CheckedRegion", "NotCompiled"]
+__all__ = ["CheckedRegion"]
 
 Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Sequence[Finding]]
-
-
-class NotCompiled:
-    """Stands for the candidate of a region that could not be compiled: calling it raises what the compiler raised."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __call__(self, *_args: Any) -> Any:
-        """Raise what the compiler raised."""
-        raise self.error
 
 
 class CheckedRegion:
@@ -95,10 +84,16 @@ class CheckedRegion:
     ) -> None:
         self._info = info
         self._reference = variants.reference
-        self._candidate = variants.candidate
         self._options = options
         self._schedule = Schedule(options.every, options.budget)
         self._response = Response(info, options, silent=silent)
+        self._candidate = Candidate(
+            variants.candidate,
+            self._response.note,
+            replaceable=options.on_divergence == "fallback" and options.gradients,
+            recompile=recompile,
+            remark=remark,
+        )
         self._judge = CallComparison(info, variants, self._response, thorough=thorough, draws=draws)
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
@@ -107,9 +102,7 @@ class CheckedRegion:
         self._investigated = False
         self._handed_out = HandedOut()
         self._calls = 0
-        self._remark = remark
         self._needed = needed
-        self._recompile = recompile
         self._unsupported: Finding | None = None
         self._machine_works = False
         self._left_compiling = list(left_compiling)
@@ -123,7 +116,7 @@ class CheckedRegion:
             return self._reference(*args)
         if not self._stopped and self._schedule.due():
             return self._checked_call(args)
-        if self._stopped or isinstance(self._candidate, NotCompiled):
+        if self._stopped or self._candidate.missing:
             return self._reference(*args)
         self._response.passed_by()
         for holder in self._holders():
@@ -136,8 +129,8 @@ class CheckedRegion:
         cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
         effects, subjects = self._first_look(args)
         self._response.begin_call()
-        if self._remark:
-            self._response.note(self._remark)
+        if self._candidate.remark:
+            self._response.note(self._candidate.remark)
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
             TorchState.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
@@ -155,7 +148,7 @@ class CheckedRegion:
         since = autograd_sequence_number()
         candidate_began = time.perf_counter()
         try:
-            returned = self._candidates_results(args, call)
+            returned = self._candidate.results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
@@ -258,40 +251,6 @@ class CheckedRegion:
         left = LeftSettings(self._judge.candidate_again(call, None), self._response.skip, threads.active_since())
         return [*compiled, *left.findings(before, expected, after)]
 
-    def _candidates_results(self, args: Sequence[Any], call: Call) -> Any:
-        """Run the candidate, and once more with an empty cache if its compiler's own one may be what failed."""
-        try:
-            return self._run_candidate(args, call)
-        except StopRecomputationError:
-            raise
-        except Exception as error:
-            compiled = not isinstance(self._candidate, NotCompiled)
-            if not compiled or self._recompile is None or not may_be_the_cache(error):
-                raise
-            try:
-                again = self._recompile(call.inputs.fresh()[0])
-            except Exception:  # what it raised at first is what is told
-                raise error from None
-            self._candidate, self._recompile = again, None
-            self._remark = cache_remark(error)
-            self._response.note(self._remark)
-        call.inputs.undo(args)
-        call.rng.restore()
-        return self._run_candidate(args, call)
-
-    def _run_candidate(self, args: Sequence[Any], call: Call) -> Any:
-        inputs = call.inputs
-        # To hand out eager's gradients instead, all of the candidate's must pass one node.
-        replaceable = self._options.on_divergence == "fallback" and self._options.gradients
-        if not replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:
-            return self._candidate(*args)
-        gated = gradient_gate(args, sorted(inputs.requires_grad))
-        returned = self._candidate(*gated)
-        if not isinstance(returned, (tuple, list)):
-            return returned
-        original = {id(alias): arg for alias, arg in zip(gated, args, strict=True)}
-        return tuple(original.get(id(value), value) for value in returned)
-
     # backward
 
     def _watch_backward(
@@ -320,13 +279,8 @@ class CheckedRegion:
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
             return eager
 
-        def again(error: Exception) -> AbstractContextManager[Any] | None:
-            """The backward pass is compiled when it first runs."""
-            if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
-                return None
-            return self._with_fresh_cache(error)
-
         begun = partial(self._look_at_earlier, ())
+        again = self._candidate.backward_again
         watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, begun, again)
         if watch.strangers:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
@@ -368,7 +322,7 @@ class CheckedRegion:
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._unsupported_here(error)
         if short is not None:
-            if isinstance(self._candidate, NotCompiled):
+            if self._candidate.missing:
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
             self._respond([short, *left], cause=error)
             return self._eager_instead(args, call)
@@ -378,15 +332,9 @@ class CheckedRegion:
             if found:
                 self._respond(found, cause=reference, raises=returns)
             raise reference
-        during = "compiling" if isinstance(self._candidate, NotCompiled) else "running"
+        during = "compiling" if self._candidate.missing else "running"
         self._respond([candidate_crashed(error, during=during), *left], cause=error, call=call)
         return self._eager_instead(args, call)
-
-    @contextmanager
-    def _with_fresh_cache(self, error: Exception) -> Iterator[None]:
-        with FreshCache().used():
-            yield
-        self._response.note(cache_remark(error))
 
     def _unsupported_here(self, error: Exception) -> Finding | None:
         inductor = self._options.compiler == "inductor"

@@ -1,0 +1,122 @@
+"""The region as it was compiled: run on the user's tensors, and anew where the compiler's own cache was at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from checked_backend._torch.autograd import StopRecomputationError
+from checked_backend.errors import CheckedBackendError
+from checked_backend.regions.backward import gradient_gate
+from checked_backend.regions.compare_call import Call
+from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
+
+__all__ = ["Candidate", "NotCompiled"]
+
+
+class NotCompiled:
+    """Stands for the candidate of a region that could not be compiled: calling it raises what the compiler raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_args: Any) -> Any:
+        """Raise what the compiler raised."""
+        raise self.error
+
+
+class Candidate:
+    """A compiled region, which may be compiled anew once.
+
+    Args:
+        compiled: What the compiler made of it; a `NotCompiled` if it failed.
+        note: Notes a remark that changes no verdict.
+        replaceable: Whether eager's gradients may be handed out in place of its own.
+        recompile: Compiles it for given inputs with an empty cache, if that is possible.
+        remark: What to note of how it was compiled.
+
+    Attributes:
+        remark: The same, also of how it was compiled anew.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        note: Callable[[str], None],
+        *,
+        replaceable: bool,
+        recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None,
+        remark: str,
+    ) -> None:
+        self.remark = remark
+        self._compiled = compiled
+        self._note = note
+        self._replaceable = replaceable
+        self._recompile = recompile
+
+    @property
+    def missing(self) -> bool:
+        """Whether it could not be compiled."""
+        return isinstance(self._compiled, NotCompiled)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, unchecked."""
+        return self._compiled(*args)
+
+    def results(self, args: Sequence[Any], call: Call) -> Any:
+        """Run it for a check, and once more with an empty cache if its compiler's own one may be what failed.
+
+        Args:
+            args: The user's tensors.
+            call: The call, to begin it again.
+
+        Raises:
+            Exception: What it raised at first.
+        """
+        try:
+            return self._run(args, call)
+        except StopRecomputationError:
+            raise
+        except Exception as error:
+            if self.missing or self._recompile is None or not may_be_the_cache(error):
+                raise
+            try:
+                again = self._recompile(call.inputs.fresh()[0])
+            except Exception:  # what it raised at first is what is told
+                raise error from None
+            self._compiled, self._recompile = again, None
+            self.remark = cache_remark(error)
+            self._note(self.remark)
+        call.inputs.undo(args)
+        call.rng.restore()
+        return self._run(args, call)
+
+    def _run(self, args: Sequence[Any], call: Call) -> Any:
+        inputs = call.inputs
+        # To hand out eager's gradients instead, all of the candidate's must pass one node.
+        if not self._replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:
+            return self._compiled(*args)
+        gated = gradient_gate(args, sorted(inputs.requires_grad))
+        returned = self._compiled(*gated)
+        if not isinstance(returned, (tuple, list)):
+            return returned
+        original = {id(alias): arg for alias, arg in zip(gated, args, strict=True)}
+        return tuple(original.get(id(value), value) for value in returned)
+
+    def backward_again(self, error: Exception) -> AbstractContextManager[Any] | None:
+        """What to run its backward pass under once more, which is compiled when it first runs; None: it is not.
+
+        Args:
+            error: What that raised.
+        """
+        if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
+            return None
+        return self._with_fresh_cache(error)
+
+    @contextmanager
+    def _with_fresh_cache(self, error: Exception) -> Iterator[None]:
+        with FreshCache().used():
+            yield
+        self._note(cache_remark(error))
