@@ -6,19 +6,17 @@ crash or hang. The user's process waits, and nothing of its state changes.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
+from checked_backend.diagnose.diagnosis import DIAGNOSED, Checkpoint, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import (
@@ -30,9 +28,7 @@ from checked_backend.diagnose.reduce import (
 )
 from checked_backend.diagnose.reduce.journal import Places
 from checked_backend.diagnose.workaround.remedy import Blamed, RemedySearch
-from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
-from checked_backend.graphs.source_line import source_line
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
@@ -62,63 +58,13 @@ LEAST_SCRIPT_LIMIT = 30.0
 INTERRUPTED_SCRIPT_LIMIT = 15.0
 """Seconds that it may take after Ctrl-C."""
 
-_INVESTIGATED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
-
-
-@dataclass(slots=True)
-class _Found:
-    """What an investigation found out; plain data, because it crosses a process boundary."""
-
-    stage: str | None = None
-    graph: str | None = None
-    node: str | None = None
-    op: str | None = None
-    source: str | None = None
-    workaround: str | None = None
-    repro: str | None = None
-    output: str = ""
-    evidence: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Notebook:
-    """What is known so far, on disk, so that it outlives the worker, and the process that waits for it.
-
-    Attributes:
-        path: The file.
-        keep: Puts it into the report on disk.
-    """
-
-    path: Path
-    keep: Callable[[_Found], None]
-
-    def note(self, found: _Found) -> None:
-        """Write it down, whole or not at all; a disk that is full does not end the search."""
-        with contextlib.suppress(OSError):
-            half = self.path.with_suffix(".half")
-            half.write_text(json.dumps(asdict(found)), encoding="utf-8")
-            half.replace(self.path)
-        self.keep(found)
-
-    def after(self, death: Death) -> _Found:
-        """What was known when the worker died.
-
-        Raises:
-            CheckedBackendError: Nothing was.
-        """
-        if not self.path.exists():
-            raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
-        found = _Found(**json.loads(self.path.read_text("utf-8")))
-        found.evidence = {**(found.evidence or {}), "stopped": f"the process that looked further died: {death.words}"}
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class _Desk:
     """What an investigation works with.
 
     Attributes:
-        notebook: Keeps what is known.
+        checkpoint: Keeps what is known.
         tell: Told what is being done, adds the time left, and raises a Ctrl-C that was lost.
         say: The same without the time.
         stop: Ctrl-C.
@@ -126,7 +72,7 @@ class _Desk:
         journal: As in `Investigation`.
     """
 
-    notebook: _Notebook
+    checkpoint: Checkpoint
     tell: Callable[[str], None]
     say: Callable[[str], None]
     stop: Interruption
@@ -162,17 +108,19 @@ class Investigation:
         Raises:
             CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
         """
-        if not any(finding.kind in _INVESTIGATED for finding in findings):
+        if not any(finding.kind in DIAGNOSED for finding in findings):
             return findings
         # AOT autograd traces forward and backward together
         here = cannot_fork() or cannot_differentiate_in_worker()
         with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-            notebook = _Notebook(Path(folder) / "found.json", lambda found: failure.keep(_told(findings, found)))
-            work = partial(_work, failure, findings, self, notebook)
+            checkpoint = Checkpoint(
+                Path(folder) / "found.json", lambda found: failure.keep(found.added_to_all(findings))
+            )
+            work = partial(_work, failure, findings, self, checkpoint)
             answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
-            found = notebook.after(answer) if isinstance(answer, Death) else _Found(**json.loads(answer))
+            found = checkpoint.after(answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
         _write_bug_report(failure, findings, found)
-        return _told(findings, found)
+        return found.added_to_all(findings)
 
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -184,7 +132,7 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     return Investigation()(failure, findings)
 
 
-def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, notebook: _Notebook) -> str:
+def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, checkpoint: Checkpoint) -> str:
     deadline = time.monotonic() + TIME_LIMIT - PATIENCE
     stop = Interruption()
 
@@ -198,38 +146,38 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, not
     before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
     try:
         with without_compile_caches(), stop.awaited():
-            desk = _Desk(notebook, tell, say, stop, deadline, how.journal)
-            return json.dumps(asdict(_investigated(failure, findings, desk)))
+            desk = _Desk(checkpoint, tell, say, stop, deadline, how.journal)
+            return _investigated(failure, findings, desk).to_json()
     finally:
         before.restore()
 
 
-def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) -> _Found:
+def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) -> Diagnosis:
     wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
     places = Places(desk.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
     last = [Location("compiled")]
 
     def known(location: Location) -> None:
         last[:] = [location]
-        desk.notebook.note(_described(location))
+        desk.checkpoint.note(Diagnosis.of(location))
         if location.graph is not None and location.node is not None and not location.gross:
             places.note(location.graph, location.node.name)
 
     try:
         location = locate(failure, findings, _judge, desk.tell, gross=_judge_grossly, known=known, hint=places.known())
     except KeyboardInterrupt:
-        found = _described(last[0])
-        found.evidence = {**(found.evidence or {}), "stopped": "by the user"}
+        found = Diagnosis.of(last[0])
+        found.add_evidence("stopped", "by the user")
         return found
     known(location)
-    found = _described(location)
+    found = Diagnosis.of(location)
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
     search = _Search(failure, findings, location, found, evidence, desk)
     try:
         for reached in search.steps():
-            desk.notebook.note(reached)
+            desk.checkpoint.note(reached)
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
     except Exception as error:  # the operator is known: what failed after that must not lose it
@@ -243,21 +191,6 @@ def _judge(trial: GraphCase) -> Sequence[Finding]:
 
 def _judge_grossly(trial: GraphCase) -> Sequence[Finding]:
     return gross_error_oracle(trial, TRIAL_LIMIT) or ()
-
-
-def _described(location: Location) -> _Found:
-    evidence = {}
-    if location.message:
-        evidence["at the operator"] = location.message.splitlines()[0]  # what a compiler raised may be pages
-    if location.within:
-        evidence["decomposition"] = location.within
-    if location.notes:
-        evidence["how it was localized"] = "; ".join(location.notes)
-    node = location.node
-    found = _Found(location.stage, location.graph, evidence=evidence)
-    if node is not None:
-        found.node, found.op, found.source = node.name, location.op, source_line(node)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +213,11 @@ class _Search:
     failure: Failure
     findings: Sequence[Finding]
     location: Location
-    found: _Found
+    found: Diagnosis
     evidence: dict[str, str]
     desk: _Desk
 
-    def steps(self) -> Iterator[_Found]:
+    def steps(self) -> Iterator[Diagnosis]:
         """Do it; what is found is given after each step.
 
         Raises:
@@ -376,32 +309,13 @@ class _Search:
         return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
 
 
-def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: _Found) -> None:
-    worst = next(finding for finding in findings if finding.kind in _INVESTIGATED)
+def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:
+    worst = next(finding for finding in findings if finding.kind in DIAGNOSED)
     try:
         candidate = describe_candidate(failure.options, failure.mode)
-        path = write_bug_report(_enriched(worst, found), candidate, found.output)
+        path = write_bug_report(found.added_to(worst), candidate, found.output)
     except OSError as error:  # the findings say the same
         log.warning("no bug report: %s", error)
         return
     if path is not None:
-        found.evidence = {**(found.evidence or {}), "to be pasted into a bug report": str(path)}
-
-
-def _told(findings: Sequence[Finding], found: _Found) -> list[Finding]:
-    return [_enriched(finding, found) if finding.kind in _INVESTIGATED else finding for finding in findings]
-
-
-def _enriched(finding: Finding, found: _Found) -> Finding:
-    evidence: Mapping[str, Any] = {**finding.evidence, **(found.evidence or {})}
-    return replace(
-        finding,
-        stage=found.stage,
-        graph=found.graph,
-        node=found.node,
-        op=found.op,
-        source=found.source or finding.source,
-        workaround=found.workaround,
-        repro=found.repro,
-        evidence=evidence,
-    )
+        found.add_evidence("to be pasted into a bug report", str(path))

@@ -1,0 +1,125 @@
+"""What is found out about a failure, and how it is kept while the search goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend.diagnose.localize import Location
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.worker import Death
+
+__all__ = ["DIAGNOSED", "Checkpoint", "Diagnosis"]
+
+DIAGNOSED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
+"""Kinds of findings of which it is asked where they come from."""
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Where a failure comes from; plain data, because it crosses a process boundary.
+
+    Attributes:
+        stage: As in `Finding`, like all up to ``repro``.
+        output: What the script of the repro said.
+        evidence: What was tried, for people.
+    """
+
+    stage: str | None = None
+    graph: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    workaround: str | None = None
+    repro: str | None = None
+    output: str = ""
+    evidence: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, location: Location) -> Diagnosis:
+        """What localization gave."""
+        evidence = {}
+        if location.message:
+            evidence["at the operator"] = location.message.splitlines()[0]  # what a compiler raised may be pages
+        if location.within:
+            evidence["decomposition"] = location.within
+        if location.notes:
+            evidence["how it was localized"] = "; ".join(location.notes)
+        node = location.node
+        found = cls(location.stage, location.graph, evidence=evidence)
+        if node is not None:
+            found.node, found.op, found.source = node.name, location.op, source_line(node)
+        return found
+
+    @classmethod
+    def from_json(cls, text: str) -> Diagnosis:
+        """What `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """As text, for another process."""
+        return json.dumps(asdict(self))
+
+    def add_evidence(self, about: str, words: str) -> None:
+        """Say one thing more of what was tried."""
+        self.evidence = {**(self.evidence or {}), about: words}
+
+    def added_to(self, finding: Finding) -> Finding:
+        """A finding with where it comes from, if that is asked of its kind."""
+        if finding.kind not in DIAGNOSED:
+            return finding
+        evidence: Mapping[str, Any] = {**finding.evidence, **(self.evidence or {})}
+        return replace(
+            finding,
+            stage=self.stage,
+            graph=self.graph,
+            node=self.node,
+            op=self.op,
+            source=self.source or finding.source,
+            workaround=self.workaround,
+            repro=self.repro,
+            evidence=evidence,
+        )
+
+    def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Each of them with where it comes from."""
+        return [self.added_to(finding) for finding in findings]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known so far, on disk, so that it outlives the worker, and the process that waits for it.
+
+    Attributes:
+        path: The file.
+        keep: Puts it into the report on disk.
+    """
+
+    path: Path
+    keep: Callable[[Diagnosis], None]
+
+    def note(self, found: Diagnosis) -> None:
+        """Write it down, whole or not at all; a disk that is full does not end the search."""
+        with contextlib.suppress(OSError):
+            half = self.path.with_suffix(".half")
+            half.write_text(found.to_json(), encoding="utf-8")
+            half.replace(self.path)
+        self.keep(found)
+
+    def after(self, death: Death) -> Diagnosis:
+        """What was known when the worker died.
+
+        Raises:
+            CheckedBackendError: Nothing was.
+        """
+        if not self.path.exists():
+            raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
+        found = Diagnosis.from_json(self.path.read_text("utf-8"))
+        found.add_evidence("stopped", f"the process that looked further died: {death.words}")
+        return found
