@@ -116,13 +116,14 @@ class OperatorCheck:
         walk = Walk(gm, exposed, probed)
         rng.restore()
         walk.run()
-        rulings.judged = sum(map(len, walk.limits))
-        rulings.forward = accuse(gm, [one for one in walk.wrong if not one.gradient], subjects)
-        rulings.backward = accuse(gm, [one for one in walk.wrong if one.gradient], subjects)
-        if not walk.unjudged:
-            rulings.limits = _limits(gm, subjects, exposed.outputs, *walk.limits)
-        if walk.unjudged:
-            rulings.skips.append(Skip(SUBJECT, _told(walk.unjudged)))
+        judged = walk.judged
+        rulings.judged = sum(map(len, judged.limits))
+        rulings.forward = accuse(gm, [one for one in judged.wrong if not one.gradient], subjects)
+        rulings.backward = accuse(gm, [one for one in judged.wrong if one.gradient], subjects)
+        if not judged.unjudged:
+            rulings.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
+        if judged.unjudged:
+            rulings.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:

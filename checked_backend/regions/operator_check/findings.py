@@ -12,8 +12,8 @@ from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import source_line
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
+from checked_backend.regions.operator_check.judged import Wrong
 from checked_backend.regions.operator_check.probe import CALLS, value_of
-from checked_backend.regions.operator_check.walk import Wrong
 
 __all__ = ["accuse"]
 

@@ -1,0 +1,135 @@
+"""Judge, on a walk through a region's graph, the gradient of each tensor: a sum of what its readers pass back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from checked_backend.regions.operator_check.judged import Judged, alike, can_be_judged, own_error, roundoff_of
+from checked_backend.regions.operator_check.lane import Lane, Moved
+from checked_backend.verdict.envelope import unit_roundoff
+
+__all__ = ["GradientSums"]
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Gradients on their way to one tensor."""
+
+    by_lane: list[torch.Tensor | None]
+    roundoff: float
+    narrows: bool = False
+    jumps: bool = False
+    whole: bool = True
+
+
+class GradientSums:
+    """The gradients that arrive at tensors of a region, as each lane has them.
+
+    Args:
+        lanes: Eager's, that in float64, and those that are moved.
+        moved: How the last ones are.
+        judged: Gets what is found.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], moved: Sequence[Moved], judged: Judged) -> None:
+        self._lanes = lanes
+        self._moved = moved
+        self._judged = judged
+        self._sums: dict[fx.Node, _Sum] = {}
+
+    def expect(self, node: fx.Node, value: torch.Tensor) -> None:
+        """Gather the gradient of a node's value from now on."""
+        self._sums[node] = _Sum([None] * len(self._lanes), roundoff_of(value))
+
+    def incomplete(self, node: fx.Node, sources: Sequence[fx.Node], reason: str = "") -> None:
+        """What a node passes back to these is not known, so their sums cannot be judged.
+
+        Args:
+            node: The node.
+            sources: Those it is made of.
+            reason: Why, unless that is told already.
+        """
+        for source in sources:
+            if source in self._sums:
+                self._sums[source].whole = False
+                if reason and not any(node.name in told for told in self._judged.unjudged):
+                    self._judged.unjudged[f"gradients that pass {node.name}"] = reason
+
+    def pass_back(
+        self,
+        node: fx.Node,
+        sources: Sequence[fx.Node],
+        arriving: torch.Tensor | None,
+        *,
+        roundoff: float,
+        jumps: bool,
+        exact: bool = False,
+    ) -> None:
+        """Run a node's backward pass in each lane, and add what it makes of the gradient to those of its sources.
+
+        Args:
+            node: The node.
+            sources: Those it is made of.
+            arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
+            roundoff: What the node's value may be off by.
+            jumps: Whether a rounding may change what it passes back by any amount.
+            exact: Whether the gradient is known exactly, and is not moved.
+        """
+        if arriving is None:
+            return  # nothing that was asked for depends on it
+        for place, lane in enumerate(self._lanes):
+            given = arriving
+            if place >= 2 and not exact:
+                moved = self._moved[place - 2].shift(arriving, unit_roundoff(arriving.dtype))
+                given = arriving.to(torch.float64) + moved
+            try:
+                found = lane.gradients(node, sources, given)
+            except Exception as error:
+                self._judged.unjudged[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.incomplete(node, sources)
+                return
+            self._add(place, found)
+        for source in sources:
+            if source in self._sums:
+                one = self._sums[source]
+                one.narrows |= roundoff > one.roundoff
+                one.roundoff = max(roundoff, one.roundoff)
+                one.jumps |= jumps
+
+    def _add(self, place: int, found: Mapping[fx.Node, torch.Tensor | None]) -> None:
+        for source, gradient in found.items():
+            one = self._sums.get(source)
+            if gradient is None or one is None:
+                continue
+            known = one.by_lane[place]
+            one.by_lane[place] = gradient if known is None else known + gradient
+
+    def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
+        """Judge the gradient of a node's value, to which nothing is added any more, and forget it.
+
+        Args:
+            node: The node.
+            sent: The compiled program's gradient.
+        """
+        total = self._sums.pop(node, None)
+        if total is not None and total.whole:
+            self._judge(node, total, sent)
+
+    def _judge(self, node: fx.Node, total: _Sum, sent: torch.Tensor | None) -> None:
+        known = [one for one in (sent, *total.by_lane) if one is not None]
+        if not known:
+            return
+        found = torch.zeros_like(known[0]) if sent is None else sent
+        made = [torch.zeros_like(known[0]) if one is None else one for one in total.by_lane]
+        if not can_be_judged(found) or found.layout is not torch.strided or not found.numel():
+            return
+        if any(not alike(one, found) for one in made):
+            self._judged.unjudged[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
+            return
+        error = own_error(found, made, roundoff=total.roundoff, narrows=total.narrows, jumps=total.jumps)
+        if error is not None:
+            self._judged.note(node, error, found, made[1], gradient=True)
