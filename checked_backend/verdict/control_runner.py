@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from checked_backend.findings import Skip
-from checked_backend.verdict.control_runs import ControlRuns, MadeElsewhereError
+from checked_backend.verdict.control_runs import Control, ControlRuns, MadeElsewhereError
 from checked_backend.verdict.decisions import Decisions
 
 __all__ = ["ControlRunner", "short"]
@@ -15,7 +15,7 @@ Given = TypeVar("Given")
 
 
 class ControlRunner:
-    """Runs controls by name.
+    """Makes control runs, and keeps book of those that could not be made.
 
     Args:
         controls: Makes the runs.
@@ -24,29 +24,29 @@ class ControlRunner:
     Attributes:
         controls: As given.
         missing: Why, for each control that could not run.
-        elsewhere: ControlRuns that another check of the same program makes.
+        elsewhere: Those that another check of the same program makes.
     """
 
     def __init__(self, controls: ControlRuns, rulings: Decisions) -> None:
         self.controls = controls
-        self.missing: dict[str, str] = {}
-        self.elsewhere: set[str] = set()
+        self.missing: dict[Control, str] = {}
+        self.elsewhere: set[Control] = set()
         self._rulings = rulings
 
     def of(self, controls: ControlRuns) -> ControlRunner:
         """Runs of other controls; those that could not run are in the same coverage."""
         return ControlRunner(controls, self._rulings)
 
-    def run(self, name: str, control: Callable[[], Given | None]) -> Given | None:
+    def run(self, control: Control, make: Callable[[], Given | None]) -> Given | None:
         """What a control gives; None if it could not run, or has nothing to give."""
         try:
-            return control()
+            return make()
         except MadeElsewhereError:
-            self.elsewhere.add(name)
+            self.elsewhere.add(control)
             return None
         except Exception as error:  # recorded: a control that could not run is in the coverage
-            self.missing[name] = short(error)
-            skip = Skip(f"control: {name}", short(error))
+            self.missing[control] = short(error)
+            skip = Skip(f"control: {control.value}", short(error))
             if skip not in self._rulings.skips:
                 self._rulings.skips.append(skip)
             return None

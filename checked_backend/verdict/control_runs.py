@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["ControlRuns", "MadeElsewhereError", "Values"]
+__all__ = ["Control", "ControlRuns", "MadeElsewhereError", "Values"]
 
 Values = dict[str, torch.Tensor]
+
+
+class Control(Enum):
+    """The control runs, with what reports call them."""
+
+    REPEAT = "repeated reference"
+    BARE = "repeated reference, as it is"
+    RESEEDED = "eager on other random numbers"
+    ONE_ZERO = "eager with one zero"
+    MONTE_CARLO = "Monte Carlo arithmetic"
+    SHAPES = "shapes under Monte Carlo arithmetic"
+    FLOAT64 = "high-precision reference"
+    FLOAT64_NOISE = "float64 noise"
+    TWIN = "float64 twin"
+    GIVEN_CHOICES = "program given its choices"
+    CANDIDATE_ALONE = "candidate again"
+    CANDIDATE_REPLAYED = "candidate on recorded random numbers"
+    RECOMPILED = "candidate compiled once more"
+    UNFUSED = "candidate that rounds where eager does"
+    OTHER_THREADS = "looking for other threads"
 
 
 class MadeElsewhereError(CheckedBackendError):

@@ -14,14 +14,57 @@ from checked_backend.findings import Skip
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diff
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.control_runner import short
+from checked_backend.verdict.closing import close_as_noise
+from checked_backend.verdict.context import Context
+from checked_backend.verdict.control_runner import ControlRunner, short
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.evidence import Evidence, is_floating
-from checked_backend.verdict.steps.in_order import Steps
+from checked_backend.verdict.steps.as_good_as_eager import close_what_is_as_good_as_eager
+from checked_backend.verdict.steps.candidate_again import try_candidate_again
+from checked_backend.verdict.steps.float64 import ask_float64
+from checked_backend.verdict.steps.monte_carlo import explain_by_own_noise
+from checked_backend.verdict.steps.nondeterminism import close_what_changes, close_what_is_no_rounding, repeat_eager
+from checked_backend.verdict.steps.wrong import close_what_is_left
 
-__all__ = ["decide"]
+__all__ = ["STEPS", "Step", "decide"]
+
+Step = Callable[[Context], None]
+
+
+def close_what_is_explained(context: Context) -> None:
+    """Decide about tensors of which noise explains every element, and whose float64 twin is right."""
+    for case in context.open():
+        if not case.outside and not case.logic_differs:
+            close_as_noise(context, case)
+
+
+STEPS: Sequence[Step] = (
+    repeat_eager,
+    explain_by_own_noise,
+    ask_float64,
+    close_what_is_no_rounding,
+    close_what_is_explained,
+    close_what_changes,
+    close_what_is_as_good_as_eager,
+    try_candidate_again,
+    close_what_is_left,
+)
+"""What is asked about a tensor that one look does not settle, in order. Each step leaves alone what is decided.
+
+1. Repetition: what does eager itself repeat?
+2. Monte Carlo arithmetic: is the difference within the noise that the program must have at its precision, first with
+   the choices that eager makes (indices, comparisons), then with those that rounding flips?
+3. Float64: how near is the candidate to the high-precision reference? Does the float64 twin, the compiler's logic apart
+   from all rounding, compute the same?
+4. What eager changes by more than rounding from run to run is nondeterministic.
+5. What is explained by now is noise.
+6. What else eager does not repeat is nondeterministic.
+7. What is no further from float64 than eager is noise; so is what more and stronger Monte Carlo runs explain.
+8. The candidate again: on eager's random numbers, rounding wherever eager does, and compiled once more.
+9. What is left is wrong.
+"""
 
 
 def decide(
@@ -60,7 +103,16 @@ def decide(
     if cases:
         # whether a tensor is still nothing but rounding is for float64 to say
         asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not anew}
-        Steps(cases, controls(), rulings, frozenset(asked), thorough=thorough, low_precision=low_precision).run()
+        context = Context(
+            cases,
+            ControlRunner(controls(), rulings),
+            rulings,
+            frozenset(asked),
+            thorough=thorough,
+            low_precision=low_precision,
+        )
+        for step in STEPS:
+            step(context)
     return rulings
 
 

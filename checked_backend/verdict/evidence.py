@@ -39,6 +39,7 @@ class Evidence:
         twin: The float64 twin's.
         float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
         float64_further: The same of further runs, made where the twin is outside of the first ones.
+        twin_difference: By how much the float64 twin differs from eager in float64, relative; None if it was not asked.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
@@ -58,6 +59,7 @@ class Evidence:
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
     float64_further: Envelope | None = None
+    twin_difference: float | None = None
     logic_differs: bool | None = None
     twin_is_equal: bool = False
     only_then: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from checked_backend.findings import Finding, Skip
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import short
-from checked_backend.verdict.control_runs import ControlRuns
+from checked_backend.verdict.control_runs import Control, ControlRuns
 
 __all__ = ["excuse_flipped_shapes"]
 
@@ -39,7 +39,7 @@ def excuse_flipped_shapes(
                 values = made.monte_carlo(seed, magnitude)
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong
-        return list(findings), [Skip("control: shapes under Monte Carlo arithmetic", short(error))]
+        return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
     excused = [finding for finding in suspects if name(finding) in changing]
     reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"
     return [finding for finding in findings if finding not in excused], [

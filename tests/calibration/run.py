@@ -19,9 +19,9 @@ from checked_backend.checking.program import Program
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.regions.torch_state import RngState
+from checked_backend.verdict import closing
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline, difference, root_mean_square, unit_roundoff
 from checked_backend.verdict.steps import float64 as double
-from checked_backend.verdict.steps import in_order as hearing
 from checked_backend.verdict.steps import monte_carlo as noise_runs
 
 from .compilers import candidate, planted, trace
@@ -138,10 +138,10 @@ class Seen:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Listen to the judge: its numbers are in the report only where it found something."""
+    """Listen to the verdict: its numbers are in the report only where it found something."""
     seen = Seen()
     outside_noise, twin_difference = noise_runs.outside_noise, double.twin_difference
-    as_good_as_eager, covers = hearing.as_good_as_eager, NoiseBaseline.covers
+    as_good_as_eager, covers = closing.as_good_as_eager, NoiseBaseline.covers
 
     def outside(**tensors: Any) -> Any:
         found = outside_noise(**tensors)
@@ -171,7 +171,7 @@ def watched() -> Iterator[Seen]:
         mock.patch.object(NoiseBaseline, "covers", covered),
         mock.patch.object(noise_runs, "outside_noise", outside),
         mock.patch.object(double, "twin_difference", twin),
-        mock.patch.object(hearing, "as_good_as_eager", close),
+        mock.patch.object(closing, "as_good_as_eager", close),
     ):
         yield seen
 

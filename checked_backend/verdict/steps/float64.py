@@ -11,18 +11,56 @@ from functools import partial
 import torch
 
 from checked_backend.verdict import thresholds
+from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.envelope import unconfirmed
-from checked_backend.verdict.evidence import Evidence, extended
+from checked_backend.verdict.evidence import Evidence, extended, is_floating
 from checked_backend.verdict.outliers import outside_noise, twin_difference
-from checked_backend.verdict.steps.monte_carlo import perturb
+from checked_backend.verdict.repetition import spreads
+from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb
 
-__all__ = ["hold_against_twin", "run_high_precision", "spread_in_float64"]
+__all__ = ["ask_float64", "hold_against_twin", "run_high_precision", "spread_in_float64", "wants_twin"]
+
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+
+
+def ask_float64(context: Context) -> None:
+    """Ask float64 about what is outside of the noise, and about what the noise may hide."""
+    outside = [case for case in context.open() if case.outside]
+    spread = [case for case in context.open() if spreads(case, context.repeated)]
+    hidden = [case for case in context.open() if case.outside.doubtful or wants_twin(context, case)]
+    asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
+    if not asked or not run_high_precision(asked, context.runs):
+        return
+    compare_with_noise(context.open())
+    spread_in_float64(spread, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
+    suspects = [case for case in asked if case in outside or case.outside or wants_twin(context, case)]
+    if suspects:
+        hold_against_twin(suspects, context.runs, context.decisions.notes)
+
+
+def wants_twin(context: Context, case: Evidence) -> bool:
+    """Whether noise or rounding may hide what only the float64 twin can show."""
+    if case.pair.name in context.known:
+        return False
+    dtype = case.pair.reference.dtype
+    if case.same_bits or dtype in LOW_PRECISION or (context.thorough and is_floating(case.pair.reference)):
+        return True
+    if spreads(case, context.repeated):
+        return True
+    if not is_floating(case.pair.reference):  # what flips is equal values' order, or next to a threshold
+        return True
+    # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost. But
+    # of what is zero but for rounding, the twin could only say that it is.
+    if case.envelope is None or not dtype.is_floating_point or case.vanishes:
+        return False
+    return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
 
 
 def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
     """Give each case eager's float64 result. Returns whether there is one."""
-    high = runs.run("high-precision reference", lambda: runs.controls.high_precision(None))
+    high = runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None))
     if high is None:
         return False
     for case in cases:
@@ -46,7 +84,9 @@ def spread_in_float64(
     """
     magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
-        values = runs.run("float64 noise", partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held))
+        values = runs.run(
+            Control.FLOAT64_NOISE, partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held)
+        )
         if values is None:
             return
         for case in cases:
@@ -67,7 +107,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         runs: Makes the runs.
         notes: Receives remarks.
     """
-    twin = runs.run("float64 twin", runs.controls.twin)
+    twin = runs.run(Control.TWIN, runs.controls.twin)
     if twin is None:
         return
     for case in cases:
@@ -102,7 +142,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
 
 def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
     """Look behind jumps: with eager's choices given to both, the twin must compute what eager does."""
-    given = runs.run("program given its choices", runs.controls.given_choices) if excused else None
+    given = runs.run(Control.GIVEN_CHOICES, runs.controls.given_choices) if excused else None
     if given is None:
         return
     inner = runs.of(given)
@@ -113,8 +153,9 @@ def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
     for case, shadow in zip(excused, shadows, strict=True):
         if shadow.logic_differs:
             case.logic_differs = True
-            relative = shadow.evidence["float64 twin differs from float64 reference, relative"]
-            case.evidence["the same, both given eager's indices, comparisons and rounded values"] = relative
+            case.evidence["the same, both given eager's indices, comparisons and rounded values"] = (
+                shadow.twin_difference
+            )
 
 
 def _in_range(case: Evidence, value: torch.Tensor | None) -> torch.Tensor | None:
@@ -143,6 +184,7 @@ def _compare(cases: Iterable[Evidence]) -> None:
             continue
         case.logic_differs = found.differs
         case.twin_is_equal = found.equal
+        case.twin_difference = found.relative
         case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
 
 

@@ -6,7 +6,7 @@ import torch
 
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.control_runs import Control, ControlRuns, Values
 from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
@@ -58,7 +58,7 @@ class FusedRounding:
 
     def _ask(self) -> Values | None:
         if not self._asked:
-            self._values = self._runs.run("candidate that rounds where eager does", self._controls.unfused)
+            self._values = self._runs.run(Control.UNFUSED, self._controls.unfused)
             self._asked = True
         return self._values
 

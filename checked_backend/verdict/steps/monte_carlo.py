@@ -6,11 +6,29 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from checked_backend.verdict import thresholds
+from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.evidence import Evidence, extended
 from checked_backend.verdict.outliers import outside_noise
 
-__all__ = ["compare_with_noise", "perturb"]
+__all__ = ["compare_with_noise", "explain_by_own_noise", "perturb"]
+
+
+def explain_by_own_noise(context: Context) -> None:
+    """Look which differences are within the noise that the program must have at its own precision.
+
+    Eager's choices (indices, comparisons) are held at first, so that one that flips lends its jump to nothing else.
+    """
+    if all(case.same_bits for case in context.open()):
+        return
+    seeds = range(thresholds.FIRST_RUNS)
+    perturb(context.open(), context.runs, seeds, 1.0, held=True)
+    compare_with_noise(context.open())
+    if context.controls.flips():  # whoever is not near eager with its choices may have made others
+        jumping = [case for case in context.open() if case.outside]
+        perturb(jumping, context.runs, seeds, 1.0)
+        compare_with_noise(jumping)
 
 
 def perturb(
@@ -26,7 +44,7 @@ def perturb(
         held: Let no rounding flip a choice (an index, a comparison).
     """
     for seed in seeds:
-        values = runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, magnitude, held=held))
+        values = runs.run(Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, magnitude, held=held))
         if values is None:
             return
         for case in cases:

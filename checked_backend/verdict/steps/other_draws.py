@@ -10,7 +10,7 @@ from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.steps.fused_rounding import agrees
@@ -36,12 +36,12 @@ class OtherDraws:
     def __init__(self, runs: ControlRunner) -> None:
         self._runs = runs
         self._controls = runs.controls
-        self._asked: dict[str, Sequence[Values]] = {}
+        self._asked: dict[Control, Sequence[Values]] = {}
         self._others: list[str | None] = []
 
     def alone(self) -> Sequence[Values]:
         """Further runs of the candidate, from the random state before the call."""
-        return self._several("candidate again", thresholds.CANDIDATE_RUNS)
+        return self._several(Control.CANDIDATE_ALONE, thresholds.CANDIDATE_RUNS)
 
     def only_then(self, case: Evidence) -> bool:
         """Whether the compiled program gave this in the call that was checked, and never gives it again.
@@ -78,7 +78,7 @@ class OtherDraws:
 
     def _others_drew(self, case: Evidence) -> str | None:
         if not self._others:
-            self._others.append(self._runs.run("looking for other threads", self._controls.others_drew))
+            self._others.append(self._runs.run(Control.OTHER_THREADS, self._controls.others_drew))
         evidence = self._others[0]
         if evidence is None:
             case.evidence["another thread"] = "nothing shows that one drew random numbers"
@@ -93,7 +93,7 @@ class OtherDraws:
         found = difference(case.pair.reference, case.pair.candidate)
         greatest = 0.0
         for seed in thresholds.OTHER_SEEDS:
-            values = self._runs.run("eager on other random numbers", partial(self._controls.reseeded, seed))
+            values = self._runs.run(Control.RESEEDED, partial(self._controls.reseeded, seed))
             sample = None if values is None else case.sample(values)
             if sample is None:
                 continue
@@ -104,12 +104,12 @@ class OtherDraws:
         return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.OTHER_DRAWS_FACTOR * greatest
 
     def _replayed(self) -> Values | None:
-        runs = self._several("candidate on recorded random numbers", 1)
+        runs = self._several(Control.CANDIDATE_REPLAYED, 1)
         return runs[0] if runs else None
 
-    def _several(self, name: str, count: int) -> Sequence[Values]:
-        control = self._controls.candidate_alone if count > 1 else self._controls.repeat_candidate
-        if name not in self._asked:
-            made = (self._runs.run(name, control) for _ in range(count))
-            self._asked[name] = [values for values in made if values is not None]
-        return self._asked[name]
+    def _several(self, control: Control, count: int) -> Sequence[Values]:
+        run = self._controls.candidate_alone if control is Control.CANDIDATE_ALONE else self._controls.repeat_candidate
+        if control not in self._asked:
+            made = (self._runs.run(control, run) for _ in range(count))
+            self._asked[control] = [values for values in made if values is not None]
+        return self._asked[control]

@@ -14,7 +14,7 @@ import torch
 from checked_backend.findings import Finding, Kind
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.control_runs import Control, ControlRuns, Values
 from checked_backend.verdict.decisions import Decisions, TensorPair
 
 __all__ = ["zeros_of_another_sign"]
@@ -36,16 +36,15 @@ def zeros_of_another_sign(
     if not suspects:
         return
     runs = ControlRunner(controls(), rulings)
-    made = [runs.run("repeated reference", runs.controls.repeat)]
+    made = [runs.run(Control.REPEAT, runs.controls.repeat)]
     made += [
-        runs.run("Monte Carlo arithmetic", partial(runs.controls.monte_carlo, seed, 1.0))
+        runs.run(Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, 1.0))
         for seed in range(thresholds.FIRST_RUNS)
     ]
     made += [
-        runs.run("eager with one zero", partial(runs.controls.one_zero, negative=negative))
-        for negative in (False, True)
+        runs.run(Control.ONE_ZERO, partial(runs.controls.one_zero, negative=negative)) for negative in (False, True)
     ]
-    made.append(runs.run("high-precision reference", lambda: runs.controls.high_precision(None)))
+    made.append(runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None)))
     for pair, turned in suspects:
         left = _kept_by_all(pair, turned, made)
         if bool(left.any()):

@@ -1,0 +1,120 @@
+"""How a tensor is decided: it is noise, it is wrong, or it could not be judged."""
+
+from __future__ import annotations
+
+import torch
+
+from checked_backend.findings import Finding, Skip
+from checked_backend.verdict import thresholds
+from checked_backend.verdict.classify import CHANGES_IN_FLOAT64, Classification, singular
+from checked_backend.verdict.context import Context
+from checked_backend.verdict.control_runs import Control
+from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.outliers import as_good_as_eager
+from checked_backend.verdict.steps.float64 import wants_twin
+from checked_backend.verdict.steps.fused_rounding import is_there
+
+__all__ = ["close_as", "close_as_noise", "close_unjudged", "is_as_near_as_eager"]
+
+
+def close_as_noise(context: Context, case: Evidence) -> None:
+    """Decide that a tensor is right, unless its noise would hide whether it is."""
+    if _hides_everything(context, case):
+        return
+    if case.metrics.nonfinite_mismatched == 0:
+        context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
+    if case.has_numbers():
+        context.decisions.limits[case.pair.name] = case.detection_limit()
+    if case.blind is not None:
+        context.decisions.notes.append(
+            f"{case.pair.subject}: float64 has NaN or infinity in {int(case.blind.sum())} of its elements where "
+            "eager has numbers, and confirms nothing there: they were judged by the noise of their own precision"
+        )
+    if case.logic_differs is False and not case.same_bits:
+        context.decisions.own_precision_limits[case.pair.name] = case.own_precision_limit()
+    case.closed = True
+
+
+def close_unjudged(context: Context, case: Evidence, reason: str) -> None:
+    """Decide that a tensor cannot be judged, and why."""
+    context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
+    case.closed = True
+
+
+def close_as(context: Context, case: Evidence, named: Classification) -> None:
+    """Decide that a tensor makes a finding."""
+    is_as_near_as_eager(case)
+    for control in (Control.FLOAT64, Control.TWIN, Control.MONTE_CARLO):
+        if control in context.runs.missing:
+            case.evidence.setdefault(f"{control.value} could not run", context.runs.missing[control])
+    context.decisions.findings.append(
+        Finding(
+            kind=named.kind,
+            detail=named.detail or str(named.kind),
+            subject=case.pair.subject,
+            message=named.message,
+            metrics=case.metrics,
+            noise=case.noise(),
+            evidence=case.evidence,
+            source=case.pair.source or None,
+        )
+    )
+    case.closed = True
+
+
+def is_as_near_as_eager(case: Evidence) -> bool:
+    """Is the candidate as close to float64 as eager? Takes note of both distances."""
+    if case.high_precision is None:
+        return False
+    closeness = as_good_as_eager(
+        reference=case.pair.reference,
+        candidate=case.pair.candidate,
+        high_precision=case.high_precision,
+        up_to=case.outside.largest * 2**thresholds.NEIGHBOUR_BITS if case.outside else float("inf"),
+    )
+    case.evidence["eager's distance from float64, rms"] = closeness.eager
+    case.evidence["candidate's distance from float64, rms"] = closeness.candidate
+    return closeness.as_good
+
+
+def _hides_everything(context: Context, case: Evidence) -> bool:
+    """Whether an error of 100 % would be lost in the noise, so that nothing was judged. Closes such a case."""
+    if context.low_precision and context.fused.loses(case):
+        close_unjudged(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
+        return True
+    if blindly_excused := case.excused_by_jumps_alone():
+        close_unjudged(context, case, singular(blindly_excused))
+        return True
+    if case.detection_limit() < 1 or case.vanishes or not case.mostly_hidden():
+        return False
+    if case.same_bits and case.blind is not None:
+        return False  # there is no difference to judge, and no limit is claimed
+    if not wants_twin(context, case) or Control.TWIN in context.runs.elsewhere:
+        return False  # it was asked in an earlier call, or is by another check
+    if case.logic_differs is False:
+        if _changes_by_itself(context, case):
+            return True
+        double = case.pair.reference.dtype in (torch.float64, torch.complex128)  # eager is its own reference there
+        if case.blind is None and (double or is_as_near_as_eager(case)) and is_there(case, case.pair.candidate):
+            return False  # nobody could do better
+    lost = context.runs.missing.keys() & {Control.FLOAT64, Control.TWIN}
+    why = f" (could not run: {', '.join(sorted(control.value for control in lost))})" if lost else ""
+    if case.blind is not None:
+        why = " (and float64 has NaN or infinity there where eager has numbers)"
+    close_unjudged(context, case, f"its noise would hide an error of 100 %, so it was not judged{why}")
+    return True
+
+
+def _changes_by_itself(context: Context, case: Evidence) -> bool:
+    """Noise of that size in float64: of an ill-conditioned program, or is it eager that changes now and then?"""
+    again = context.runs.run(Control.FLOAT64, lambda: context.controls.high_precision(None))
+    sample = None if again is None else case.sample(again)
+    if sample is None or case.high_precision is None:
+        return False
+    spread = root_mean_square(difference(case.high_precision, sample))
+    if spread <= thresholds.FLOAT64_REPEATS * root_mean_square(case.high_precision):
+        return False
+    case.evidence["eager's own spread between two runs in float64, rms"] = spread
+    close_as(context, case, CHANGES_IN_FLOAT64)
+    return True

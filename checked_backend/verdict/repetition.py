@@ -1,0 +1,122 @@
+"""Does eager differ from run to run, and is that rounding?
+
+Sums without a fixed order differ by rounding, which float64 makes as much smaller as its digits are more. A program
+that reads a clock, random bytes or uninitialised memory differs by as much in float64. Its spread is no noise that a
+candidate could be within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from checked_backend.verdict import thresholds
+from checked_backend.verdict.control_runner import ControlRunner
+from checked_backend.verdict.control_runs import Control, Values
+from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.evidence import Evidence, is_floating
+
+__all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """Eager, run again.
+
+    Attributes:
+        values: What it gave; None if it could not be run.
+        only_as_it_is: Names of tensors that eager repeats bit for bit if it is left as it is, and not in control runs,
+            which fill uninitialised memory with junk.
+    """
+
+    values: Values | None
+    only_as_it_is: frozenset[str] = frozenset()
+
+
+def repeat(cases: Sequence[Evidence], runs: ControlRunner) -> Repetition:
+    """Run eager again, and where it gives something else find out who it is that changes.
+
+    Torch itself computes some things otherwise while a dispatch mode is active, such as control runs need (the gradient
+    of ``prod``, singular values): that is not eager's. There eager counts as what it is without a mode.
+    """
+    recorded = runs.run(Control.REPEAT, runs.controls.repeat)
+    unlike = [case for case in cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
+    bare = runs.run(Control.BARE, runs.controls.bare) if unlike else None
+    steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
+    if recorded is None or bare is None or not steady:
+        return Repetition(recorded)
+    other = runs.run(Control.REPEAT, partial(runs.controls.repeat, 2))
+    by_junk = set[str]()
+    for case in steady:
+        name, found = case.pair.name, case.sample(recorded)
+        if found is None or other is None or _differs(case, found, other):
+            by_junk.add(name)
+        else:
+            recorded[name] = bare[name]
+    return Repetition(recorded, frozenset(by_junk))
+
+
+def _differs(case: Evidence, one: torch.Tensor, values: Values) -> bool:
+    other = case.sample(values)
+    return other is None or bool((difference(one, other) != 0).any())
+
+
+def spreads(case: Evidence, repeated: Values | None) -> bool:
+    """Whether two runs of eager differ by more than a rounding or two; in integers, whether they differ."""
+    least = 0.0
+    if is_floating(case.pair.reference):
+        least = thresholds.SPREAD_ROUNDOFFS * torch.finfo(case.pair.reference.dtype).eps * case.metrics.reference_rms
+    return _spread(case, repeated) > least
+
+
+def is_rounding(case: Evidence, repeated: Values | None) -> bool:
+    """Whether rounding explains that eager differs from run to run, if it does. float64 tells.
+
+    Args:
+        case: A tensor that differs from the candidate's. Takes note of both spreads if they are no rounding.
+        repeated: A second run of eager, if it could be made.
+    """
+    if not spreads(case, repeated) or (is_floating(case.pair.reference) and case.float64_repeats):
+        return True
+    spread = _spread(case, repeated)
+    double = case.pair.reference.dtype in (torch.float64, torch.complex128)
+    in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
+    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * spread:
+        return True
+    case.evidence["eager's own spread between two runs, rms"] = spread
+    case.evidence["the same in float64"] = "could not be found out" if in_float64 is None else in_float64
+    return False
+
+
+def dwarfs(case: Evidence, repeated: Values, runs: ControlRunner) -> bool:
+    """Whether the candidate differs from eager by so much more than eager from itself that this explains nothing.
+
+    Args:
+        case: A tensor that differs from the candidate's.
+        repeated: A second run of eager.
+        runs: Makes some more.
+    """
+    found = difference(case.pair.reference, case.pair.candidate)
+    spread = torch.zeros_like(found)
+    more = (runs.run(Control.REPEAT, runs.controls.repeat) for _ in range(thresholds.MORE_REPEATS))
+    for values in (repeated, *more):
+        again = None if values is None else case.sample(values)
+        if again is None:
+            return False
+        spread = torch.maximum(spread, difference(case.pair.reference, again).to(spread.dtype))
+    if bool((found.isinf() & ~spread.isinf()).any()):
+        return not bool(spread.isinf().any())
+    alike = found.isfinite() & spread.isfinite()
+    found, spread = found[alike], spread[alike]
+    if not found.numel():
+        return False
+    greater = root_mean_square(found) > thresholds.SPREAD_DWARFED * root_mean_square(spread)
+    return greater and bool(found.max() > thresholds.SPREAD_DWARFED * spread.max())
+
+
+def _spread(case: Evidence, repeated: Values | None) -> float:
+    again = None if repeated is None else case.sample(repeated)
+    return 0.0 if again is None else root_mean_square(difference(case.pair.reference, again))

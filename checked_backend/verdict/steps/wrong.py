@@ -1,0 +1,57 @@
+"""What is left is wrong, unless nothing could be held against it."""
+
+from __future__ import annotations
+
+import torch
+
+from checked_backend.findings import Skip
+from checked_backend.verdict.classify import UNSUPPORTED, classify, singular
+from checked_backend.verdict.closing import close_as, close_unjudged
+from checked_backend.verdict.context import Context
+from checked_backend.verdict.envelope import root_mean_square
+from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.outliers import distances_from
+
+__all__ = ["close_what_is_left"]
+
+
+def close_what_is_left(context: Context) -> None:
+    """Decide about tensors that neither noise nor anything else explains."""
+    for case in context.open():
+        _close_as_wrong(context, case)
+
+
+def _close_as_wrong(context: Context, case: Evidence) -> None:
+    if case.envelope is None and case.high_precision is None:
+        reason = "no control could run, so it was not judged"
+        context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
+        close_as(context, case, UNSUPPORTED)
+        return
+    if case.envelope is None and not case.logic_differs and _has_half_of_its_digits(case):
+        reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
+        close_unjudged(context, case, reason)
+        return
+    if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:
+        dtype = str(case.pair.reference.dtype).removeprefix("torch.")
+        right = "; compiled in float64 it is right" if case.logic_differs is False else ""
+        reason = (
+            f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
+            f"there is nothing to hold the compiled program's against{right}"
+        )
+        close_unjudged(context, case, reason)
+        return
+    if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
+        close_unjudged(context, case, singular(case.outside.count))
+        return
+    if not case.same_bits:
+        case.evidence["elements outside of the noise"] = case.outside.count
+    close_as(context, case, classify(case))
+
+
+def _has_half_of_its_digits(case: Evidence) -> bool:
+    """Whether rounding may be all that is wrong with a tensor whose noise is not known."""
+    if case.high_precision is None or not is_floating(case.pair.reference):
+        return False
+    distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))
+    digits = float(torch.finfo(case.pair.reference.dtype).eps) ** 0.5
+    return not case.metrics.nonfinite_mismatched and distance <= digits * (case.metrics.reference_rms or 0.0)
