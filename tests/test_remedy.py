@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend.diagnose.reduce import Setting, Workaround, measure_cost
 from checked_backend.diagnose.workaround import remedy
-from checked_backend.diagnose.workaround.remedy import RemedySearch
+from checked_backend.diagnose.workaround.remedy import WorkaroundSearch
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
@@ -64,7 +64,7 @@ def searched(
     )
     failure, findings = failed
     evidence: dict[str, str] = {}
-    search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
     return search.setting(GraphCase(failure.graph, (), failure.options), costly=()), evidence
 
 
@@ -107,7 +107,7 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         (None, "none found: the user's line that calls aten.relu.default is not known"),
     ):
         evidence: dict[str, str] = {}
-        search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+        search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
         found = search.line("aten.relu.default", source)
         assert evidence.get("workaround") == said
         if said is not None:
@@ -127,7 +127,7 @@ def test_what_cannot_be_tried_is_not_announced(
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
-    search = RemedySearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
     assert search.line("aten.relu.default", source_line(relu)) is None
     assert "could not be tried" in evidence["workaround"]
 
@@ -175,7 +175,7 @@ def chosen(
     failure, findings = failed
     options = failure.options.model_copy(update={"compiler": slow(compiled, WRONG)})
     evidence: dict[str, str] = {}
-    search = RemedySearch(
+    search = WorkaroundSearch(
         replace(failure, options=options), findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence
     )
     return search.cheapest(GraphCase(failure.graph, (), options), None), evidence

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from checked_backend.checking.merge import VALUES, Shown
 from checked_backend.checking.program import Call
-from checked_backend.checking.program_run import Trial
+from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Finding, Kind
 
 __all__ = ["with_baked_values"]
@@ -16,7 +16,9 @@ MOST_CALLS = 3
 """Calls that are compiled once more, each alone."""
 
 
-def with_baked_values(shown: Sequence[Shown], trial: Trial, alone: Callable[[Call], Sequence[Finding]]) -> list[Shown]:
+def with_baked_values(
+    shown: Sequence[Shown], trial: ProgramRun, alone: Callable[[Call], Sequence[Finding]]
+) -> list[Shown]:
     """Compile again, alone, for the calls that a program compiled for another call gets wrong.
 
     Args:
@@ -27,7 +29,7 @@ def with_baked_values(shown: Sequence[Shown], trial: Trial, alone: Callable[[Cal
     Returns:
         The findings; where a call is right when the program is compiled for it, its finding says so.
     """
-    suspects = [
+    doubtful = [
         entry
         for entry in shown
         if entry.calls[0] > 0
@@ -35,12 +37,12 @@ def with_baked_values(shown: Sequence[Shown], trial: Trial, alone: Callable[[Cal
         and not (trial.program.continued or trial.program.calls[entry.calls[0]].relaid)
     ]
     wrong: dict[int, set[str]] = {}
-    for index in list(dict.fromkeys(entry.calls[0] for entry in suspects))[:MOST_CALLS]:
+    for index in list(dict.fromkeys(entry.calls[0] for entry in doubtful))[:MOST_CALLS]:
         found = alone(replace(trial.program.calls[index], label=""))
         wrong[index] = {finding.subject for finding in found if finding.kind.fails}
     return [
         _baked(entry)
-        if entry in suspects and entry.finding.subject not in wrong.get(entry.calls[0], {entry.finding.subject})
+        if entry in doubtful and entry.finding.subject not in wrong.get(entry.calls[0], {entry.finding.subject})
         else entry
         for entry in shown
     ]

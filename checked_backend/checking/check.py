@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from checked_backend.checking.baked import with_baked_values
-from checked_backend.checking.dynamo_level import with_blame
+from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kept import KeptFindings
@@ -20,7 +20,7 @@ from checked_backend.checking.merge import Shown, merged, showing_calls, told
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Call, Program, refuse_misfits
-from checked_backend.checking.program_run import Trial, fresh_dynamo, run_trial
+from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.tile_sizes import tile_sizes
@@ -169,15 +169,17 @@ class _Plan:
     def _repeated(self) -> Program:
         return replace(self.program, optimizer=self.optimizer, calls=[self.program.calls[0]] * self.iterations)
 
-    def _trials(self, keep: Keep) -> Iterator[Trial]:
+    def _trials(self, keep: Keep) -> Iterator[ProgramRun]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
         if self.iterations > 1 or self.optimizer is not None:
-            yield run_trial(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
+            yield run_program(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
         if varies:
             varied = replace(self.program, continued=False)
-            yield run_trial(varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True)
+            yield run_program(
+                varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True
+            )
         elif self.iterations == 1 and self.optimizer is None:
-            yield run_trial(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
+            yield run_program(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[Call]:
         if self.vary_data:
@@ -188,7 +190,7 @@ class _Plan:
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
-    def _examined(self, trial: Trial, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
+    def _examined(self, trial: ProgramRun, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
         """What a trial found; what it covered in the regions and as a whole."""
         refuse_misfits(self.program, trial.references[0].error)
         shown = merged(trial)
@@ -220,7 +222,7 @@ class _Plan:
             transform = partial(torch.compile, backend="inductor", options=options, dynamic=self.dynamic)
             return compare_own_random(self.program, transform, ledger)
 
-    def _explained(self, shown: Sequence[Shown], trial: Trial) -> list[Finding]:
+    def _explained(self, shown: Sequence[Shown], trial: ProgramRun) -> list[Finding]:
         """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""
 
         def alone(call: Call) -> Sequence[Finding]:
@@ -244,11 +246,13 @@ class _Plan:
             numpy=trial.tracing.numpy,
             same_in_float64=same_in_float64,
         )
-        return with_blame(findings, self.program, self.options, self.dynamic) if self.options.localize else findings
+        return (
+            with_dynamo_cause(findings, self.program, self.options, self.dynamic) if self.options.localize else findings
+        )
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})
-        return [entry.finding for entry in merged(run_trial(program, options, dynamic=self.dynamic))]
+        return [entry.finding for entry in merged(run_program(program, options, dynamic=self.dynamic))]
 
 
 def _told_once(

@@ -14,11 +14,11 @@ from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.call_findings import (
+    described_exception,
     is_out_of_memory,
     rng_state_differs,
     same_exception,
     same_message,
-    told_exception,
 )
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
@@ -101,7 +101,9 @@ def compare_runs(
             differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
             found += [(index, f) for f in differing]
             if not differing:  # what both raise is no result that could be compared
-                why = f"eager itself raises {told_exception(reference.error)}, so there are none to compare; {_MEND}"
+                why = (
+                    f"eager itself raises {described_exception(reference.error)}, so there are none to compare; {_MEND}"
+                )
                 ledger.skip(Skip("results", why, matters=True))
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
@@ -109,7 +111,7 @@ def compare_runs(
             errors = (reference.backward_error, candidate.backward_error)
             found += [(index, f) for f in compare_errors(*errors, ledger, needed, during="backward")]
             if reference.backward_error is not None:
-                why = f"eager has none: {told_exception(reference.backward_error)}"
+                why = f"eager has none: {described_exception(reference.backward_error)}"
                 ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
         structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
         structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
@@ -125,16 +127,16 @@ def compare_runs(
             ledger.skip(Skip("rng state", "eager leaves another one each time (torch.seed, or another thread draws)"))
             random_state = []
         found += [(index, finding) for finding in random_state]
-    rulings = decide(pairs, controls, dict(known or {}))
-    ledger.count({"tensors": rulings.compared})
-    for skip in rulings.skips:
+    decisions = decide(pairs, controls, dict(known or {}))
+    ledger.count({"tensors": decisions.compared})
+    for skip in decisions.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
-    for finding in rulings.findings:
+    for finding in decisions.findings:
         number, _, subject = finding.subject.partition(":")
         found.append((int(number), replace(finding, subject=subject)))
     found.sort(key=lambda entry: entry[0])
-    limits, own = _by_subject(rulings.limits), _by_subject(rulings.own_precision_limits)
-    return Comparison(found, rulings.scales, limits, own)
+    limits, own = _by_subject(decisions.limits), _by_subject(decisions.own_precision_limits)
+    return Comparison(found, decisions.scales, limits, own)
 
 
 def _named_in(index: int, finding: Finding) -> str:
@@ -275,7 +277,7 @@ def compare_errors(
     """Compare what two runs raised; None where one did not."""
     if reference is not None and candidate is not None:
         if same_exception(reference, candidate):
-            ledger.note(f"eager and the compiled program both raise{_where(during)}: {told_exception(reference)}")
+            ledger.note(f"eager and the compiled program both raise{_where(during)}: {described_exception(reference)}")
             return
         if same_message(reference, candidate):
             ledger.note(
@@ -311,8 +313,8 @@ def compare_errors(
             if candidate is None
             else f"eager and the compiled program raise different exceptions{where}"
         ),
-        expected=told_exception(reference),
-        actual=told_exception(candidate),
+        expected=described_exception(reference),
+        actual=described_exception(candidate),
     )
 
 

@@ -1,7 +1,7 @@
-"""Which operator is to blame where Dynamo's graph, run in eager, is wrong already.
+"""Which operator is at fault where Dynamo's graph, run in eager, is wrong already.
 
 Eager's operator calls are compared with those of Dynamo's graph, in order. An operator whose fake kernel, which tells
-Dynamo the sizes of what is to come, disagrees with its real one is to blame whatever comes after it.
+Dynamo the sizes of what is to come, disagrees with its real one is at fault whatever comes after it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import eager_graph
 from checked_backend.report.file_names import this_moment
 
-__all__ = ["Blame", "blame_in_dynamo", "with_blame"]
+__all__ = ["DynamoCause", "find_cause_in_dynamo", "with_dynamo_cause"]
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """The operator to blame.
+class DynamoCause:
+    """The operator at fault.
 
     Attributes:
         op: The operator.
@@ -66,10 +66,10 @@ class _Called:
     reshapes: bool
 
 
-def with_blame(
+def with_dynamo_cause(
     findings: Sequence[Finding], program: Program, options: CheckOptions, dynamic: bool | None
 ) -> list[Finding]:
-    """Add to the findings that Dynamo is to blame for: the operator, the user's line, a script, a workaround.
+    """Add to the findings that Dynamo is at fault for: the operator, the user's line, a script, a workaround.
 
     Args:
         findings: Those of a check; those whose stage is ``eager`` are Dynamo's.
@@ -80,13 +80,13 @@ def with_blame(
     if not any(_is_dynamos(finding) for finding in findings):
         return list(findings)
     evidence: dict[str, str] = {}
-    blame, repro = None, None
+    cause, repro = None, None
     try:
-        blame = blame_in_dynamo(program, dynamic=dynamic)
+        cause = find_cause_in_dynamo(program, dynamic=dynamic)
     except Exception as error:  # the verdict stands without it
         evidence["how it was localized"] = f"not: {type(error).__name__}: {error}".splitlines()[0]
     first = next(finding for finding in findings if _is_dynamos(finding))
-    op, source = (None, None) if blame is None else (blame.op, blame.source)
+    op, source = (None, None) if cause is None else (cause.op, cause.source)
     try:
         written = write_source_repro(
             program.function,
@@ -105,17 +105,17 @@ def with_blame(
         if not written.confirmed:
             last = (written.output.strip().splitlines() or ["nothing"])[-1]
             evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
-    if blame is not None:
-        evidence["at the operator"] = blame.why
-    return [_told(finding, blame, repro, evidence) if _is_dynamos(finding) else finding for finding in findings]
+    if cause is not None:
+        evidence["at the operator"] = cause.why
+    return [_told(finding, cause, repro, evidence) if _is_dynamos(finding) else finding for finding in findings]
 
 
 def _is_dynamos(finding: Finding) -> bool:
     return finding.kind.fails and finding.stage == "eager" and finding.op is None
 
 
-def _told(finding: Finding, blame: Blame | None, repro: str | None, evidence: dict[str, str]) -> Finding:
-    op, source = (None, None) if blame is None else (blame.op, blame.source)
+def _told(finding: Finding, cause: DynamoCause | None, repro: str | None, evidence: dict[str, str]) -> Finding:
+    op, source = (None, None) if cause is None else (cause.op, cause.source)
     workaround = _left_to_eager(source)
     if workaround is not None:
         evidence = {**evidence, "workaround": "not tried: it is a change of the program"}
@@ -138,7 +138,7 @@ def _left_to_eager(source: str | None) -> str | None:
     return f"{name} = torch.compiler.disable({name})  # the function at {source}"
 
 
-def blame_in_dynamo(program: Program, *, dynamic: bool | None) -> Blame | None:
+def find_cause_in_dynamo(program: Program, *, dynamic: bool | None) -> DynamoCause | None:
     """Find the first operator that Dynamo's graph calls otherwise than eager, or whose fake kernel is wrong.
 
     Args:
@@ -152,7 +152,7 @@ def blame_in_dynamo(program: Program, *, dynamic: bool | None) -> Blame | None:
     program.run(modes=[lambda: eager])
     for call in eager.calls:
         if call.disagreement is not None:
-            return Blame(call.op, call.source, call.disagreement)
+            return DynamoCause(call.op, call.source, call.disagreement)
     compiled = _Watch(look_at_fakes=False)
     dynamo_reset()
     try:
@@ -173,7 +173,7 @@ def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watc
     return run
 
 
-def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> Blame | None:
+def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> DynamoCause | None:
     matcher = SequenceMatcher(None, [call.key for call in eager], [call.key for call in compiled], autojunk=False)
     different = [step for step in matcher.get_opcodes() if step[0] != "equal"]
     # what is only in eager may stand between two graphs
@@ -186,11 +186,11 @@ def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> 
                 why = f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}"
                 same_tensors = found is not None and _tensors(found.key) == _tensors(call.key)
                 stale = _reshaped_before(eager[:start]) if same_tensors else None
-                return Blame(call.op, call.source, why) if stale is None else _stale(stale, why)
+                return DynamoCause(call.op, call.source, why) if stale is None else _stale(stale, why)
     return None
 
 
-def _refused(eager: Sequence[_Called], error: Exception) -> Blame | None:
+def _refused(eager: Sequence[_Called], error: Exception) -> DynamoCause | None:
     """Where Dynamo raised while it traced what eager runs: the call of that line, or what made it go wrong there."""
     _, _, trace = str(error).partition("from user code:")
     frames = re.findall(r'File "([^"\n]+)", line (\d+), in (\w+)', trace)
@@ -206,16 +206,16 @@ def _refused(eager: Sequence[_Called], error: Exception) -> Blame | None:
     at = next((at for at in there if eager[at].op.split(".")[1].strip("_") == wanted), there[-1])
     why = f"Dynamo cannot trace {eager[at].op}: {type(error).__name__}: {error}".splitlines()[0]
     stale = _reshaped_before(eager[:at])
-    return Blame(eager[at].op, eager[at].source, why) if stale is None else _stale(stale, why)
+    return DynamoCause(eager[at].op, eager[at].source, why) if stale is None else _stale(stale, why)
 
 
 def _reshaped_before(calls: Sequence[_Called]) -> _Called | None:
     return next((call for call in reversed(calls) if call.reshapes), None)
 
 
-def _stale(call: _Called, why: str) -> Blame:
+def _stale(call: _Called, why: str) -> DynamoCause:
     """Sizes that Dynamo still has from before a call that gave a tensor another shape in place."""
-    return Blame(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
+    return DynamoCause(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
 
 
 def _tensors(key: tuple[Any, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Call
-from checked_backend.checking.program_run import Trial
+from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Finding, Kind
 from checked_backend.regions.process_state import is_setting
 
@@ -30,7 +30,7 @@ class Shown:
     calls: tuple[int, ...]
 
 
-def merged(trial: Trial) -> list[Shown]:
+def merged(trial: ProgramRun) -> list[Shown]:
     """Say each thing once, where it shows first.
 
     A region's finding says where; the whole program's adds what no region shows. In training what goes wrong in one
@@ -100,7 +100,7 @@ def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
     return [Shown(finding, tuple(indices)) for finding, indices in grouped.values()]
 
 
-def showing_calls(shown: Sequence[Shown], trial: Trial) -> list[Call]:
+def showing_calls(shown: Sequence[Shown], trial: ProgramRun) -> list[Call]:
     """The fewest of a trial's calls that show each failing finding once."""
     first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
     if trial.program.continued:
@@ -114,7 +114,7 @@ def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:MOST_LABELS]) + more
 
 
-def told(shown: Shown, trial: Trial) -> Finding:
+def told(shown: Shown, trial: ProgramRun) -> Finding:
     """A finding that says in words which calls show it."""
     finding, calls = shown.finding, trial.program.calls
     if len(calls) == 1:

@@ -62,28 +62,28 @@ class ProgramControls:
         """Eager again, under no mode."""
         return self._values(self.program.run_all())
 
-    def repeat_candidate(self) -> Values:
+    def replay_candidate(self) -> Values:
         """Not made: Dynamo compiles nothing while a dispatch mode is active; each region makes its own."""
         raise MadeElsewhereError("made for each region instead")
 
-    def candidate_alone(self) -> Values:
-        """Not made: only what `repeat_candidate` finds needs it."""
+    def rerun_candidate(self) -> Values:
+        """Not made: only what `replay_candidate` finds needs it."""
         raise MadeElsewhereError("made for each region instead")
 
     def reseeded(self, seed: int) -> Values:
-        """Not made: only what `repeat_candidate` finds needs it."""
+        """Not made: only what `replay_candidate` finds needs it."""
         raise MadeElsewhereError("made for each region instead")
 
     def others_drew(self) -> str | None:
-        """Not made: only what `repeat_candidate` finds needs it."""
+        """Not made: only what `replay_candidate` finds needs it."""
         raise MadeElsewhereError("made for each region instead")
 
-    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """Eager with every operator's result perturbed."""
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
         if self.numpy:
             return self._moved_as_in_torch(noise)
-        return self._values(self.program.run_all(modes=self._replaying(noise, held=held)))
+        return self._values(self.program.run_all(modes=self._replaying(noise, replay_choices=replay_choices)))
 
     def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
         """Eager's values, moved by what the noise does to the same program with torch in NumPy's place.
@@ -100,11 +100,11 @@ class ProgramControls:
                 values[name] = torch.where(still.isfinite(), eager + (moved - still), eager)
         return values
 
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
         """Eager in float64."""
         if seed is not None:
             noise = MonteCarloMode(seed, magnitude, correlated=True)
-            modes = self._replaying(noise, held=held, in_float64=True)
+            modes = self._replaying(noise, replay_choices=replay_choices, in_float64=True)
             return self._values(self.program.run_all(modes=modes, wide=True))
         choices: list[ChoiceTape] = []
         under = self._replaying(in_float64=True)
@@ -133,7 +133,7 @@ class ProgramControls:
         """Whether a choice was held that the noise would have made otherwise."""
         return any(hold.flips for hold in self._held[in_float64])
 
-    def given_choices(self) -> None:
+    def with_fixed_choices(self) -> None:
         """Not made of a whole program: each region makes its own."""
 
     def traced_in_float64(self) -> Values:
@@ -152,7 +152,7 @@ class ProgramControls:
         """Not made of a whole program: each region makes its own."""
         return None
 
-    def _replaying(self, *noise: MonteCarloMode, held: bool = False, in_float64: bool = False) -> Modes:
+    def _replaying(self, *noise: MonteCarloMode, replay_choices: bool = False, in_float64: bool = False) -> Modes:
         if not self._recorded:
             self.repeat()
         wide = (Float64Mode(),) if in_float64 else ()
@@ -162,7 +162,7 @@ class ProgramControls:
             if number >= len(self._tapes):
                 return *noise, *wide
             replay = ReplayRandom(self._tapes[number])
-            choices = self._choices.get(in_float64, ()) if held else ()
+            choices = self._choices.get(in_float64, ()) if replay_choices else ()
             if number >= len(choices):
                 return replay, *noise, *wide
             hold = ReplayChoices(choices[number])

@@ -30,14 +30,14 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.session import Session, collect
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["Trial", "Variants", "fresh_dynamo", "run_trial"]
+__all__ = ["ProgramRun", "Variants", "fresh_dynamo", "run_program"]
 
 Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
 """Makes further calls, once the program's own have run: sizes vary by what the compiler was told of them."""
 
 
 @dataclass(slots=True)
-class Trial:
+class ProgramRun:
     """What came of a trial.
 
     Attributes:
@@ -65,7 +65,7 @@ class Trial:
         return self.program.calls[index].label
 
 
-def run_trial(
+def run_program(
     program: Program,
     options: CheckOptions,
     *,
@@ -73,7 +73,7 @@ def run_trial(
     variants: Variants | None = None,
     keep: Keep = lambda _findings: None,
     relay: bool = False,
-) -> Trial:
+) -> ProgramRun:
     """Run a program in eager and compiled, and compare every call.
 
     Args:
@@ -105,11 +105,11 @@ def run_trial(
                 _relay(pair, others, session, shapes, Allowance(watch.seconds()))
             if pair.going_on:
                 _relay(pair, [call for call in program.calls if call.relaid], session, shapes)
-        if pair.anew:
-            ledger.note(f"compiled anew {'; '.join(pair.anew)}")
+        if pair.recompiled:
+            ledger.note(f"compiled anew {'; '.join(pair.recompiled)}")
     made = replace(program, calls=pair.calls)
     regions = session.ledger.coverage()
-    return Trial(made, regions, pair.references, pair.tracing, ledger, pair.found, pair.in_regions, results.names)
+    return ProgramRun(made, regions, pair.references, pair.tracing, ledger, pair.found, pair.in_regions, results.names)
 
 
 class _Pair:
@@ -127,7 +127,7 @@ class _Pair:
         self.found: list[tuple[int, Finding]] = []
         self.in_regions: list[tuple[int, Finding]] = []
         self.results = results
-        self.anew: list[str] = []
+        self.recompiled: list[str] = []
         self.tracing = tracing
         self.ledger = ledger
         self.coverage = Coverage()  # of the regions in the call that ran last
@@ -239,7 +239,7 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
     before = shapes.compilations
     checked = pair.compiled(call, reference)
     if shapes.compilations > before and not call.relaid:
-        pair.anew.append(call.label)
+        pair.recompiled.append(call.label)
     elif not checked and shapes.compilations and pair.candidates[-1].error is None:
         ledger_skip = Skip(
             call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=not call.relaid

@@ -27,7 +27,7 @@ from checked_backend.diagnose.reduce import (
     write_repro,
 )
 from checked_backend.diagnose.reduce.journal import Places
-from checked_backend.diagnose.workaround.remedy import Blamed, RemedySearch
+from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
 from checked_backend.findings import Finding, Kind
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
@@ -60,7 +60,7 @@ INTERRUPTED_SCRIPT_LIMIT = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class _Context:
     """What an investigation works with.
 
     Attributes:
@@ -146,25 +146,27 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, che
     before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
     try:
         with without_compile_caches(), stop.awaited():
-            desk = _Desk(checkpoint, tell, say, stop, deadline, how.journal)
-            return _investigated(failure, findings, desk).to_json()
+            context = _Context(checkpoint, tell, say, stop, deadline, how.journal)
+            return _investigated(failure, findings, context).to_json()
     finally:
         before.restore()
 
 
-def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) -> Diagnosis:
+def _investigated(failure: Failure, findings: Sequence[Finding], context: _Context) -> Diagnosis:
     wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
-    places = Places(desk.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
+    places = Places(context.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
     last = [Location("compiled")]
 
     def known(location: Location) -> None:
         last[:] = [location]
-        desk.checkpoint.note(Diagnosis.of(location))
+        context.checkpoint.note(Diagnosis.of(location))
         if location.graph is not None and location.node is not None and not location.gross:
             places.note(location.graph, location.node.name)
 
     try:
-        location = locate(failure, findings, _judge, desk.tell, gross=_judge_grossly, known=known, hint=places.known())
+        location = locate(
+            failure, findings, _oracle, context.tell, gross=_judge_grossly, known=known, hint=places.known()
+        )
     except KeyboardInterrupt:
         found = Diagnosis.of(last[0])
         found.add_evidence("stopped", "by the user")
@@ -174,10 +176,10 @@ def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) ->
     if location.cut is None:
         return found
     evidence = found.evidence = dict(found.evidence or {})
-    search = _Search(failure, findings, location, found, evidence, desk)
+    search = _Search(failure, findings, location, found, evidence, context)
     try:
         for reached in search.steps():
-            desk.checkpoint.note(reached)
+            context.checkpoint.note(reached)
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
     except Exception as error:  # the operator is known: what failed after that must not lose it
@@ -185,7 +187,7 @@ def _investigated(failure: Failure, findings: Sequence[Finding], desk: _Desk) ->
     return found
 
 
-def _judge(trial: GraphCase) -> Sequence[Finding]:
+def _oracle(trial: GraphCase) -> Sequence[Finding]:
     return [finding for finding in verdict_oracle(trial, TRIAL_LIMIT) or () if finding.kind.fails]
 
 
@@ -215,7 +217,7 @@ class _Search:
     location: Location
     found: Diagnosis
     evidence: dict[str, str]
-    desk: _Desk
+    context: _Context
 
     def steps(self) -> Iterator[Diagnosis]:
         """Do it; what is found is given after each step.
@@ -240,7 +242,7 @@ class _Search:
         yield self.found
 
     @property
-    def _judge(self) -> Oracle:
+    def _oracle(self) -> Oracle:
         return gross_error_oracle if self.location.gross else verdict_oracle
 
     def _reduced(self, cut: Cut) -> _Reduced:
@@ -252,15 +254,15 @@ class _Search:
             cut.trial,
             subject=cut.finding.subject,
             kind=cut.finding.kind,
-            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.desk.deadline),
-            progress=lambda progress: self.desk.say(str(progress)),
-            journal=self.desk.journal,
-            judge=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._judge,
+            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.context.deadline),
+            progress=lambda progress: self.context.say(str(progress)),
+            journal=self.context.journal,
+            oracle=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._oracle,
         )
         stopped = reduction.stopped == "interrupted"
         if stopped:
-            self.desk.stop.heard()
-            self.desk.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
+            self.context.stop.heard()
+            self.context.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
         if not reduction.shown and not stopped:
             self.evidence["reduced"] = "no: it did not show again in a process of its own"
             return whole
@@ -274,7 +276,7 @@ class _Search:
         if reduced.trial.cotangents is not None:
             self.evidence["repro"] = "none: a script of a part with its gradients is not written"
             return None
-        self.desk.tell("writing a script and running it in a fresh process")
+        self.context.tell("writing a script and running it in a fresh process")
         name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
         try:
             repro = write_repro(
@@ -285,7 +287,7 @@ class _Search:
                 kind=reduced.kind,
                 source=self.found.source,
                 timeout=INTERRUPTED_SCRIPT_LIMIT if reduced.interrupted else self._script_limit,
-                judge=self._judge,
+                oracle=self._oracle,
                 known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
             )
         except (Untranslatable, OSError) as error:
@@ -298,13 +300,13 @@ class _Search:
 
     @property
     def _script_limit(self) -> float:
-        return max(LEAST_SCRIPT_LIMIT, (self.desk.deadline - time.monotonic()) / 2)  # it may take two runs
+        return max(LEAST_SCRIPT_LIMIT, (self.context.deadline - time.monotonic()) / 2)  # it may take two runs
 
     def _workaround(self, reduced: _Reduced) -> Workaround | None:
-        judge, tell = self._judge, self.desk.tell
-        search = RemedySearch(self.failure, self.findings, judge, self.desk.deadline, tell, self.evidence)
+        oracle, tell = self._oracle, self.context.tell
+        search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
         known = self.found.op is not None and self.location.node is not None
-        blamed = Blamed(str(self.found.op), self.found.source) if known else None
+        blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
         # where eager raises there are no results to judge the small program by
         return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
 

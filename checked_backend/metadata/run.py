@@ -1,4 +1,4 @@
-"""One run of a checked graph: what its generated code calls when a fast check does not hold, and who is to blame."""
+"""One run of a checked graph: what its generated code calls when a fast check does not hold, and who is at fault."""
 
 from __future__ import annotations
 

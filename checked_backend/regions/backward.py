@@ -178,7 +178,7 @@ class BackwardWatch:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
             `gradient_gate`), so that they can be replaced before they go on.
             Otherwise the callback comes when the whole backward pass ends.
-        strangers: Number of edges that leave the region towards something that is no input of it.
+        outside_edges: Number of edges that leave the region towards something that is no input of it.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class BackwardWatch:
         self._on_begin = on_begin
         self._passes: dict[int, _Progress] = {}
         self._freed = False
-        sites, self.strangers = _find_sites(outputs, mutated, edges, since)
+        sites, self.outside_edges = _find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
         # every node that an only exit depends on has run before it
@@ -337,7 +337,7 @@ def _find_sites(
     sites: dict[Node, _Site] = {}
     for (node, output), (place, index) in results.items():
         sites.setdefault(node, _Site()).results.append((output, place, index))
-    strangers = 0
+    outside_edges = 0
     queue = list(sites)
     seen = set(queue)
     while queue:
@@ -354,7 +354,7 @@ def _find_sites(
             if target in seen:
                 continue
             if target._sequence_nr() < since or target.name() == "torch::autograd::AccumulateGrad":
-                strangers += 1
+                outside_edges += 1
                 continue
             seen.add(target)
             queue.append(target)
@@ -363,4 +363,4 @@ def _find_sites(
             if target in sites and target.name() == _GATE:
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
-    return sites, strangers
+    return sites, outside_edges

@@ -37,7 +37,7 @@ from checked_backend.regions.float64_twin import compile_twin, computes_in_low_p
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.operator_check.check import OperatorCheck
-from checked_backend.regions.operator_check.step import OperatorJudge
+from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
@@ -130,7 +130,7 @@ def build_region(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(candidate, NotCompiled):
-        operators = OperatorJudge(OperatorCheck(compiler, pristine, traced, gradients=options.gradients))
+        operators = OperatorStep(OperatorCheck(compiler, pristine, traced, gradients=options.gradients))
     # reference: calling the module would print a traceback when the user's program raises
     variants = Variants(
         reference=eager_graph(pristine).forward,

@@ -13,6 +13,7 @@ from checked_backend.findings import Finding, Kind
 
 __all__ = [
     "candidate_crashed",
+    "described_exception",
     "exception_differs",
     "exception_missing",
     "gradient_overwritten",
@@ -20,7 +21,6 @@ __all__ = [
     "rng_state_differs",
     "same_exception",
     "same_message",
-    "told_exception",
     "unexpected_mutation",
     "wrong_outputs",
 ]
@@ -85,8 +85,8 @@ def exception_differs(reference: BaseException, candidate: BaseException) -> Fin
         detail="exception.type",
         subject="candidate",
         message="both raise, but not the same; eager's was raised",
-        expected=told_exception(reference),
-        actual=told_exception(candidate),
+        expected=described_exception(reference),
+        actual=described_exception(candidate),
     )
 
 
@@ -102,7 +102,7 @@ def same_message(reference: BaseException, candidate: BaseException) -> bool:
     return bool(said) and said in str(candidate)
 
 
-def told_exception(error: BaseException | None) -> str:
+def described_exception(error: BaseException | None) -> str:
     """An exception's type and the first line of what it says."""
     return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"
 

@@ -16,13 +16,13 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.call_findings import (
+    described_exception,
     exception_differs,
     exception_missing,
     gradient_overwritten,
     rng_state_differs,
     same_exception,
     same_message,
-    told_exception,
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
@@ -133,19 +133,19 @@ class CallComparison:
         aliasing = self._aliasing(call, reference, outputs, args, parts)
         aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
-        rulings = self._values(call, parts, incomparable, pristine, None)
+        decisions = self._values(call, parts, incomparable, pristine, None)
         self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         found = [*structure, *aliasing]
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
-            checked = self._variants.operators.forward(call, outputs, rulings, self._scales)
+            checked = self._variants.operators.forward(call, outputs, decisions, self._scales)
             self._response.count({"operators": checked})
         names = [call.subjects.output(index) for index in range(len(outputs))]
-        return [*found, *self._absorb(rulings), *self._drawn_from(call, rulings, names)]
+        return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
 
-    def _drawn_from(self, call: Call, rulings: Decisions, outputs: Sequence[str]) -> list[Finding]:
+    def _drawn_from(self, call: Call, decisions: Decisions, outputs: Sequence[str]) -> list[Finding]:
         """Compare what goes into draws, where results are judged anew or could not be judged."""
-        unknown = any(skip.matters for skip in rulings.skips)
-        if self._draws is None or not (rulings.anew or rulings.findings or unknown):
+        unknown = any(skip.matters for skip in decisions.skips)
+        if self._draws is None or not (decisions.recheck or decisions.findings or unknown):
             return []
         try:
             found = judge_draw_inputs(
@@ -192,11 +192,11 @@ class CallComparison:
         structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
         incomparable = frozenset(finding.subject for finding in structure)
         structure += _overwritten(call.subjects, passed, before)
-        rulings = self._values(call, parts, incomparable, {}, passed.cotangents)
+        decisions = self._values(call, parts, incomparable, {}, passed.cotangents)
         if self._variants.operators is not None:
-            self._variants.operators.backward(rulings)
+            self._variants.operators.backward(decisions)
         self._response.end_backward({"gradients": len(parts)})
-        return [*structure, *self._absorb(rulings)], {position: reference[position] for position in wanted}
+        return [*structure, *self._absorb(decisions)], {position: reference[position] for position in wanted}
 
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
         """The reference's gradients, where the candidate has none; what it raises, if it has none either."""
@@ -216,7 +216,7 @@ class CallComparison:
         if not same_message(reference, candidate):
             if not same_exception(reference, candidate):
                 return exception_differs(reference, candidate), False
-            words = f"eager {told_exception(reference)}; the candidate {told_exception(candidate)}"
+            words = f"eager {described_exception(reference)}; the candidate {described_exception(candidate)}"
             self._response.note(f"both raise, with other words: {words}")
         return None, False
 
@@ -296,40 +296,40 @@ class CallComparison:
             known = dict(self._scales)
             self._judged[cotangents is not None] += 1
             number = self._judged[cotangents is not None]
-            anew = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
+            recheck = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
         controls = partial(self._controls, call, cotangents)
-        rulings = decide(
+        decisions = decide(
             pairs,
             controls,
             known,
             thorough=self._thorough,
             low_precision=self._variants.low_precision,
-            anew=anew,
+            recheck=recheck,
         )
-        if anew and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
-            rulings.findings += zeros_of_another_sign(pairs, controls, rulings)
-        return rulings
+        if recheck and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
+            decisions.findings += zeros_of_another_sign(pairs, controls, decisions)
+        return decisions
 
     def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
         """What runs the candidate once more on copies, with its backward pass where gradients are given."""
-        return lambda: self._controls(call, cotangents).candidate_alone()
+        return lambda: self._controls(call, cotangents).rerun_candidate()
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
         return RegionControlRuns(
             self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left
         )
 
-    def _absorb(self, rulings: Decisions) -> list[Finding]:
+    def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
-            for name, scale in rulings.scales.items():
-                self._scales[name] = scale if rulings.anew else scale.widened(self._scales.get(name))
-        self._response.count({"tensors": rulings.compared})
-        self._response.limits(rulings.limits, rulings.own_precision_limits)
-        for skip in rulings.skips:
+            for name, scale in decisions.scales.items():
+                self._scales[name] = scale if decisions.recheck else scale.widened(self._scales.get(name))
+        self._response.count({"tensors": decisions.compared})
+        self._response.limits(decisions.limits, decisions.own_precision_limits)
+        for skip in decisions.skips:
             self._response.skip(skip)
-        for note in rulings.notes:
+        for note in decisions.notes:
             self._response.note(note)
-        return rulings.findings
+        return decisions.findings
 
     def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
         if call.graph is not None:

@@ -22,7 +22,7 @@ from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import default_dtype
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.step import OperatorJudge
+from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.control_runs import ControlRuns, Values
@@ -58,7 +58,7 @@ class Variants:
     make_own_random: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
-    operators: OperatorJudge | None = None
+    operators: OperatorStep | None = None
 
 
 @dataclass(slots=True)
@@ -99,11 +99,11 @@ class RegionControlRuns:
         """The reference again from the same random state, under no mode."""
         return self._run(self.variants.reference, modes=())
 
-    def repeat_candidate(self) -> Values:
+    def replay_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
         return self._run(self.variants.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
 
-    def candidate_alone(self) -> Values:
+    def rerun_candidate(self) -> Values:
         """The candidate again, from the random state before the call."""
         return self._run(self.variants.candidate, modes=())
 
@@ -139,10 +139,10 @@ class RegionControlRuns:
                 left.append(RngState.capture(tuple(self.rng.cuda)))
         return left[0], left[1]
 
-    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
-        hold = ReplayChoices(self._choices) if held and self._choices is not None else None
+        hold = ReplayChoices(self._choices) if replay_choices and self._choices is not None else None
         modes: list[Callable[[], Any]] = [
             lambda: ReplayRandom(tape),
             lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1),
@@ -160,10 +160,10 @@ class RegionControlRuns:
             self.variants.reference, modes=(lambda: ReplayRandom(tape), lambda: OneZero(negative=negative))
         )
 
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
         """The reference in float64."""
         tape, choices = self._recorded(), ChoiceTape()
-        hold = ReplayChoices(self._choices64) if held and self._choices64 is not None else None
+        hold = ReplayChoices(self._choices64) if replay_choices and self._choices64 is not None else None
         modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape)]
         if seed is None:
             modes.append(lambda: RecordChoices(choices))
@@ -203,7 +203,7 @@ class RegionControlRuns:
         with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
             return self._replayed(region, wide=True)
 
-    def given_choices(self) -> ControlRuns | None:
+    def with_fixed_choices(self) -> ControlRuns | None:
         """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
         given = self.variants.given
         if given is None or not given:

@@ -138,13 +138,13 @@ def judge_draw_inputs(
         for name, source in zip(draws.names, draws.sources, strict=True)
         if name in reference and name in candidate and _alike(reference[name], candidate[name])
     ]
-    return decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, anew=True)
+    return decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, recheck=True)
 
 
 def _candidate_values(probing: RegionControlRuns) -> Values:
-    alone = probing.candidate_alone()  # also so that nothing is compiled under the replaying mode
+    alone = probing.rerun_candidate()  # also so that nothing is compiled under the replaying mode
     try:
-        return probing.repeat_candidate()  # on the same draws, where a later draw depends on an earlier one
+        return probing.replay_candidate()  # on the same draws, where a later draw depends on an earlier one
     except Exception:  # it draws by other operators than eager
         return alone
 

@@ -282,7 +282,7 @@ class CheckedRegion:
         begun = partial(self._look_at_earlier, ())
         again = self._candidate.backward_again
         watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, begun, again)
-        if watch.strangers:
+        if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 

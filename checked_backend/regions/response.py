@@ -215,7 +215,7 @@ class Response:
             spent.seconds += time.monotonic() - begun
 
     def _placed(self, finding: Finding) -> Finding:
-        """Say where the region begins, which is no line to blame."""
+        """Say where the region begins, which is no line at fault."""
         if not self._info.sources:
             return finding
         return replace(finding, evidence={**finding.evidence, "the region begins at": self._info.sources[0]})

@@ -38,7 +38,7 @@ class Schedule:
     def spent(self, seconds: float) -> None:
         """Note the time that a check took beyond the candidate's own run.
 
-        The first call's check, with its adjudication, is set-up and does not count.
+        The first call's check, with its check, is set-up and does not count.
         """
         if self._calls > 1:
             self._spent += seconds

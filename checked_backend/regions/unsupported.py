@@ -24,7 +24,7 @@ import torch
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.findings import Finding, Kind
-from checked_backend.regions.call_findings import is_out_of_memory, told_exception
+from checked_backend.regions.call_findings import described_exception, is_out_of_memory
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
@@ -266,7 +266,7 @@ def _in_cache(filename: object) -> bool:
 
 
 def _finding(what: str, cause: BaseException, told: str = "") -> Finding:
-    first = told_exception(cause)
+    first = described_exception(cause)
     return Finding(
         kind=Kind.UNSUPPORTED,
         detail=f"unsupported.{what}",
@@ -299,5 +299,5 @@ def cache_remark(error: BaseException) -> str:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
     return (
         f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
-        f"empty one. {_ADVICE['cache']}. It raised {told_exception(error)}"
+        f"empty one. {_ADVICE['cache']}. It raised {described_exception(error)}"
     )

@@ -201,7 +201,7 @@ _IN_WIDE: Mapping[str, Sequence[str]] = MappingProxyType(
 """By the precision of the values: float32 is no advice to a float32 program."""
 
 _BLAMED = frozenset({"logic", "precision", "nonfinite"})
-"""What an operator is to blame for."""
+"""What an operator is at fault for."""
 
 
 def _where(finding: Finding, key: str) -> Sequence[str]:

@@ -90,7 +90,7 @@ def classify(case: Evidence) -> Classification:
             "logic.this_call",
             "wrong in this call only: run again from the same inputs, the compiled program does not give this again",
         )
-    if case.logic_differs is False and case.right_anew:
+    if case.logic_differs is False and case.right_recompiled:
         return Classification(
             Kind.LOGIC,
             "logic.this_compilation",
@@ -105,7 +105,7 @@ def classify(case: Evidence) -> Classification:
             "program's rounding does that to any",
         )
     if case.logic_differs is False and (_is_many_times_its_noise(case) or _in_proportion(case)):
-        again = "" if case.right_anew is None else ", and wrong again where it is compiled once more"
+        again = "" if case.right_recompiled is None else ", and wrong again where it is compiled once more"
         return Classification(
             Kind.LOGIC,
             "logic.this_dtype",

@@ -1,4 +1,4 @@
-"""The control runs of a hearing. One that cannot run is in the coverage, and the hearing does without it."""
+"""The control runs of a check. One that cannot run is in the coverage, and the check does without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ControlRunner:
 
     Args:
         controls: Makes the runs.
-        rulings: Receives a skip for each control that could not run.
+        decisions: Receives a skip for each control that could not run.
 
     Attributes:
         controls: As given.
@@ -27,15 +27,15 @@ class ControlRunner:
         elsewhere: Those that another check of the same program makes.
     """
 
-    def __init__(self, controls: ControlRuns, rulings: Decisions) -> None:
+    def __init__(self, controls: ControlRuns, decisions: Decisions) -> None:
         self.controls = controls
         self.missing: dict[Control, str] = {}
         self.elsewhere: set[Control] = set()
-        self._rulings = rulings
+        self._decisions = decisions
 
     def of(self, controls: ControlRuns) -> ControlRunner:
         """Runs of other controls; those that could not run are in the same coverage."""
-        return ControlRunner(controls, self._rulings)
+        return ControlRunner(controls, self._decisions)
 
     def run(self, control: Control, make: Callable[[], Given | None]) -> Given | None:
         """What a control gives; None if it could not run, or has nothing to give."""
@@ -47,8 +47,8 @@ class ControlRunner:
         except Exception as error:  # recorded: a control that could not run is in the coverage
             self.missing[control] = short(error)
             skip = Skip(f"control: {control.value}", short(error))
-            if skip not in self._rulings.skips:
-                self._rulings.skips.append(skip)
+            if skip not in self._decisions.skips:
+                self._decisions.skips.append(skip)
             return None
 
 

@@ -27,7 +27,7 @@ class Control(Enum):
     FLOAT64_NOISE = "float64 noise"
     TWIN = "float64 twin"
     GIVEN_CHOICES = "program given its choices"
-    CANDIDATE_ALONE = "candidate again"
+    CANDIDATE_AGAIN = "candidate again"
     CANDIDATE_REPLAYED = "candidate on recorded random numbers"
     RECOMPILED = "candidate compiled once more"
     UNFUSED = "candidate that rounds where eager does"
@@ -39,7 +39,7 @@ class MadeElsewhereError(CheckedBackendError):
 
 
 class ControlRuns(Protocol):
-    """What an adjudication may ask for. Each method may raise; the adjudication then does without it."""
+    """What a check may ask for. Each method may raise; the check then does without it."""
 
     def repeat(self, junk: int = 1) -> Values:
         """The reference again, with other junk in uninitialised memory."""
@@ -47,10 +47,10 @@ class ControlRuns(Protocol):
     def bare(self) -> Values:
         """The reference again, just as it is: under no mode, which some of torch's own code would see."""
 
-    def repeat_candidate(self) -> Values:
+    def replay_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers."""
 
-    def candidate_alone(self) -> Values:
+    def rerun_candidate(self) -> Values:
         """The candidate again, drawing its own random numbers from the random state before the call."""
 
     def reseeded(self, seed: int) -> Values:
@@ -59,13 +59,13 @@ class ControlRuns(Protocol):
     def others_drew(self) -> str | None:
         """What shows that another thread drew random numbers during the call that is judged; None if nothing does."""
 
-    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """The reference with every rounding made random; beyond one unit roundoff, with correlated sums.
 
-        With ``held``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
+        With ``replay_choices``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
         """
 
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
         """The reference in float64; with a seed, perturbed at its roundoffs; the rest as in `monte_carlo`."""
 
     def one_zero(self, *, negative: bool) -> Values:
@@ -83,7 +83,7 @@ class ControlRuns(Protocol):
     def twin(self) -> Values:
         """The candidate compiled in float64."""
 
-    def given_choices(self) -> ControlRuns | None:
+    def with_fixed_choices(self) -> ControlRuns | None:
         """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
 
     def recompiled(self) -> Values | None:

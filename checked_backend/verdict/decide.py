@@ -74,7 +74,7 @@ def decide(
     *,
     thorough: bool = False,
     low_precision: bool = False,
-    anew: bool = False,
+    recheck: bool = False,
 ) -> Decisions:
     """Judge the values of a check.
 
@@ -85,35 +85,35 @@ def decide(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        anew: Settle nothing by the scales of earlier calls, and run the twin also for what has been judged in them.
+        recheck: Settle nothing by the scales of earlier calls, and run the twin also for what has been judged in them.
     """
-    rulings = Decisions(anew=anew)
+    decisions = Decisions(recheck=recheck)
     cases: list[Evidence] = []
     for pair in pairs:
-        ask_twin = low_precision and (anew or pair.name not in known) and is_floating(pair.reference)
+        ask_twin = low_precision and (recheck or pair.name not in known) and is_floating(pair.reference)
         try:
-            scale = None if anew else known.get(pair.name)
-            case = _examined(pair, scale, rulings.limits, ask_twin=ask_twin)
+            scale = None if recheck else known.get(pair.name)
+            case = _examined(pair, scale, decisions.limits, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
-            rulings.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
+            decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
-        rulings.compared += 1
+        decisions.compared += 1
         if case is not None:
             cases.append(case)
     if cases:
         # whether a tensor is still nothing but rounding is for float64 to say
-        asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not anew}
+        asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
         context = Context(
             cases,
-            ControlRunner(controls(), rulings),
-            rulings,
+            ControlRunner(controls(), decisions),
+            decisions,
             frozenset(asked),
             thorough=thorough,
             low_precision=low_precision,
         )
         for step in STEPS:
             step(context)
-    return rulings
+    return decisions
 
 
 def _examined(

@@ -1,4 +1,4 @@
-"""What an adjudication is about, and what it decided."""
+"""What a check is about, and what it decided."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorPair:
 
 @dataclass(slots=True)
 class Decisions:
-    """What an adjudication decided.
+    """What a check decided.
 
     Attributes:
         findings: Differences that are not noise.
@@ -47,7 +47,7 @@ class Decisions:
         limits: The smallest relative error that would have been caught, by name.
         own_precision_limits: What noise hides of errors that float64 does not show, by name.
         compared: Number of tensors compared.
-        anew: Whether what earlier calls taught was left aside.
+        recheck: Whether what earlier calls taught was left aside.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -57,4 +57,4 @@ class Decisions:
     limits: dict[str, float] = field(default_factory=dict)
     own_precision_limits: dict[str, float] = field(default_factory=dict)
     compared: int = 0
-    anew: bool = False
+    recheck: bool = False

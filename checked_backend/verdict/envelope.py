@@ -187,7 +187,7 @@ def _finite_part(distance: torch.Tensor, runs: int) -> tuple[torch.Tensor, int, 
 
 @dataclass(frozen=True, slots=True)
 class NoiseBaseline:
-    """A tensor's noise relative to its own root mean square, kept from the calls in which it was adjudicated.
+    """A tensor's noise relative to its own root mean square, kept from the calls in which it was decided about.
 
     Attributes:
         rms: Relative root mean square of the noise.

@@ -1,4 +1,4 @@
-"""One tensor on its way through an adjudication: what is known about it so far."""
+"""One tensor on its way through a check: what is known about it so far."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Evidence:
             not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
         only_then: Whether the compiled program gave this in the call that was checked, and never again.
-        right_anew: Whether the region compiled once more, at its own dtypes, is right; None if that was not tried.
+        right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: What a finding will say.
         closed: Whether it is decided.
     """
@@ -63,7 +63,7 @@ class Evidence:
     logic_differs: bool | None = None
     twin_is_equal: bool = False
     only_then: bool = False
-    right_anew: bool | None = None
+    right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 

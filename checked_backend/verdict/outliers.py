@@ -1,4 +1,4 @@
-"""Rules that turn differences into rulings. Each is written so that NaN fails.
+"""Rules that turn differences into decisions. Each is written so that NaN fails.
 
 The constants come from the calibration program: ``python -m tests.calibration`` prints, for each dtype, the worst
 clean case and the smallest bug that was caught, in units of what is allowed here. The numbers below are from torch 2.13

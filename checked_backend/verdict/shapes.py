@@ -27,8 +27,8 @@ def excuse_flipped_shapes(
     Returns:
         The findings that remain, and a skip for each that does not: such a tensor cannot be judged.
     """
-    suspects = [finding for finding in findings if finding.detail == "structure.shape"]
-    if not suspects:
+    doubtful = [finding for finding in findings if finding.detail == "structure.shape"]
+    if not doubtful:
         return list(findings), []
     made = controls()
     try:
@@ -40,7 +40,7 @@ def excuse_flipped_shapes(
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong
         return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
-    excused = [finding for finding in suspects if name(finding) in changing]
+    excused = [finding for finding in doubtful if name(finding) in changing]
     reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"
     return [finding for finding in findings if finding not in excused], [
         Skip(finding.subject, reason, matters=True) for finding in excused

@@ -16,7 +16,7 @@ NEIGHBOUR_BITS = 10
 # -- Monte Carlo runs --------------------------------------------------------------------------------------------------
 
 FIRST_RUNS = 3
-"""Monte Carlo runs when a tensor is adjudicated for the first time."""
+"""Monte Carlo runs when a tensor is decided about for the first time."""
 
 MORE_RUNS = 8
 """Further runs at each magnitude, for elements still unexplained."""
@@ -127,7 +127,7 @@ Rounding in float64 spreads 1e-16 times the program's condition. Junk spreads 1.
 # -- What earlier calls taught -----------------------------------------------------------------------------------------
 
 REMEMBERED_SLACK = 4.0
-"""How much a remembered scale may be exceeded before a tensor is adjudicated again."""
+"""How much a remembered scale may be exceeded before a tensor is decided about again."""
 
 # -- When the float64 twin is asked ------------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ def peak_of_one_step(variant: str, name: str, number: int) -> int:
 
 
 def peaks(name: str, threads: int) -> dict[str, int]:
-    """`peak_of_one_step` of each variant, and of a step judged ``anew``, in processes of their own."""
+    """`peak_of_one_step` of each variant, and of a step judged ``recheck``, in processes of their own."""
     found = {}
     for label, variant, number in (*((variant, variant, STEADY) for variant in VARIANTS), ("anew", "checked", ANEW)):
         command = [sys.executable, __file__, "--threads", str(threads), "--peak-of", variant, name, str(number)]

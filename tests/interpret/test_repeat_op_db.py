@@ -16,7 +16,7 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom
 SAMPLES = 6
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Torch's own code asks whether a dispatch mode is active, and then computes otherwise (``isTensorSubclassLike``). So a
-# hearing runs eager once more without any mode where a control run differs.
+# check runs eager once more without any mode where a control run differs.
 ASKS_FOR_MODES = frozenset({
     "masked_fill", "norm", "prod", "fft.hfft2", "fft.hfftn", "linalg.cond", "linalg.eigvalsh", "linalg.lstsq",
     "linalg.svdvals",

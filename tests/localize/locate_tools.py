@@ -15,10 +15,10 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["calls", "judge", "located", "operator_of"]
+__all__ = ["calls", "located", "operator_of", "oracle"]
 
 
-def judge(trial: GraphCase) -> Sequence[Finding]:
+def oracle(trial: GraphCase) -> Sequence[Finding]:
     """Tries a trial in this process: these compilers are Python."""
     return [finding for finding in trial.findings() if finding.kind.fails]
 
@@ -29,7 +29,7 @@ def located(program: Callable[[Callable[..., Any]], Any], function: Callable[...
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         before = torch.get_rng_state(), torch.is_grad_enabled()
-        found.append(locate(failure, findings, judge))
+        found.append(locate(failure, findings, oracle))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.is_grad_enabled() == before[1]
         return findings

@@ -19,7 +19,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 
 
-def judge(trial: GraphCase) -> Sequence[Finding]:
+def oracle(trial: GraphCase) -> Sequence[Finding]:
     return [finding for finding in trial.findings() if finding.kind.fails]
 
 
@@ -48,7 +48,7 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
 
     def counted(trial: GraphCase) -> Sequence[Finding]:
         tried.append(len(calls_of(trial.graph)))
-        return judge(trial)
+        return oracle(trial)
 
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     found = shortest_wrong_prefix(gm, (x,), options, counted)
@@ -56,13 +56,13 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     assert str(found.node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
     assert found.node.args[0] is named(gm, "aten.tanh.default")
     assert found.finding.kind.fails
-    assert judge(found.trial)
+    assert oracle(found.trial)
     assert len(tried) <= 6  # 18 calls
 
 
 def test_a_right_graph_has_no_wrong_prefix() -> None:
     x = torch.randn(4, 8)
-    assert shortest_wrong_prefix(traced(chain, x), (x,), CheckOptions(compiler="eager"), judge) is None
+    assert shortest_wrong_prefix(traced(chain, x), (x,), CheckOptions(compiler="eager"), oracle) is None
 
 
 def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
@@ -70,7 +70,7 @@ def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
     gm = traced(chain, x)
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     reader = next(iter(named(gm, "aten.tanh.default").users))
-    cut = cut_out(gm, (x,), reader, options, judge)
+    cut = cut_out(gm, (x,), reader, options, oracle)
     assert cut is not None
     assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.tanh.default", "aten.cos.default"]
     assert cut.finding.kind.fails
@@ -84,7 +84,7 @@ def test_the_recorded_values_are_eagers() -> None:
         (x,),
         named(gm, "aten.tanh.default"),
         CheckOptions(compiler=faults.wrong_operator("aten.tanh.default")),
-        judge,
+        oracle,
     )
     assert cut is not None
     expected = x
@@ -96,7 +96,7 @@ def test_the_recorded_values_are_eagers() -> None:
 def test_nothing_is_cut_out_of_what_is_right() -> None:
     x = torch.randn(4, 8)
     gm = traced(chain, x)
-    assert cut_out(gm, (x,), named(gm, "aten.tanh.default"), CheckOptions(compiler="eager"), judge) is None
+    assert cut_out(gm, (x,), named(gm, "aten.tanh.default"), CheckOptions(compiler="eager"), oracle) is None
 
 
 @pytest.mark.parametrize("limit", [1, 128, 300, 1 << 20])
@@ -113,9 +113,9 @@ def test_segments_name_the_same_operator(limit: int) -> None:
         compilers.append(len(calls_of(graph)))
         return faults.wrong_operator("aten.tanh.default")(graph, example_inputs)
 
-    culprit = probe(gm, (x,), counted, limit=limit)
-    assert culprit is not None
-    assert culprit.node is named(gm, "aten.tanh.default")
+    faulty = probe(gm, (x,), counted, limit=limit)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.tanh.default")
     assert sum(compilers) <= len(calls_of(gm))
     assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=limit) is None
 
@@ -143,21 +143,21 @@ def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
     inputs = (torch.randn(4, 8), torch.randn(4, 8))
     gm = traced(writing, *(value.clone() for value in inputs))
     dropped = faults.left_out("aten.copy_.default", "python")
-    culprit = probe(gm, inputs, dropped, limit=limit)
-    assert culprit is not None
-    assert culprit.node is named(gm, "aten.copy_.default")
-    cut = cut_out(gm, inputs, culprit.node, CheckOptions(compiler=dropped), judge)
+    faulty = probe(gm, inputs, dropped, limit=limit)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.copy_.default")
+    cut = cut_out(gm, inputs, faulty.node, CheckOptions(compiler=dropped), oracle)
     assert cut is not None
     assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.copy_.default"]
-    assert judge(cut.trial)
+    assert oracle(cut.trial)
 
 
 def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
     inputs = (torch.randn(4, 8), torch.randn(4, 8))
     gm = traced(writing, *(value.clone() for value in inputs))
-    culprit = probe(gm, inputs, faults.wrong_operator("aten.add.Tensor"), limit=1 << 20)
-    assert culprit is not None
-    assert culprit.node is named(gm, "aten.add.Tensor")
+    faulty = probe(gm, inputs, faults.wrong_operator("aten.add.Tensor"), limit=1 << 20)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.add.Tensor")
 
 
 def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from checked_backend.diagnose.localize.cut import shortest_wrong_prefix
 from checked_backend.diagnose.localize.subgraph import calls_of, part_of
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.options import CheckOptions
@@ -182,7 +182,7 @@ def test_blocks_can_be_traced_and_written() -> None:
     again = torch.compile(with_mode_blocks(copy_graph(graph)), backend="eager", fullgraph=True)
     torch.testing.assert_close(again(x, w)[0], expected, rtol=0, atol=0)
     options = _options()
-    written = write_program(Program(GraphCase(graph, (x, w), options), "output[0]"), plain=False)
+    written = write_program(FailingCase(GraphCase(graph, (x, w), options), "output[0]"), plain=False)
     names: dict[str, Any] = {"torch": torch, "F": F}
     lines = "\n".join(f"    {line}" for line in written.lines)
     exec(f"def program({', '.join(written.parameters)}):\n{lines}", names)

@@ -29,7 +29,7 @@ def function(x: Tensor) -> Tensor:
     return torch.cos(y).softmax(-1)
 
 
-def judge(trial: GraphCase) -> Sequence[Finding]:
+def oracle(trial: GraphCase) -> Sequence[Finding]:
     return [finding for finding in verdict_oracle(trial, 60) or () if finding.kind.fails]
 
 
@@ -37,7 +37,7 @@ def located(compiler: Any) -> Location:
     found: list[Location] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        found.append(locate(failure, findings, judge))
+        found.append(locate(failure, findings, oracle))
         return findings
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

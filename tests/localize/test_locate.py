@@ -10,7 +10,7 @@ import faults
 import planting
 import pytest
 import torch
-from locate_tools import calls, judge, located, operator_of
+from locate_tools import calls, located, operator_of, oracle
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
@@ -76,7 +76,7 @@ def test_the_operator_that_is_wrong_is_named(program: Callable[..., Any], operat
     assert (location.stage, location.graph) == ("compiled", "inference" if program is inference else "forward")
     assert location.cut is not None
     assert calls(location.cut.trial)[0] == operator  # besides it only the items of its tuple
-    assert judge(location.cut.trial)
+    assert oracle(location.cut.trial)
 
 
 @pytest.mark.parametrize("operator", ["aten.tanh_backward.default", "aten.gelu_backward.default", "aten.mm.default"])

@@ -45,10 +45,10 @@ def test_the_probe_takes_less_than_twice_the_regions_own_activations(monkeypatch
         before = bytes_of_process("VmRSS")
         limit = probe_limit(Recorded("forward", gm))
         assert limit == OWN
-        culprit = probe(gm, (x,), lambda graph, _inputs: graph.forward, limit=limit)
-        return f"{culprit} {bytes_of_process('VmHWM') - before}"
+        faulty = probe(gm, (x,), lambda graph, _inputs: graph.forward, limit=limit)
+        return f"{faulty} {bytes_of_process('VmHWM') - before}"
 
-    culprit, extra = run_in_worker(measured, timeout=300).split()
-    assert culprit == "None"
+    faulty, extra = run_in_worker(measured, timeout=300).split()
+    assert faulty == "None"
     print(int(extra) / OWN)
     assert int(extra) < 2 * OWN

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from checked_backend.diagnose.reduce import Reduction
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
@@ -27,14 +27,14 @@ def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager"
     return GraphCase(graph_of(function), inputs, CheckOptions(compiler=compiler, **options))
 
 
-def program_of(function: Callable[..., Any], *inputs: Any, subject: str = "output[0]") -> Program:
-    return Program.of(trial_of(function, *inputs), subject)
+def program_of(function: Callable[..., Any], *inputs: Any, subject: str = "output[0]") -> FailingCase:
+    return FailingCase.of(trial_of(function, *inputs), subject)
 
 
-def problem_where(wrong: Callable[[GraphCase], bool], program: Program, **further: Any) -> Problem:
+def problem_where(wrong: Callable[[GraphCase], bool], program: FailingCase, **further: Any) -> Problem:
     """A problem whose programs count as wrong where a function says so, if eager can run them at all."""
 
-    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...] | None:
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...] | None:
         try:
             trial.graph(*trial.inputs)
         except Exception:
@@ -42,7 +42,7 @@ def problem_where(wrong: Callable[[GraphCase], bool], program: Program, **furthe
         found = [Finding(Kind.LOGIC, f"output[{place}]", "wrong") for place in range(8)]
         return tuple(found) if wrong(trial) else ()
 
-    return Problem(program, Kind.LOGIC, time.monotonic() + 300, judge=judge, screen=None, **further)
+    return Problem(program, Kind.LOGIC, time.monotonic() + 300, oracle=oracle, screen=None, **further)
 
 
 def targets(found: Reduction | GraphCase) -> list[str]:

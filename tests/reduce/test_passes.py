@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.reduce import passes
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.forms import form_of
 from checked_backend.diagnose.reduce.passes.shapes import resized
 from checked_backend.diagnose.reduce.problem import Problem
@@ -220,7 +220,7 @@ def test_the_output_does_not_move_to_a_tuple() -> None:
         return (aten.neg.default(values),)
 
     gm = fx.GraphModule(torch.nn.Module(), make_fx(program)(torch.ones(2, 3)).graph)
-    start = Program.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
+    start = FailingCase.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
     problem = problem_where(calls("aten.max.dim"), start)
     passes.earlier_output(problem)
     [result] = problem.best.trial.graph(torch.ones(2, 3))

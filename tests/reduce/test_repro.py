@@ -21,7 +21,7 @@ from torch._dynamo.backends import registry
 
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.diagnose.reduce import Repro, write_repro
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.compile_code import write_compile
 from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
 from checked_backend.findings import Finding, Kind, NoiseScale
@@ -73,7 +73,7 @@ def test_a_difference_that_may_be_rounding_confirms_nothing(
 ) -> None:
     trial = trial_of(relu_then, torch.tensor([0.1, -2.0]), compiler=wrong_backend("relu"))
     repro = write_repro(
-        trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, judge=lambda _trial, _seconds: ()
+        trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, oracle=lambda _trial, _seconds: ()
     )
     assert not repro.confirmed
     assert "did not show" in repro.output
@@ -119,7 +119,7 @@ def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
     )
     module = importlib.reload(module)
     monkeypatch.setitem(registry._COMPILER_FNS, "planted", module.wrong)
-    program = Program.of(trial_of(relu_then, torch.ones(2)), "output[0]")
+    program = FailingCase.of(trial_of(relu_then, torch.ones(2)), "output[0]")
     for compiler, name in (
         (module.wrong, "wrong"),
         ("planted", "wrong"),  # a fresh process does not know it by the name it was registered under
@@ -167,10 +167,10 @@ def wrote(trial: GraphCase, folder: Path, kind: Kind, detail: str = "", **furthe
     """A script for a finding that is taken for granted."""
     finding = Finding(kind, "output[0]", "planted", detail)
 
-    def judge(_trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+    def oracle(_trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         return (finding,)
 
-    return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, judge=judge, **further)
+    return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, oracle=oracle, **further)
 
 
 OTHER_BACKENDS = """

@@ -56,7 +56,7 @@ def test_what_should_have_raised_is_reduced() -> None:
 
     trial = trial_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
     reduction = reduce(
-        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, judge=exception_oracle
+        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, oracle=exception_oracle
     )
     x, at = reduction.trial.inputs
     assert reduction.shown
@@ -102,16 +102,16 @@ def test_a_journal_that_is_out_of_date_is_not_believed(tmp_path: Path) -> None:
     trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler="eager")
     now = {"wrong": "aten.relu.default"}
 
-    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         wrong = now["wrong"] in targets(trial)
         return tuple(Finding(Kind.LOGIC, f"output[{place}]", "planted") for place in range(3)) if wrong else ()
 
     journal = tmp_path / "journal"
-    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.relu.default"]
+    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.relu.default"]
     now["wrong"] = "aten.mul.Tensor"
-    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
+    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
     journal.write_bytes(b"\xff\x00 1\nno journal at all\n")
-    assert targets(reduced(trial, "output[1]", journal=journal, judge=judge)) == ["aten.mul.Tensor"]
+    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
 
 
 def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from reduce_tools import graph_of
 from torch import Tensor, fx
 
 from checked_backend.diagnose.reduce import Untranslatable
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.python_names import name_of
 from checked_backend.diagnose.repro.translate import Written, write_program
 from checked_backend.options import CheckOptions
@@ -38,14 +38,14 @@ def dynamo_graph(function: Callable[..., Any], *inputs: Any, dynamic: bool = Fal
     return found[0]
 
 
-def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[Written, Program]:
+def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[Written, FailingCase]:
     gm, given = dynamo_graph(function, *inputs, dynamic=dynamic)
     trial = GraphCase(gm, tuple(given), CheckOptions(), dynamic)
-    program = Program.of(trial, "output[0]")
+    program = FailingCase.of(trial, "output[0]")
     return write_program(program, plain=True), program
 
 
-def executed(text: Written, program: Program) -> Any:
+def executed(text: Written, program: FailingCase) -> Any:
     lines = [
         "import torch",
         "import torch.nn.functional as F",
@@ -161,7 +161,7 @@ def test_an_assignment_that_is_returned_is_none() -> None:
     x = graph.placeholder("x")
     graph.output((graph.call_function(operator.setitem, (x, 0, 1.0)),))
     gm = fx.GraphModule(graph_of(lambda x: x), graph)
-    text = write_program(Program.of(GraphCase(gm, (torch.zeros(2),), CheckOptions()), "output[0]"), plain=True)
+    text = write_program(FailingCase.of(GraphCase(gm, (torch.zeros(2),), CheckOptions()), "output[0]"), plain=True)
     assert text.lines == ("x[0] = 1.0", "return None")
 
 
@@ -172,6 +172,6 @@ def test_what_no_script_can_name_is_said() -> None:
     graph = fx.Graph()
     graph.output((graph.call_function(local, (graph.placeholder("x"),)),))
     gm = fx.GraphModule(graph_of(lambda x: x), graph)
-    program = Program.of(GraphCase(gm, (torch.ones(2),), CheckOptions()), "output[0]")
+    program = FailingCase.of(GraphCase(gm, (torch.ones(2),), CheckOptions()), "output[0]")
     with pytest.raises(Untranslatable, match="local"):
         write_program(program, plain=True)

@@ -47,19 +47,19 @@ WRONG = (Finding(Kind.LOGIC, "output[0]", "wrong"),)
 
 
 def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping[str, Any]]) -> Any:
-    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         tried.append(trial.options.compiler_options)
         plain = trial.options.compiler == "inductor"
         return () if plain and condition(trial.options.compiler_options) else WRONG
 
-    return judge
+    return oracle
 
 
 @pytest.mark.parametrize("patches", [{"pattern_matcher": False}, {"layout_optimization": False}, {"cpp.simdlen": 1}])
 def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     tried: list[Mapping[str, Any]] = []
-    judge = right_if(lambda options: patches.items() <= options.items(), tried)
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=judge)
+    oracle = right_if(lambda options: patches.items() <= options.items(), tried)
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\nmodel = torch.compile(model, options={patches!r})")
     assert len(tried) <= 10
@@ -68,12 +68,12 @@ def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
 def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_none() -> None:
     tried: list[Mapping[str, Any]] = []
     never = right_if(lambda options: False, tried)
-    assert find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=never) is None
+    assert find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=never) is None
     assert len(tried) <= 2 + len((*COSTLY, *EAGER))  # all cheap ones together, the operator's fallback, the costly ones
     always = right_if(lambda options: True, tried)
-    assert find_workaround(TRIAL, deadline=time.monotonic(), judge=always) is None
+    assert find_workaround(TRIAL, deadline=time.monotonic(), oracle=always) is None
     other = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2))
-    assert find_workaround(other, deadline=time.monotonic() + 300, judge=always) is None
+    assert find_workaround(other, deadline=time.monotonic() + 300, oracle=always) is None
 
 
 def test_what_helps_the_small_program_must_help_the_region() -> None:
@@ -85,11 +85,11 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
         return "reorder_for_locality" in setting.code
 
     found = find_workaround(
-        TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, judge=right_if(bool, tried), settings=SETTINGS[-8:]
+        TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried), settings=SETTINGS[-8:]
     )
     assert found is None  # none of those is the one
     assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, judge=right_if(bool, tried))
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried))
     assert found is not None
     assert "reorder_for_locality" in found.code
 
@@ -97,8 +97,8 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
 def test_settings_that_help_only_together_are_found_together() -> None:
     tried: list[Mapping[str, Any]] = []
     both = {"pattern_matcher": False, "inplace_buffers": False}
-    judge = right_if(lambda options: both.items() <= options.items(), tried)
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], judge=judge)
+    oracle = right_if(lambda options: both.items() <= options.items(), tried)
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
     assert len(tried) <= 15
@@ -159,7 +159,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
         assert "decompose_something" not in passes  # Inductor cannot do without it
         return options.get("use_post_grad_passes") is False or "guilty" in passes.split(",")
 
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, judge=right_if(right, tried))
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
     assert found is not None
     assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'guilty'})")
     given = TRIAL.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
@@ -200,7 +200,7 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
         "checked_backend.diagnose.workaround.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm
     )
 
-    def judge(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         if not callable(trial.options.compiler):
             return WRONG
 
@@ -213,7 +213,7 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     view = trial_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
     found = find_workaround(
-        view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), judge=judge
+        view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), oracle=oracle
     )
     assert found is not None
     assert found.code.endswith(f"\ntorch.{name} = False")

@@ -83,10 +83,10 @@ class Scripted:
     def bare(self) -> Values:
         return self._give("bare", self.left_alone or self.again or (lambda: self._own(self.right)))
 
-    def repeat_candidate(self) -> Values:
+    def replay_candidate(self) -> Values:
         return self._give("repeat_candidate", self.replayed or missing)
 
-    def candidate_alone(self) -> Values:
+    def rerun_candidate(self) -> Values:
         return self._give("candidate_alone", self.alone or missing)
 
     def reseeded(self, seed: int) -> Values:
@@ -95,7 +95,7 @@ class Scripted:
     def others_drew(self) -> str | None:
         return self.others
 
-    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         def make() -> torch.Tensor:
             xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
@@ -115,10 +115,10 @@ class Scripted:
     def flips(self, *, in_float64: bool = False) -> bool:
         return False
 
-    def given_choices(self) -> None:
+    def with_fixed_choices(self) -> None:
         return None
 
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
         if seed is None:
             return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
         return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
@@ -161,20 +161,20 @@ def judged(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_twin_finds_what_equal_bits_hide(dtype: torch.dtype, thorough: bool) -> None:
     wrong = exact() * (1 + 1e-5)
-    rulings = judged(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
-    [finding] = rulings.findings
+    decisions = judged(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
+    [finding] = decisions.findings
     assert finding.kind is Kind.LOGIC
     assert finding.metrics is not None
     assert finding.metrics.bitwise_equal
     assert "hides that bit for bit" in finding.message
-    assert rulings.scales == {}
+    assert decisions.scales == {}
 
 
 def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact)
-    rulings = judged(controls, exact())
-    assert (rulings.findings, rulings.skips, rulings.notes) == ([], [], [])
-    assert rulings.limits["output[0]"] == 1e-9
+    decisions = judged(controls, exact())
+    assert (decisions.findings, decisions.skips, decisions.notes) == ([], [], [])
+    assert decisions.limits["output[0]"] == 1e-9
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
 
@@ -182,7 +182,7 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
         raise AssertionError("steady state makes no control run")
 
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
-    again = decide([pair], fail, rulings.scales, thorough=True, low_precision=True)
+    again = decide([pair], fail, decisions.scales, thorough=True, low_precision=True)
     assert (again.findings, again.compared) == ([], 1)
 
 
@@ -199,10 +199,10 @@ def test_result_in_float32_of_a_region_in_half_precision_is_asked_for_too() -> N
 
 
 def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
-    rulings = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
-    assert rulings.findings == []
-    assert [skip.subject for skip in rulings.skips] == ["control: float64 twin"]
-    assert rulings.limits["output[0]"] == torch.finfo(torch.bfloat16).eps
+    decisions = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
+    assert decisions.findings == []
+    assert [skip.subject for skip in decisions.skips] == ["control: float64 twin"]
+    assert decisions.limits["output[0]"] == torch.finfo(torch.bfloat16).eps
 
 
 def test_integers_of_a_region_in_half_precision_are_not_asked_for() -> None:
@@ -221,27 +221,27 @@ def spiked(by: float) -> torch.Tensor:
 
 
 def test_twin_wrong_where_the_candidate_is_visibly_right_is_not_believed() -> None:
-    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), exact())
-    assert rulings.findings == []
-    assert ["the float64 twin was not used" in note for note in rulings.notes] == [True]
+    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), exact())
+    assert decisions.findings == []
+    assert ["the float64 twin was not used" in note for note in decisions.notes] == [True]
 
 
 def test_twin_of_another_shape_is_not_used_and_that_is_said() -> None:
-    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
-    assert rulings.findings == []
-    assert ["has another shape" in note for note in rulings.notes] == [True]
-    assert rulings.limits["output[0]"] > 1e-3  # and the power is not the twin's
+    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
+    assert decisions.findings == []
+    assert ["has another shape" in note for note in decisions.notes] == [True]
+    assert decisions.limits["output[0]"] > 1e-3  # and the power is not the twin's
 
 
 def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
-    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
-    assert [(str(f.kind), "hides" in f.message) for f in rulings.findings] == [("logic", False)]
+    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
+    assert [(str(f.kind), "hides" in f.message) for f in decisions.findings] == [("logic", False)]
 
 
 def test_twin_wrong_within_the_noise_is_believed() -> None:
     candidate = spiked(2.0**-7)
-    rulings = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
-    [finding] = rulings.findings
+    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
+    [finding] = decisions.findings
     assert finding.message.endswith("; the noise of bfloat16 hides how wrong")
 
 
@@ -249,8 +249,8 @@ def test_twin_wrong_within_the_noise_is_believed() -> None:
 def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...], kinds: list[str]) -> None:
     """A tie that few of the control runs break: more are made before the twin is believed."""
     controls = Scripted(torch.float32, exact(), lambda: spiked(0.1), jumps=jumps, noise=1e6)
-    rulings = judged(controls, exact() * (1 + 1e-3))
-    assert [str(finding.kind) for finding in rulings.findings] == kinds
+    decisions = judged(controls, exact() * (1 + 1e-3))
+    assert [str(finding.kind) for finding in decisions.findings] == kinds
     assert controls.asked["float64 noise"] == (2 if jumps == (1,) else 10)
 
 
@@ -275,9 +275,9 @@ def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ..
 
 def test_no_control_at_all_is_inconclusive() -> None:
     controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "high_precision"))
-    rulings = judged(controls, exact() * 1.001)
-    assert [str(finding.kind) for finding in rulings.findings] == ["unsupported"]
-    assert any(skip.matters for skip in rulings.skips)
+    decisions = judged(controls, exact() * 1.001)
+    assert [str(finding.kind) for finding in decisions.findings] == ["unsupported"]
+    assert any(skip.matters for skip in decisions.skips)
 
 
 def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
@@ -306,12 +306,12 @@ def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size
         return exact().float()
 
     controls = Scripted(torch.float32, exact(), exact, replayed=right, alone=right, others=others)
-    rulings = judged(controls, exact().flip(0) * size)
+    decisions = judged(controls, exact().flip(0) * size)
     excused = others is not None and size == 1.0
-    assert [skip.reason for skip in rulings.skips if skip.matters] == (
+    assert [skip.reason for skip in decisions.skips if skip.matters] == (
         ["another thread drew random numbers: its state moves"] if excused else []
     )
-    assert len(rulings.findings) == (not excused)
+    assert len(decisions.findings) == (not excused)
 
 
 # fused kernels that round less
@@ -324,18 +324,18 @@ def fused() -> torch.Tensor:
 
 def test_rounding_of_fused_kernels_is_a_note() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: exact().to(torch.bfloat16))
-    rulings = judged(controls, fused())
-    assert rulings.findings == []
-    [note] = rulings.notes
+    decisions = judged(controls, fused())
+    assert decisions.findings == []
+    [note] = decisions.notes
     assert note.startswith("fusion-rounding: output[0] differs from eager by 0.125")
     assert controls.asked["unfused"] == 1
 
 
 def test_what_remains_without_fused_rounding_is_a_finding() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: fused().to(torch.bfloat16))
-    rulings = judged(controls, fused())
-    assert [finding.detail for finding in rulings.findings] == ["logic.this_dtype"]
-    assert rulings.notes == []
+    decisions = judged(controls, fused())
+    assert [finding.detail for finding in decisions.findings] == ["logic.this_dtype"]
+    assert decisions.notes == []
 
 
 def test_wrong_logic_is_not_excused_by_fusion() -> None:
@@ -358,14 +358,14 @@ def test_full_precision_and_compilers_without_the_mode_are_not_compiled_once_mor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("factor", [2.0, 0.0, 1.5])
 @pytest.mark.parametrize(
-    ("anew", "detail"), [(None, "this_dtype"), ("wrong", "this_dtype"), ("right", "this_compilation")]
+    ("recheck", "detail"), [(None, "this_dtype"), ("wrong", "this_dtype"), ("right", "this_compilation")]
 )
 def test_what_is_a_multiple_of_eagers_is_no_precision(
-    dtype: torch.dtype, factor: float, anew: str | None, detail: str
+    dtype: torch.dtype, factor: float, recheck: str | None, detail: str
 ) -> None:
     controls = Scripted(dtype, exact(), exact)
-    if anew is not None:
-        controls.recompiled_value = lambda: (exact() * (factor if anew == "wrong" else 1)).to(dtype)
+    if recheck is not None:
+        controls.recompiled_value = lambda: (exact() * (factor if recheck == "wrong" else 1)).to(dtype)
     [finding] = judged(controls, exact() * factor).findings
     assert (finding.kind, finding.detail) == (Kind.LOGIC, f"logic.{detail}")
     assert "rounding" in finding.message or "compiled by itself" in finding.message
@@ -510,16 +510,16 @@ def test_float64_tells_what_large_noise_hides(noise: float) -> None:
     wrong = Scripted(torch.float32, exact(), lambda: exact() * 1.1, noise=noisy(noise))
     assert [str(f.kind) for f in judged(wrong, exact() * 1.1, thorough=False).findings] == ["logic"]
     right = Scripted(torch.float32, exact(), exact, noise=noisy(noise))
-    rulings = judged(right, exact() * 1.1, thorough=False)
-    assert (rulings.findings, rulings.skips) == ([], [])
-    assert rulings.limits["output[0]"] < 1e-9 * 1.01
+    decisions = judged(right, exact() * 1.1, thorough=False)
+    assert (decisions.findings, decisions.skips) == ([], [])
+    assert decisions.limits["output[0]"] < 1e-9 * 1.01
 
 
 @pytest.mark.parametrize("lost", ["twin", "high_precision"])
 def test_what_noise_hides_wholly_is_not_judged_without_float64(lost: str) -> None:
-    rulings = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
-    assert rulings.findings == []
-    [skip] = [skip for skip in rulings.skips if skip.matters]
+    decisions = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
+    assert decisions.findings == []
+    [skip] = [skip for skip in decisions.skips if skip.matters]
     assert skip.subject == "output[0]"
     assert "would hide an error of 100 %" in skip.reason
     assert ("float64 twin" if lost == "twin" else "high-precision reference") in skip.reason
@@ -532,10 +532,10 @@ def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
     """The gradient of a bias before a normalisation: nothing is left of it in float64, and no twin is compiled."""
     rounding = torch.linspace(-1, 1, 64) * 1e-8
     controls = Scripted(torch.float32, exact() * 1e-18, exact, again=lambda: rounding, noise=noisy(1e10))
-    rulings = judged(controls, rounding.flip(0) * 2, thorough=False, reference=rounding)
-    assert (rulings.findings, rulings.skips) == ([], [])
+    decisions = judged(controls, rounding.flip(0) * 2, thorough=False, reference=rounding)
+    assert (decisions.findings, decisions.skips) == ([], [])
     assert "twin" not in controls.asked
-    scale = rulings.scales["output[0]"]
+    scale = decisions.scales["output[0]"]
 
     def again(reference: torch.Tensor, candidate: torch.Tensor) -> int:
         asked = Scripted(torch.float32, exact() * 1e-18, exact, noise=noisy(1e10))
@@ -554,9 +554,9 @@ def test_rounding_that_changes_its_size_is_judged_anew_ever_more_seldom() -> Non
         size = 10.0 ** ((call * 0.618) % 1 * 3)
         rounding = torch.randn(64, generator=torch.Generator().manual_seed(call)) * 1e-8 * size
         controls = Scripted(torch.float32, exact() * 1e-18 * size, lambda: exact() * 1e-18, noise=noisy(1e10))
-        rulings = judged(controls, rounding.flip(0), thorough=False, reference=rounding, known=known)
-        assert rulings.findings == []
-        for name, scale in rulings.scales.items():
+        decisions = judged(controls, rounding.flip(0), thorough=False, reference=rounding, known=known)
+        assert decisions.findings == []
+        for name, scale in decisions.scales.items():
             known[name] = scale.widened(known.get(name))
         heard += [call] if controls.asked else []
     assert len(heard) <= 6
@@ -587,7 +587,7 @@ def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
     wrong: ControlRuns = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
     assert decide([pair], lambda: wrong, known, low_precision=True).findings == []
-    [finding] = decide([pair], lambda: wrong, known, low_precision=True, anew=True).findings
+    [finding] = decide([pair], lambda: wrong, known, low_precision=True, recheck=True).findings
     assert finding.kind is Kind.LOGIC
 
 
@@ -628,11 +628,11 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
     if dtype is torch.int64:
         controls.noise = 0.3 / (torch.finfo(torch.float32).eps / 2)
     scale = NoiseBaseline(1e-9, 1e-9)
-    rulings = judged(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
-    kinds = [str(finding.kind) for finding in rulings.findings]
+    decisions = judged(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
+    kinds = [str(finding.kind) for finding in decisions.findings]
     assert kinds == (["nondeterministic"] if jumps else [])
     if jumps:
-        assert rulings.findings[0].evidence["the same in float64"] > 0
+        assert decisions.findings[0].evidence["the same in float64"] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -640,9 +640,9 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
 def test_noise_as_large_as_the_tensor_in_float64_too(dtype: torch.dtype, drift: float) -> None:
     """A program may cancel all of its digits; one that changes now and then cannot be judged."""
     controls = Scripted(dtype, exact(), lambda: exact() * 1.1, jumps=tuple(range(1, 11)), drift=drift, noise=2.0**24)
-    rulings = judged(controls, exact() * 1.5, thorough=False)
-    assert [str(finding.kind) for finding in rulings.findings] == (["nondeterministic"] if drift else [])
-    assert rulings.limits.get("output[0]", 100) > 10
+    decisions = judged(controls, exact() * 1.5, thorough=False)
+    assert [str(finding.kind) for finding in decisions.findings] == (["nondeterministic"] if drift else [])
+    assert decisions.limits.get("output[0]", 100) > 10
 
 
 def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from checked_backend.diagnose.localize.cut import Cut, Judge
+from checked_backend.diagnose.localize.cut import CallOracle, Cut
 from checked_backend.diagnose.localize.locate import locate
 from checked_backend.diagnose.localize.location import Location
 from checked_backend.diagnose.localize.subgraph import operator_name
 
-__all__ = ["Cut", "Judge", "Location", "locate", "operator_name"]
+__all__ = ["CallOracle", "Cut", "Location", "locate", "operator_name"]

@@ -29,13 +29,13 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["Cut", "Judge", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
+__all__ = ["CallOracle", "Cut", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
 
-Judge = Callable[[GraphCase], Sequence[Finding]]
+CallOracle = Callable[[GraphCase], Sequence[Finding]]
 """Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
-"""Operators in front of the culprit that a cut may have, tried in this order."""
+"""Operators in front of the faulty operator that a cut may have, tried in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def cut_out(
     inputs: Sequence[Any],
     node: fx.Node,
     options: CheckOptions,
-    judge: Judge,
+    oracle: CallOracle,
     sure: Callable[[Finding], bool] = lambda _finding: True,
 ) -> Cut | None:
     """Find the smallest run of operators up to a node that fails by itself, on recorded values.
@@ -70,7 +70,7 @@ def cut_out(
         inputs: Its inputs.
         node: The node whose compiled value is wrong.
         options: Name the candidate.
-        judge: Tries a trial.
+        oracle: Tries a trial.
         sure: Whether a finding is what is looked for; one that only may be is taken if there is no other.
 
     Returns:
@@ -80,12 +80,12 @@ def cut_out(
     viewed = [source for source in _views_behind(node) if not is_item(source)]
     spare: Cut | None = None
     for view in viewed:  # a wrong view shows in whatever reads it
-        cut = _tried(gm, [view], view, values, options, judge, copied=True)
+        cut = _tried(gm, [view], view, values, options, oracle, copied=True)
         if cut is not None and sure(cut.finding):
             return cut
         spare = spare or cut
     for nodes in widening(gm, node):
-        cut = _tried(gm, nodes, node, values, options, judge)
+        cut = _tried(gm, nodes, node, values, options, oracle)
         if cut is not None and sure(cut.finding):
             return cut
         spare = spare or cut
@@ -118,7 +118,9 @@ def cut_before(
     return Cut(trial, node, finding)
 
 
-def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, judge: Judge) -> Cut | None:
+def shortest_wrong_prefix(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, oracle: CallOracle
+) -> Cut | None:
     """Bisect for the first operator up to which the compiled graph is wrong.
 
     For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs. Nothing
@@ -128,17 +130,17 @@ def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: Ch
         gm: A graph.
         inputs: Its inputs.
         options: Name the candidate.
-        judge: Tries a trial.
+        oracle: Tries a trial.
 
     Returns:
         The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
     """
     calls = calls_of(gm)
     low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
-    found = _judged_prefix(gm, inputs, calls, options, judge)
+    found = _judged_prefix(gm, inputs, calls, options, oracle)
     while found is not None and high - low > 1:
         middle = (low + high) // 2
-        shorter = _judged_prefix(gm, inputs, calls[:middle], options, judge)
+        shorter = _judged_prefix(gm, inputs, calls[:middle], options, oracle)
         if shorter is not None:
             high, found = middle, shorter
         else:
@@ -147,15 +149,15 @@ def shortest_wrong_prefix(gm: fx.GraphModule, inputs: Sequence[Any], options: Ch
 
 
 def wrong_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, judge: Judge
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
     """All calls of a graph up to one, as a trial, if that is wrong; the arguments are those of `cut_out`."""
     calls = calls_of(gm)
-    return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, judge)
+    return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, oracle)
 
 
 def _judged_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, judge: Judge
+    gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
     # an operator with several results is judged by them: without any, what it alone uses would be dead code
     last = calls[-1]
@@ -174,7 +176,7 @@ def _judged_prefix(
     part, sources = part_of(gm, calls, frontier)
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
     trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = judge(trial)
+    findings = oracle(trial)
     while is_item(last) and isinstance(last.args[0], fx.Node):
         last = last.args[0]
     return Cut(trial, last, findings[0]) if findings else None
@@ -186,7 +188,7 @@ def _tried(
     node: fx.Node,
     values: Mapping[fx.Node, Any],
     options: CheckOptions,
-    judge: Judge,
+    oracle: CallOracle,
     *,
     copied: bool = False,
 ) -> Cut | None:
@@ -196,7 +198,7 @@ def _tried(
     chosen = [*nodes, *(made for made in returned if made not in nodes)]
     part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
     trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = judge(trial)
+    findings = oracle(trial)
     return Cut(trial, node, findings[0]) if findings else None
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_map_only
-from checked_backend.diagnose.localize.cut import Cut, Judge, widening
+from checked_backend.diagnose.localize.cut import CallOracle, Cut, widening
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     calls_of,
@@ -53,11 +53,11 @@ class GradientSearch:
     options: CheckOptions
     dynamic: bool
 
-    def run(self, judge: Judge, tell: Callable[[str], None]) -> Cut | None:
+    def run(self, oracle: CallOracle, tell: Callable[[str], None]) -> Cut | None:
         """Bisect for the first operator up to which a gradient is wrong, and cut it out.
 
         Args:
-            judge: Tries a trial.
+            oracle: Tries a trial.
             tell: Told what is being done.
 
         Returns:
@@ -68,30 +68,30 @@ class GradientSearch:
         """
         tell("bisecting Dynamo's graph, with its gradients")
         values = _Values.of(self)
-        prefix = self._shortest_wrong_prefix(values, judge)
+        prefix = self._shortest_wrong_prefix(values, oracle)
         if prefix is None:
             return None
         tell(f"the gradient of {prefix.node.name} ({prefix.node.target}) is wrong; cutting it out")
         for nodes in widening(self.graph, prefix.node):
-            cut = self._tried(nodes, prefix.node, values, judge)
+            cut = self._tried(nodes, prefix.node, values, oracle)
             if cut is not None:
                 return cut
         return prefix
 
-    def _shortest_wrong_prefix(self, values: _Values, judge: Judge) -> Cut | None:
+    def _shortest_wrong_prefix(self, values: _Values, oracle: CallOracle) -> Cut | None:
         calls = calls_of(self.graph)
         low, high = 0, len(calls)
-        found = self._prefix(calls, values, judge)
+        found = self._prefix(calls, values, oracle)
         while found is not None and high - low > 1:
             middle = (low + high) // 2
-            shorter = self._prefix(calls[:middle], values, judge)
+            shorter = self._prefix(calls[:middle], values, oracle)
             if shorter is not None:
                 high, found = middle, shorter
             else:
                 low = middle
         return found
 
-    def _prefix(self, calls: Sequence[fx.Node], values: _Values, judge: Judge) -> Cut | None:
+    def _prefix(self, calls: Sequence[fx.Node], values: _Values, oracle: CallOracle) -> Cut | None:
         last = calls[-1]
         items = [item for node in calls for item in tensors_made(node)]
         chosen = [*calls, *(item for item in dict.fromkeys(items) if item not in set(calls))]
@@ -104,14 +104,14 @@ class GradientSearch:
                 node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users)
             )
         ]
-        return self._judged(chosen, frontier, last, values.given, values, judge)
+        return self._judged(chosen, frontier, last, values.given, values, oracle)
 
-    def _tried(self, nodes: Sequence[fx.Node], node: fx.Node, values: _Values, judge: Judge) -> Cut | None:
+    def _tried(self, nodes: Sequence[fx.Node], node: fx.Node, values: _Values, oracle: CallOracle) -> Cut | None:
         made = tensors_made(node)
         chosen = [*nodes, *(one for one in made if one not in nodes)]
         if any(writes(one) for one in chosen):
             return None  # the values behind a write are not those before it
-        return self._judged(chosen, made, node, values.made, values, judge)
+        return self._judged(chosen, made, node, values.made, values, oracle)
 
     def _judged(
         self,
@@ -120,7 +120,7 @@ class GradientSearch:
         node: fx.Node,
         given: Mapping[fx.Node, Any],
         values: _Values,
-        judge: Judge,
+        oracle: CallOracle,
     ) -> Cut | None:
         returned = [one for one in returned if one in values.differentiable]
         if not returned:
@@ -136,7 +136,7 @@ class GradientSearch:
             tuple(values.cotangent(one) for one in returned),
             frozenset(place for place, source in enumerate(sources) if source in values.differentiable),
         )
-        findings = [finding for finding in judge(trial) if finding.subject.startswith("grad[")]
+        findings = [finding for finding in oracle(trial) if finding.subject.startswith("grad[")]
         while is_item(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return Cut(trial, node, findings[0]) if findings else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend.diagnose.localize.probe import Culprit, probe
+from checked_backend.diagnose.localize.probe import FaultyOperator, probe
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage
 from checked_backend.process.worker import Death, cannot_fork, run_in_worker
@@ -21,7 +21,9 @@ PROBE_LIMIT = 120.0
 """Seconds after which the compiler counts as hung."""
 
 
-def probe_isolated(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> Culprit | None:
+def probe_isolated(
+    gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int
+) -> FaultyOperator | None:
     """Run `probe` in a worker process, where one can be had; the arguments are the same.
 
     Raises:
@@ -32,10 +34,10 @@ def probe_isolated(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler
         return probe(gm, inputs, compiler, limit=limit)
 
     def produce() -> str:
-        culprit = probe(gm, inputs, compiler, limit=limit)
-        if culprit is None:
+        faulty = probe(gm, inputs, compiler, limit=limit)
+        if faulty is None:
             return json.dumps(None)
-        return json.dumps([culprit.node.name, Report((culprit.finding,), Coverage(), title="probe").to_json()])
+        return json.dumps([faulty.node.name, Report((faulty.finding,), Coverage(), title="probe").to_json()])
 
     answer = run_in_worker(produce, timeout=PROBE_LIMIT)
     if isinstance(answer, Death):
@@ -45,4 +47,4 @@ def probe_isolated(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler
         return None
     name, report = told
     [finding] = Report.from_json(report).findings
-    return Culprit(next(node for node in gm.graph.nodes if node.name == name), finding)
+    return FaultyOperator(next(node for node in gm.graph.nodes if node.name == name), finding)

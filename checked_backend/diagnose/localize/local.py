@@ -1,8 +1,8 @@
 """Judge one operator by itself: given the compiled program's own inputs, is the compiled program's result right?
 
 An operator whose inputs are wrong already gives a wrong result rightly: that error is *inherited*. An operator that
-gives from its own inputs what no rounding explains has a *local* error, and it is the culprit. Its noise is that of one
-operator, with inputs that a fused kernel may never have rounded.
+gives from its own inputs what no rounding explains has a *local* error, and is the faulty one. Its noise is that of
+one operator, with inputs that a fused kernel may never have rounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 
-__all__ = ["Call", "judge_call"]
+__all__ = ["Call", "call_oracle"]
 
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
 """What a compiler may choose for a value inside of a graph."""
@@ -70,10 +70,10 @@ class _CallControls:
     def bare(self) -> Values:
         return values_of(self.call())
 
-    def repeat_candidate(self) -> Values:
+    def replay_candidate(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
-    def candidate_alone(self) -> Values:
+    def rerun_candidate(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
     def reseeded(self, seed: int) -> Values:
@@ -82,8 +82,8 @@ class _CallControls:
     def others_drew(self) -> str | None:
         raise ControlError("one operator is not compiled by itself here")
 
-    def monte_carlo(self, seed: int, magnitude: float, *, held: bool = False) -> Values:
-        del held  # the choice may be all that the operator does
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
+        del replay_choices  # the choice may be all that the operator does
         noise = NoiseSource(seed)
 
         def perturbed(value: Any) -> Any:
@@ -97,8 +97,8 @@ class _CallControls:
         with MonteCarloMode(seed, magnitude, correlated=magnitude > 1):
             return values_of(self.call.run(*args, **kwargs))
 
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, held: bool = False) -> Values:
-        del held
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
+        del replay_choices
         leaves, spec = tree_flatten((self.call.args, dict(self.call.kwargs)))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         for place, wide in zip(places, to_float64([leaves[place] for place in places]), strict=True):
@@ -127,7 +127,7 @@ class _CallControls:
     def twin(self) -> Values:
         raise ControlError("one operator is not compiled by itself here")
 
-    def given_choices(self) -> None:
+    def with_fixed_choices(self) -> None:
         return None
 
     def recompiled(self) -> None:
@@ -137,7 +137,7 @@ class _CallControls:
         return None
 
 
-def judge_call(call: Call, expected: Any, actual: Any) -> Finding | None:
+def call_oracle(call: Call, expected: Any, actual: Any) -> Finding | None:
     """Judge what the compiled program computed for one operator call.
 
     Args:
@@ -157,10 +157,12 @@ def judge_call(call: Call, expected: Any, actual: Any) -> Finding | None:
     ]
     if structure:
         return structure[0]
-    rulings = decide(
+    decisions = decide(
         [TensorPair(name, name, wanted[name], found[name]) for name in names], lambda: _CallControls(call), {}
     )
-    return next((finding for finding in rulings.findings if finding.kind.fails and finding.kind is not Kind.RNG), None)
+    return next(
+        (finding for finding in decisions.findings if finding.kind.fails and finding.kind is not Kind.RNG), None
+    )
 
 
 def values_of(result: Any) -> Values:

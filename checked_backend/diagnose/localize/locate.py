@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from checked_backend.diagnose.localize.aten_name import aten_name
-from checked_backend.diagnose.localize.cut import Judge, cut_before
+from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.graph_modes import self_contained
 from checked_backend.diagnose.localize.location import Location
@@ -29,10 +29,10 @@ __all__ = ["Location", "locate"]
 def locate(
     failure: Failure,
     findings: Sequence[Finding],
-    judge: Judge,
+    oracle: CallOracle,
     tell: Callable[[str], None] = lambda _text: None,
     *,
-    gross: Judge = lambda _trial: (),
+    gross: CallOracle = lambda _trial: (),
     known: Callable[[Location], None] = lambda _location: None,
     hint: tuple[str, str] | None = None,
 ) -> Location:
@@ -41,7 +41,7 @@ def locate(
     Args:
         failure: The failed call.
         findings: What its check found.
-        judge: Tries a trial, safely: the compiler may crash.
+        oracle: Tries a trial, safely: the compiler may crash.
         tell: Told what is being done.
         gross: Tries a trial too, and finds only gross differences, without asking whether rounding explains them: for
             a region of which no part is wrong by itself.
@@ -53,7 +53,7 @@ def locate(
     """
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        return _located(failure, findings, (judge, gross), tell, known, hint)
+        return _located(failure, findings, (oracle, gross), tell, known, hint)
     finally:
         before.restore()
 
@@ -61,7 +61,7 @@ def locate(
 def _located(
     failure: Failure,
     findings: Sequence[Finding],
-    judges: tuple[Judge, Judge],
+    oracles: tuple[CallOracle, CallOracle],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
     hint: tuple[str, str] | None,
@@ -78,11 +78,11 @@ def _located(
     graphs = [*graphs, dynamo]
     candidate = _candidate(failure)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
-    judge, gross = (partial(_tried, failing, one) for one in judges)
+    oracle, gross = (partial(_tried, failing, one) for one in oracles)
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
-    deadly = judge if crashes else partial(_tried_to_death, failing, judges[0])
+    killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    search = Search(graphs, dynamo, candidate, compiler, judge, deadly, gross, tell, known, hint, gradients)
+    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, hint, gradients)
     return search.run(stage, failing)
 
 
@@ -97,12 +97,12 @@ def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: Ch
     return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
 
 
-def _tried(failing: Sequence[Finding], judge: Judge, trial: GraphCase) -> Sequence[Finding]:
-    return _alike(failing, judge(trial))
+def _tried(failing: Sequence[Finding], oracle: CallOracle, trial: GraphCase) -> Sequence[Finding]:
+    return _alike(failing, oracle(trial))
 
 
-def _tried_to_death(failing: Sequence[Finding], judge: Judge, trial: GraphCase) -> Sequence[Finding]:
-    found = judge(trial)
+def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, trial: GraphCase) -> Sequence[Finding]:
+    found = oracle(trial)
     return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
 
 

@@ -22,7 +22,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_flatten, tree_unflatten
 from checked_backend.diagnose.localize.bodies import is_higher_order
 from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
-from checked_backend.diagnose.localize.local import Call, judge_call
+from checked_backend.diagnose.localize.local import Call, call_oracle
 from checked_backend.diagnose.localize.subgraph import (
     calls_of,
     is_view,
@@ -39,19 +39,19 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["GROSS", "MUCH", "Culprit", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
+__all__ = ["GROSS", "MUCH", "FaultyOperator", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
 
 
 GROSS = 1e-2
-"""An operator that is off by this share of its result, in rms, is to blame whatever comes after it."""
+"""An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
 
 MUCH = 10.0
-"""A later operator is to blame rather than an earlier one if it is so many times as far off: compilers compute some
+"""A later operator is at fault rather than an earlier one if it is so many times as far off: compilers compute some
 functions (``erf`` on CPU, for one) with a little less precision than eager."""
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class FaultyOperator:
     """An operator with a local error.
 
     Attributes:
@@ -95,7 +95,7 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
         return compile_candidate(compiler, copy_graph(gm), examples)
 
 
-def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> Culprit | None:
+def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
     """Find the first operator whose compiled result its own inputs do not explain; slight errors yield to gross ones.
 
     Args:
@@ -106,7 +106,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
             segments.
 
     Returns:
-        The culprit; None if every operator is right where all are exposed.
+        The faulty operator; None if every operator is right where all are exposed.
 
     Raises:
         Exception: Whatever the compiler or the graph raises.
@@ -115,7 +115,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     values = dict(zip(placeholders, unshared(gm, inputs), strict=True))
     exact = frozenset(id(value) for value in values.values())
     uses = _last_uses(gm)
-    best: Culprit | None = None
+    best: FaultyOperator | None = None
     for part in segments(gm, limit):
         segment, sources = _segment(gm, part)
         exposed = [made for node in part if _worth(node) for made in tensors_made(node)]
@@ -128,9 +128,9 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         del results
         left = dict(zip(sources, given, strict=True))
         with modes_left():
-            for culprit in _walk(part, gm, values, candidate, left, exact, uses):
-                if best is None or culprit.size > MUCH * best.size:
-                    best = culprit
+            for faulty in _walk(part, gm, values, candidate, left, exact, uses):
+                if best is None or faulty.size > MUCH * best.size:
+                    best = faulty
                 if best.size >= GROSS:
                     return best
     return best
@@ -172,7 +172,7 @@ def _walk(
     left: Mapping[fx.Node, Any],
     exact: frozenset[int],
     uses: Mapping[fx.Node, fx.Node],
-) -> Iterator[Culprit]:
+) -> Iterator[FaultyOperator]:
     """Judge each call of a part. ``left`` is what the compiled part left in its inputs."""
     interpreter = fx.Interpreter(gm)
     written: dict[fx.Node, tuple[Call, Any]] = {}
@@ -202,18 +202,18 @@ def _walk(
             actual = _assembled(node, expected, known)
             values[node] = actual
             # what is drawn depends on what was drawn before it, which a compiler may choose in part
-            finding = judge_call(call, expected, actual) if tape.empty else None
+            finding = call_oracle(call, expected, actual) if tape.empty else None
             if finding is not None:
-                yield Culprit(node, finding)
+                yield FaultyOperator(node, finding)
         for source in node.all_input_nodes:
             if uses.get(source) is node:
                 values.pop(source, None)
         if node not in uses:
             values.pop(node, None)
     for source, (call, expected) in written.items():
-        finding = judge_call(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
+        finding = call_oracle(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
         if finding is not None:
-            yield Culprit(call.node, finding)
+            yield FaultyOperator(call.node, finding)
 
 
 def _with_modes(gm: fx.GraphModule, part: Sequence[fx.Node]) -> Iterator[fx.Node]:

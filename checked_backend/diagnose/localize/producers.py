@@ -1,9 +1,9 @@
-"""Who is to blame where two operators are wrong only together: the one that computes a value, or the one that reads it?
+"""Who is at fault where two operators are wrong only together: the one that computes a value, or the one that reads it?
 
 A compiler fuses an operator with its reader. What the reader is given there need not be what would be stored: an index
 expression that wraps around, an integer that is wider than its dtype. Stored, the value is right, and so is the reader
 by itself: the reader seems to be wrong where it only shows it. So other readers are put in its place. If they get wrong
-values too, the operator that computes the value is to blame.
+values too, the operator that computes the value is at fault.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.diagnose.localize.cut import Cut, Judge
+from checked_backend.diagnose.localize.cut import CallOracle, Cut
 from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, recorded_value, tensors_made
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import writes
@@ -30,17 +30,17 @@ _READERS_TRIED = 12
 
 
 def wrong_producer(
-    cut: Cut, judge: Judge, explains: Callable[[Finding, Finding], bool] = lambda _found, _wanted: True
+    cut: Cut, oracle: CallOracle, explains: Callable[[Finding, Finding], bool] = lambda _found, _wanted: True
 ) -> tuple[str, Finding] | None:
     """Find the operator in front of a cut's last one that gives wrong values to whatever reads them.
 
     Args:
         cut: A trial that fails, whose last operator is right by itself.
-        judge: Tries a trial.
+        oracle: Tries a trial.
         explains: Whether what another reader shows may be what the cut shows.
 
     Returns:
-        The name of the node, and what is wrong with its value; None if the last operator itself is to blame, or if only
+        The name of the node, and what is wrong with its value; None if the last operator itself is at fault, or if only
         the two together are wrong.
     """
     gm = cut.trial.graph
@@ -53,7 +53,7 @@ def wrong_producer(
             if not tries:
                 return blamed
             tries -= 1
-            found = [one for one in _for_other_readers(cut.trial, producer, judge) if explains(one, cut.finding)]
+            found = [one for one in _for_other_readers(cut.trial, producer, oracle) if explains(one, cut.finding)]
             if found:
                 following, blamed = producer, (producer.name, found[0])
                 break
@@ -77,7 +77,7 @@ def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
     yield from sorted(seen, key=order.__getitem__, reverse=True)
 
 
-def _for_other_readers(trial: GraphCase, producer: fx.Node, judge: Judge) -> Sequence[Finding]:
+def _for_other_readers(trial: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:
     """What is found where a value is read by operators that only look at it, and is not stored itself."""
     made = tensors_made(producer)
     if not any(_readers(recorded_value(node)) for node in made):
@@ -97,7 +97,7 @@ def _for_other_readers(trial: GraphCase, producer: fx.Node, judge: Judge) -> Seq
     places = {source: place for place, source in enumerate(values)}
     cotangents = None if trial.cotangents is None else (torch.ones((), dtype=torch.float64),)
     try:
-        return judge(
+        return oracle(
             replace(
                 trial,
                 graph=part,

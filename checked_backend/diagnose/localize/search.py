@@ -12,12 +12,19 @@ from torch import fx
 
 from checked_backend.diagnose.localize.aten_name import aten_name, origin_of
 from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
-from checked_backend.diagnose.localize.cut import Cut, Judge, cut_before, cut_out, shortest_wrong_prefix, wrong_prefix
+from checked_backend.diagnose.localize.cut import (
+    CallOracle,
+    Cut,
+    cut_before,
+    cut_out,
+    shortest_wrong_prefix,
+    wrong_prefix,
+)
 from checked_backend.diagnose.localize.fused import fused_graph, is_fused
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.isolated import probe_isolated
 from checked_backend.diagnose.localize.location import Location
-from checked_backend.diagnose.localize.probe import GROSS, MUCH, Culprit, bytes_of, share_of
+from checked_backend.diagnose.localize.probe import GROSS, MUCH, FaultyOperator, bytes_of, share_of
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Recorded, Stage
 from checked_backend.diagnose.localize.subgraph import (
@@ -52,7 +59,7 @@ def is_of_values(finding: Finding) -> bool:
     return finding.kind in _IN_VALUES and finding.detail not in LAYOUT
 
 
-_Suspect: TypeAlias = tuple[Recorded, Culprit]
+_Hypothesis: TypeAlias = tuple[Recorded, FaultyOperator]
 """An operator that errs, and the graph that has it."""
 
 
@@ -65,8 +72,8 @@ class Search:
         dynamo: Dynamo's graph, which has what the user called.
         options: Name the candidate.
         compiler: The first wrong stage, as a compiler.
-        judge: Tries a trial.
-        deadly: The same; that the process dies of a trial is a finding too.
+        oracle: Tries a trial.
+        killing: The same; that the process dies of a trial is a finding too.
         gross: Tries a trial, and finds gross differences alone.
         tell: Told what is being done.
         known: Told what is known already.
@@ -78,9 +85,9 @@ class Search:
     dynamo: Recorded
     options: CheckOptions
     compiler: Compiler
-    judge: Judge
-    deadly: Judge
-    gross: Judge
+    oracle: CallOracle
+    killing: CallOracle
+    gross: CallOracle
     tell: Callable[[str], None]
     known: Callable[[Location], None]
     hint: tuple[str, str] | None = None
@@ -97,13 +104,13 @@ class Search:
             return self._bisected(stage, notes) or self._whole(stage, notes)
         slight = self._probed(self.graphs, notes)
         if slight is not None and _explains(slight[1], in_values):
-            return self._culprit(stage, *slight, notes)
+            return self._faulty(stage, *slight, notes)
         found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
         found = found or self._differentiated(stage, notes)
         if found is None and slight is not None:
-            return self._culprit(stage, *slight, notes)
+            return self._faulty(stage, *slight, notes)
         if found is None:
-            blunt = replace(self, judge=self.gross, deadly=self.gross)
+            blunt = replace(self, oracle=self.gross, killing=self.gross)
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
@@ -121,25 +128,25 @@ class Search:
                     return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
         return None
 
-    def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Suspect | None:
-        best: _Suspect | None = None
+    def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Hypothesis | None:
+        best: _Hypothesis | None = None
         for recorded in graphs:
             if recorded.inputs is None or (recorded.kind == "dynamo" and not can_be_walked(recorded.graph)):
                 continue
             self.tell(f"compiling the {recorded.kind} graph with its intermediate tensors exposed")
             try:
-                culprit = probe_isolated(recorded.graph, recorded.inputs, self.compiler, limit=probe_limit(recorded))
+                faulty = probe_isolated(recorded.graph, recorded.inputs, self.compiler, limit=probe_limit(recorded))
             except Exception as error:  # bisection does without it
                 why = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
                 notes.append(f"the probe of the {recorded.kind} graph failed: {why}".splitlines()[0])
                 continue
-            if culprit is not None and (best is None or culprit.size > MUCH * best[1].size):
-                best = recorded, culprit
+            if faulty is not None and (best is None or faulty.size > MUCH * best[1].size):
+                best = recorded, faulty
             if best is not None and best[1].size >= GROSS:
                 break
         return best
 
-    def _fused(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+    def _fused(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
         """Probe the graphs with their patterns fused already: exposed tensors would keep them apart."""
         if stage.compiler is not None:
             return None
@@ -154,22 +161,22 @@ class Search:
         found = self._probed(graphs, notes)
         if found is None or (slight is not None and found[1].size <= MUCH * slight[1].size):
             return None
-        recorded, culprit = found
+        recorded, faulty = found
         [before] = [one.graph for one in self.graphs if one.kind == recorded.kind]
-        if is_fused(culprit.node, before):
-            notes.append(f"Inductor's graph passes made {culprit.node.name}; they would not, were its parts exposed")
-        return self._culprit(stage, recorded, culprit, notes)
+        if is_fused(faulty.node, before):
+            notes.append(f"Inductor's graph passes made {faulty.node.name}; they would not, were its parts exposed")
+        return self._faulty(stage, recorded, faulty, notes)
 
-    def _past(self, stage: Stage, slight: _Suspect | None, notes: list[str]) -> Location | None:
+    def _past(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
         """Bisect for what hides from the probe, past a slight error that does not explain what was found."""
         if slight is None:
             return self._bisected(stage, notes)
-        _, culprit = slight
-        least = MUCH * culprit.size
-        found = replace(self, judge=partial(_grosser, self.judge, least))._bisected(stage, notes)
-        if found is None or found.cut is None or _has(found.cut.trial, culprit.node):
-            return None  # what magnifies the slight error is not to blame
-        notes.append(f"{culprit.node.name} ({culprit.node.target}) is wrong too, but far too slightly to explain it")
+        _, faulty = slight
+        least = MUCH * faulty.size
+        found = replace(self, oracle=partial(_grosser, self.oracle, least))._bisected(stage, notes)
+        if found is None or found.cut is None or _has(found.cut.trial, faulty.node):
+            return None  # what magnifies the slight error is not at fault
+        notes.append(f"{faulty.node.name} ({faulty.node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(notes))
 
     def _differentiated(self, stage: Stage, notes: list[str]) -> Location | None:
@@ -177,7 +184,7 @@ class Search:
         if self.gradients is None:
             return None
         try:
-            cut = self.gradients.run(self.judge, self.tell)
+            cut = self.gradients.run(self.oracle, self.tell)
         except Exception as error:  # the graph cannot be differentiated once more
             notes.append(f"Dynamo's graph could not be differentiated: {type(error).__name__}: {error}".splitlines()[0])
             return None
@@ -189,8 +196,8 @@ class Search:
         return self._at(stage, self.dynamo, node, message, cut, notes)
 
     def _blamed(self, whole: fx.GraphModule, cut: Cut, message: str, notes: list[str]) -> tuple[fx.Node, str]:
-        """The operator of a cut that is to blame: its last one, or one that shows only in what reads its value."""
-        found = wrong_producer(cut, self.judge, _may_explain)
+        """The operator of a cut that is at fault: its last one, or one that shows only in what reads its value."""
+        found = wrong_producer(cut, self.oracle, _may_explain)
         named = None if found is None else next((node for node in calls_of(whole) if node.name == found[0]), None)
         if found is None or named is None:
             return cut.node, message
@@ -200,20 +207,20 @@ class Search:
         )
         return named, found[1].message
 
-    def _culprit(self, stage: Stage, recorded: Recorded, culprit: Culprit, notes: list[str]) -> Location:
+    def _faulty(self, stage: Stage, recorded: Recorded, faulty: FaultyOperator, notes: list[str]) -> Location:
         inputs = recorded.inputs or ()
-        inside = self._inside(stage, recorded, culprit.node, notes)
+        inside = self._inside(stage, recorded, faulty.node, notes)
         if inside is not None:
             return inside
-        self.tell(f"{culprit.node.name} ({culprit.node.target}) is wrong; cutting it out")
-        self.known(self._at(stage, recorded, culprit.node, culprit.finding.message, None, notes))
-        cut = self._cut(recorded, inputs, culprit.node)
+        self.tell(f"{faulty.node.name} ({faulty.node.target}) is wrong; cutting it out")
+        self.known(self._at(stage, recorded, faulty.node, faulty.finding.message, None, notes))
+        cut = self._cut(recorded, inputs, faulty.node)
         if cut is not None:
-            node, message = self._blamed(recorded.graph, cut, culprit.finding.message, notes)
+            node, message = self._blamed(recorded.graph, cut, faulty.finding.message, notes)
             return self._at(stage, recorded, node, message, cut, notes)
-        notes.append(f"{culprit.node.name} is wrong in the whole graph; no part of it is that ends there")
-        whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.judge)
-        return self._at(stage, recorded, culprit.node, culprit.finding.message, whole, notes)
+        notes.append(f"{faulty.node.name} is wrong in the whole graph; no part of it is that ends there")
+        whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.oracle)
+        return self._at(stage, recorded, faulty.node, faulty.finding.message, whole, notes)
 
     def _inside(self, stage: Stage, recorded: Recorded, node: fx.Node, notes: list[str]) -> Location | None:
         """Look into the bodies of control flow, with what they are called with."""
@@ -228,8 +235,8 @@ class Search:
         parts = [Recorded(recorded.kind, body, given) for body, given in calls]
         within = replace(self, graphs=parts)
         inner: list[str] = []
-        suspect = within._probed(parts, inner)
-        found = within._bisected(stage, inner) if suspect is None else within._culprit(stage, *suspect, inner)
+        hypothesis = within._probed(parts, inner)
+        found = within._bisected(stage, inner) if hypothesis is None else within._faulty(stage, *hypothesis, inner)
         if found is None:
             notes.append(f"nothing that {node.name} calls is wrong by itself")
             return None
@@ -251,32 +258,32 @@ class Search:
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
         cut = None
         if recorded.kind != "dynamo" or can_be_walked(recorded.graph):
-            cut = cut_out(recorded.graph, inputs, node, self.options, self.deadly, self._is_sure)
+            cut = cut_out(recorded.graph, inputs, node, self.options, self.killing, self._is_sure)
         elif isinstance(recorded_value(node), torch.Tensor):
             cut = self._alone(recorded, inputs, node)
         if cut is not None and self._is_sure(cut.finding):
             return cut
-        return wrong_prefix(recorded.graph, inputs, node, self.options, self.judge) or cut
+        return wrong_prefix(recorded.graph, inputs, node, self.options, self.oracle) or cut
 
     def _alone(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
         """A node alone, on the values that eager has there: a graph that writes is not taken apart any further."""
         found = Finding(Kind.LOGIC, "output[0]", "")
         cut = cut_before(recorded.graph, copy_values(inputs), node, self.options, found)
-        findings = self.judge(cut.trial)
+        findings = self.oracle(cut.trial)
         return replace(cut, finding=findings[0]) if findings else None
 
     def _is_sure(self, finding: Finding) -> bool:
         """Memory that is written wrongly may kill a part of the region; so may a compiler that cannot do with parts."""
-        return finding.kind is not Kind.CRASH or self.judge is self.deadly
+        return finding.kind is not Kind.CRASH or self.oracle is self.killing
 
     def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
         for recorded in self.graphs:
             if recorded.inputs is None:
                 continue
             self.tell(f"bisecting the {recorded.kind} graph")
-            prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.judge)
-            if prefix is None and self.deadly is not self.judge:
-                prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.deadly)
+            prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.oracle)
+            if prefix is None and self.killing is not self.oracle:
+                prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.killing)
             if prefix is None:
                 continue
             inside = self._inside(stage, recorded, prefix.node, notes)
@@ -295,7 +302,7 @@ class Search:
             if recorded.inputs is None:
                 continue
             trial = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
-            findings = self.judge(trial)
+            findings = self.oracle(trial)
             if findings:
                 node = _output_node(recorded.graph, findings[0].subject)
                 cut = None if node is None else Cut(trial, node, findings[0])
@@ -305,9 +312,9 @@ class Search:
         return Location(stage.name, notes=tuple(notes))
 
 
-def _explains(culprit: Culprit, failing: Sequence[Finding]) -> bool:
+def _explains(faulty: FaultyOperator, failing: Sequence[Finding]) -> bool:
     """Whether an operator's error may be all that is wrong with a region."""
-    return culprit.size >= GROSS or max(map(share_of, failing)) <= MUCH * culprit.size
+    return faulty.size >= GROSS or max(map(share_of, failing)) <= MUCH * faulty.size
 
 
 def _may_explain(found: Finding, wanted: Finding) -> bool:
@@ -315,8 +322,8 @@ def _may_explain(found: Finding, wanted: Finding) -> bool:
     return share_of(wanted) <= MUCH * share_of(found)
 
 
-def _grosser(judge: Judge, least: float, trial: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in judge(trial) if share_of(finding) > least]
+def _grosser(oracle: CallOracle, least: float, trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in oracle(trial) if share_of(finding) > least]
 
 
 def _has(trial: GraphCase, node: fx.Node) -> bool:

@@ -15,13 +15,13 @@ from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["Draft", "Program", "call_nodes", "compact", "is_getitem", "outputs", "record_values", "walk_back"]
+__all__ = ["Draft", "FailingCase", "call_nodes", "compact", "is_getitem", "outputs", "record_values", "walk_back"]
 
 _OUTPUT = re.compile(r"output\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FailingCase:
     """A trial and the subject that must stay wrong.
 
     Attributes:
@@ -33,7 +33,7 @@ class Program:
     subject: str
 
     @classmethod
-    def of(cls, trial: GraphCase, subject: str) -> Program:
+    def of(cls, trial: GraphCase, subject: str) -> FailingCase:
         """Start from any trial: constants of its graph become inputs."""
         draft = Draft(cls(trial, subject))
         for node in list(draft.graph.find_nodes(op="get_attr")):
@@ -53,7 +53,7 @@ class Program:
         nodes = self.trial.graph.graph.find_nodes(op="placeholder")
         return {node.name: value for node, value in zip(nodes, self.trial.inputs, strict=True)}
 
-    def with_inputs(self, inputs: Mapping[str, Any]) -> Program:
+    def with_inputs(self, inputs: Mapping[str, Any]) -> FailingCase:
         """The same graph on other inputs, given by name; those not given stay."""
         values = tuple(inputs.get(name, value) for name, value in self.placeholders().items())
         return replace(self, trial=replace(self.trial, inputs=values))
@@ -69,7 +69,7 @@ class Draft:
         subject: The subject, which follows its output.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FailingCase) -> None:
         self._trial = program.trial
         self.module = copy_graph(program.trial.graph)
         self.graph: fx.Graph = self.module.graph
@@ -113,7 +113,7 @@ class Draft:
         node.replace_all_uses_with(new)
         self.inputs[new.name] = compact(value)
 
-    def finish(self) -> Program:
+    def finish(self) -> FailingCase:
         """Drop what nothing uses, and make the program."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op not in ("placeholder", "output") and not _acts(node):
@@ -124,7 +124,7 @@ class Draft:
         self.module.delete_all_unused_submodules()
         self.module.recompile()
         inputs = tuple(self.inputs[node.name] for node in self.graph.find_nodes(op="placeholder"))
-        return Program(replace(self._trial, graph=self.module, inputs=inputs), self.subject)
+        return FailingCase(replace(self._trial, graph=self.module, inputs=inputs), self.subject)
 
 
 def call_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -143,7 +143,7 @@ def outputs(graph: fx.Graph) -> tuple[Any, ...]:
     return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
 
-def record_values(program: Program, names: frozenset[str] | None = None) -> dict[str, Any]:
+def record_values(program: FailingCase, names: frozenset[str] | None = None) -> dict[str, Any]:
     """Run a program in eager and keep what nodes returned.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checked_backend.diagnose.oracle import Oracle, screen_trials, verdict_oracle
-from checked_backend.diagnose.reduce.failing_case import Program, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs
 from checked_backend.diagnose.reduce.journal import Journal
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.diagnose.reduce.size import Size, fingerprint, measure_size
@@ -64,34 +64,34 @@ class Problem:
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is judged.
         journal: A file of verdicts, so that a second run continues where this one stops.
-        judge: Judges one trial.
+        oracle: Judges one trial.
         screen: Tells in advance which trials cannot go wrong.
 
     Attributes:
         best: The smallest so far.
         tried: How many programs were judged.
-        hearsay: Whether the best was accepted on the journal's word alone.
+        the journal's word: Whether the best was accepted on the journal's word alone.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: FailingCase,
         kind: Kind,
         deadline: float,
         *,
         progress: Callable[[Progress], None] | None = None,
         journal: Path | None = None,
-        judge: Oracle = verdict_oracle,
+        oracle: Oracle = verdict_oracle,
         screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_trials,
     ) -> None:
         self.best = program
         self.tried = 0
         self.step = "start"
-        self.hearsay = False
+        self.from_journal = False
         self._kind = kind
         self._deadline = deadline
         self._progress = progress
-        self._judge = judge
+        self._oracle = oracle
         self._screen = screen
         self._size = measure_size(program)
         self._signs: set[tuple[str, str]] = set()
@@ -109,7 +109,7 @@ class Problem:
         """Until the deadline."""
         return self._deadline - time.monotonic()
 
-    def shows(self, program: Program) -> bool:
+    def is_interesting(self, program: FailingCase) -> bool:
         """Whether a program goes wrong as wanted, judged anew.
 
         Raises:
@@ -122,7 +122,7 @@ class Problem:
             self._progress(Progress(self.step, self.tried, self._size, left))
         self.tried += 1
         began = time.monotonic()
-        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        found = self._oracle(program.trial, min(self._timeout, left)) or ()
         if self.seconds_left <= 0:
             raise OutOfTime
         signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
@@ -134,7 +134,7 @@ class Problem:
         self._journal.note(fingerprint(program), wrong)
         return wrong
 
-    def consider(self, candidate: Program) -> bool:
+    def consider(self, candidate: FailingCase) -> bool:
         """Accept a program if it is smaller than the best and still goes wrong in the same way.
 
         One whose result is not defined is none, unless that was so from the start.
@@ -148,18 +148,18 @@ class Problem:
         if not self._races and has_race(candidate):
             return False
         known = self._journal.verdict(fingerprint(candidate))
-        if not (self.shows(candidate) if known is None else known):
+        if not (self.is_interesting(candidate) if known is None else known):
             return False
         self.best, self._size = candidate, size
-        self.hearsay = known is not None
+        self.from_journal = known is not None
         return True
 
-    def forget(self, program: Program) -> None:
+    def forget(self, program: FailingCase) -> None:
         """Begin again, from this program: what the journal said of the best is not true any more."""
         self._journal.forget()
-        self.best, self._size, self.hearsay = program, measure_size(program), False
+        self.best, self._size, self.from_journal = program, measure_size(program), False
 
-    def screened(self, candidates: Sequence[Program]) -> list[Program]:
+    def screened(self, candidates: Sequence[FailingCase]) -> list[FailingCase]:
         """Those that are smaller than the best and give other results when compiled than in eager.
 
         Args:
@@ -176,7 +176,7 @@ class Problem:
         flags = self._screen([program.trial for program in smaller], min(self._timeout, self.seconds_left))
         return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
-    def wrong_results(self, program: Program) -> list[int]:
+    def wrong_results(self, program: FailingCase) -> list[int]:
         """Which of a program's outputs go wrong in the wanted kind.
 
         Raises:
@@ -185,11 +185,11 @@ class Problem:
         left = self.seconds_left
         if left <= 0:
             raise OutOfTime
-        found = self._judge(program.trial, min(self._timeout, left)) or ()
+        found = self._oracle(program.trial, min(self._timeout, left)) or ()
         subjects = {item.subject for item in found if item.kind == self._kind}
         count = len(outputs(program.trial.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]
 
-    def first_of(self, candidates: Sequence[Program]) -> bool:
+    def first_of(self, candidates: Sequence[FailingCase]) -> bool:
         """Accept the first of these that `consider` accepts."""
         return any(self.consider(candidate) for candidate in candidates)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.modes import TorchDispatchMode
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.regions.inputs import copy_values
 
 __all__ = ["has_race"]
@@ -19,7 +19,7 @@ __all__ = ["has_race"]
 _NAMES = ("index_put", "scatter", "index_copy", "setitem", "put_")
 
 
-def has_race(program: Program) -> bool:
+def has_race(program: FailingCase) -> bool:
     """Whether eager, on this program's inputs, writes different values to one place in one call.
 
     What such a call leaves there depends on the order of its writes, which torch does not promise, so that a compiled

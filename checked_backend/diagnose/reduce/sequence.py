@@ -10,7 +10,7 @@ from typing import Literal
 
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce import passes
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Progress
 from checked_backend.diagnose.reduce.size import Size
 from checked_backend.findings import Kind
@@ -80,7 +80,7 @@ def reduce(
     deadline: float,
     progress: Callable[[Progress], None] | None = None,
     journal: Path | None = None,
-    judge: Oracle = verdict_oracle,
+    oracle: Oracle = verdict_oracle,
 ) -> Reduction:
     """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
 
@@ -93,21 +93,21 @@ def reduce(
         deadline: A `time.monotonic` moment; the best until then is returned.
         progress: Told before each program that is tried; ``str(progress)`` is a line for people.
         journal: A file of verdicts: a second run with the same file continues where the first one stopped.
-        judge: Judges one trial, for tests.
+        oracle: Judges one trial, for tests.
 
     Returns:
         The smallest program found, also after the deadline and after Ctrl-C.
     """
-    program = Program.of(trial, subject)
-    problem = Problem(program, kind, deadline, progress=progress, journal=journal, judge=judge)
+    program = FailingCase.of(trial, subject)
+    problem = Problem(program, kind, deadline, progress=progress, journal=journal, oracle=oracle)
     shown = False
     warm_up(trial)
     stopped: Literal["done", "deadline", "interrupted"] = "done"
     try:
-        shown = problem.shows(program)
+        shown = problem.is_interesting(program)
         if shown:
             _to_fixpoint(problem, _fitting(kind))
-        if problem.hearsay and not problem.shows(problem.best):
+        if problem.from_journal and not problem.is_interesting(problem.best):
             problem.forget(program)
             _to_fixpoint(problem, _fitting(kind))
     except OutOfTime:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import Program, call_nodes, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes, outputs
 from checked_backend.diagnose.reduce.forms import form_of
 from checked_backend.numerics.bits import with_memory
 
@@ -60,7 +60,7 @@ class Size:
         return f"{calls} on {inputs} of {elements}"
 
 
-def measure_size(program: Program) -> Size:
+def measure_size(program: FailingCase) -> Size:
     """The size of a program."""
     graph = program.trial.graph.graph
     calls = call_nodes(graph)
@@ -80,7 +80,7 @@ def measure_size(program: Program) -> Size:
     )
 
 
-def fingerprint(program: Program) -> str:
+def fingerprint(program: FailingCase) -> str:
     """A digest of everything that decides what a program does, apart from its compiler."""
     digest = hashlib.sha256(program.trial.graph.code.encode())
     digest.update(f"{program.subject} {program.trial.dynamic}".encode())

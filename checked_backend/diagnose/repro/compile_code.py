@@ -14,7 +14,7 @@ from torch import fx
 
 from checked_backend._torch.dynamo import registered_here
 from checked_backend._torch.settings import changed_settings, default_settings
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.function_source import Source
 from checked_backend.diagnose.repro.translate import Untranslatable
 from checked_backend.regions.compile import resolve_compiler
@@ -47,7 +47,7 @@ class CompileCode:
     copied: bool = False
 
 
-def write_compile(program: Program, settings: Settings, *, random: bool | None = None) -> CompileCode:
+def write_compile(program: FailingCase, settings: Settings, *, random: bool | None = None) -> CompileCode:
     """Write the compile call.
 
     Args:
@@ -84,7 +84,7 @@ def write_compile(program: Program, settings: Settings, *, random: bool | None =
     return CompileCode(", ".join(arguments), tuple(lines), problem, any(line.startswith("\n") for line in lines))
 
 
-def is_random(program: Program) -> bool:
+def is_random(program: FailingCase) -> bool:
     """Whether a program draws random numbers, or may do so: found by running it on fake tensors."""
     return find_effects(program.trial.graph, program.trial.inputs).random
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
-from checked_backend.diagnose.reduce.failing_case import Program
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
 from checked_backend.diagnose.repro.compile_code import CompileCode, Settings, settings_that_matter, write_compile
 from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
@@ -57,7 +57,7 @@ def write_repro(
     source: str | None = None,
     about: Sequence[str] = (),
     timeout: float = 120,
-    judge: Oracle = verdict_oracle,
+    oracle: Oracle = verdict_oracle,
     known: Finding | None = None,
 ) -> Repro:
     """Write a trial as a script, and run it from disk in a fresh process.
@@ -74,7 +74,7 @@ def write_repro(
         source: The user's line that the bug was found in.
         about: Further lines for the script's docstring.
         timeout: Seconds for each run.
-        judge: Judges one trial.
+        oracle: Judges one trial.
         known: What is wrong, for a trial that no judge can run because it raises in eager.
 
     Returns:
@@ -84,18 +84,18 @@ def write_repro(
         Untranslatable: The program cannot be written as a script.
         OSError: The folder cannot be written to.
     """
-    program = Program.of(trial, subject)
+    program = FailingCase.of(trial, subject)
     warm_up(trial)
-    finding = None if known is not None else _finding(program.trial, subject, kind, judge, timeout)
+    finding = None if known is not None else _finding(program.trial, subject, kind, oracle, timeout)
     if finding is not None and is_drowned(finding):
         wide = in_float64(program)
-        there = _finding(wide.trial, subject, kind, judge, timeout)
+        there = _finding(wide.trial, subject, kind, oracle, timeout)
         if there is not None and not is_drowned(there):
             program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
     settings: Settings = {}
     if finding is not None:  # else it cannot be told which of them matter
         settings = settings_that_matter(
-            program.trial, lambda other: _finding(other, subject, kind, judge, timeout) is not None
+            program.trial, lambda other: _finding(other, subject, kind, oracle, timeout) is not None
         )
     compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
@@ -105,7 +105,7 @@ def write_repro(
 
 
 def _first_that_shows(
-    path: Path, program: Program, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
+    path: Path, program: FailingCase, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
 ) -> Repro:
     """Write a script that calls plain ``torch`` functions, and one that calls operators if that does not show it."""
     output, first = "", ""
@@ -148,8 +148,8 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     return Repro(path, confirmed, output)
 
 
-def _finding(trial: GraphCase, subject: str, kind: Kind, judge: Oracle, timeout: float) -> Finding | None:
-    found = judge(trial, timeout) or ()
+def _finding(trial: GraphCase, subject: str, kind: Kind, oracle: Oracle, timeout: float) -> Finding | None:
+    found = oracle(trial, timeout) or ()
     return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from checked_backend.diagnose.reduce.failing_case import Program, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs
 from checked_backend.diagnose.repro.compile_code import CompileCode, is_random
 from checked_backend.diagnose.repro.inputs_code import write_inputs
 from checked_backend.diagnose.repro.translate import write_program
@@ -145,7 +145,7 @@ class Script:
 
 
 def write_script(
-    program: Program,
+    program: FailingCase,
     finding: Finding,
     compile_code: CompileCode,
     *,
@@ -239,7 +239,7 @@ def safe(text: str) -> str:
     return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
 
 
-def _tail(program: Program, finding: Finding) -> str:
+def _tail(program: FailingCase, finding: Finding) -> str:
     returned = outputs(program.trial.graph.graph)
     tracked = program.tracked
     index = "" if len(returned) == 1 else f"[{tracked or 0}]"

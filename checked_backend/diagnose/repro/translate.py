@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload, custom_op_module
-from checked_backend.diagnose.reduce.failing_case import Program, compact, is_getitem, outputs, record_values
+from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, is_getitem, outputs, record_values
 from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
 from checked_backend.diagnose.repro.spelling import Spelling, spellings
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
@@ -43,7 +43,7 @@ class Written:
         self.imports = tuple(imports)
 
 
-def write_program(program: Program, *, plain: bool) -> Written:
+def write_program(program: FailingCase, *, plain: bool) -> Written:
     """Write a program.
 
     Args:

@@ -37,7 +37,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.rerun import rerun_failure
 
-__all__ = ["Blamed", "RemedySearch"]
+__all__ = ["NamedOperator", "WorkaroundSearch"]
 
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
@@ -55,7 +55,7 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
+class NamedOperator:
     """The operator that errs.
 
     Attributes:
@@ -73,13 +73,13 @@ def _seconds_of(found: tuple[Cost | None, Workaround]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RemedySearch:
+class WorkaroundSearch:
     """The search for a workaround.
 
     Attributes:
         failure: The failed call, in which it must help.
         findings: What its check found.
-        judge: Judges one trial of the small program.
+        oracle: Judges one trial of the small program.
         deadline: A `time.monotonic` moment.
         tell: Told what is being done.
         evidence: Gets what was tried, for people.
@@ -87,12 +87,12 @@ class RemedySearch:
 
     failure: Failure
     findings: Sequence[Finding]
-    judge: Oracle
+    oracle: Oracle
     deadline: float
     tell: Callable[[str], None]
     evidence: dict[str, str]
 
-    def cheapest(self, trial: GraphCase | None, operator: Blamed | None) -> Workaround | None:
+    def cheapest(self, trial: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
         """Find a workaround: those that cost little first; of those that cost much the one that costs least.
 
         Args:
@@ -185,7 +185,7 @@ class RemedySearch:
             return not answer.why
 
         limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
-        search = partial(find_workaround, trial, deadline=limit, confirm=confirmed, costly=costly, judge=self.judge)
+        search = partial(find_workaround, trial, deadline=limit, confirm=confirmed, costly=costly, oracle=self.oracle)
         found = search() if cheap else search(settings=(), process=(), fallbacks=False)
         if refused:
             helped = "helps" if len(refused) == 1 else "help"

@@ -62,7 +62,7 @@ def find_workaround(
     process: Sequence[Setting] = PROCESS,
     costly: Sequence[Setting] = (*COSTLY, *EAGER),
     fallbacks: bool = True,
-    judge: Oracle = verdict_oracle,
+    oracle: Oracle = verdict_oracle,
 ) -> Workaround | None:
     """Find a setting under which a program that goes wrong is right.
 
@@ -78,7 +78,7 @@ def find_workaround(
         process: Those of the whole process.
         costly: The others.
         fallbacks: Whether eager's kernels for single operators are tried.
-        judge: Judges one trial.
+        oracle: Judges one trial.
 
     Returns:
         The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
@@ -86,7 +86,7 @@ def find_workaround(
     if trial.options.compiler != "inductor":
         return None
     warm_up(trial)
-    search = _Search(trial, confirm, deadline, judge)
+    search = _Search(trial, confirm, deadline, oracle)
     alone = cannot_fork() is None  # some settings change the whole process
     found = search.one_of(applicable(settings, trial))
     if found is not None and alone and found.patches.keys() & ABOUT_PASSES:
@@ -114,16 +114,16 @@ def _passes_of(trial: GraphCase, deadline: float) -> list[str]:
     return [] if isinstance(answer, Death) else list(json.loads(answer))
 
 
-def helps(setting: Setting, trial: GraphCase, *, timeout: float, judge: Oracle = verdict_oracle) -> bool:
+def helps(setting: Setting, trial: GraphCase, *, timeout: float, oracle: Oracle = verdict_oracle) -> bool:
     """Whether a trial is right under a setting: nothing is found that fails.
 
     Args:
         setting: The setting.
         trial: A trial that goes wrong without it.
         timeout: Seconds.
-        judge: Judges one trial.
+        oracle: Judges one trial.
     """
-    findings = judge(replace(trial, options=setting.on(trial.options)), timeout)
+    findings = oracle(replace(trial, options=setting.on(trial.options)), timeout)
     return findings is not None and not any(found.kind.fails for found in findings)
 
 
@@ -209,11 +209,11 @@ def _names(part: ast.comprehension) -> list[ast.Name]:
 class _Search:
     """Tries settings until the deadline."""
 
-    def __init__(self, trial: GraphCase, confirm: Callable[[Setting], bool], deadline: float, judge: Oracle) -> None:
+    def __init__(self, trial: GraphCase, confirm: Callable[[Setting], bool], deadline: float, oracle: Oracle) -> None:
         self._trial = trial
         self._confirm = confirm
         self._deadline = deadline
-        self._judge = judge
+        self._oracle = oracle
 
     def first_of(self, settings: Sequence[Setting]) -> Setting | None:
         """The first that helps, on the region too."""
@@ -251,7 +251,7 @@ class _Search:
 
     def _helps(self, setting: Setting) -> bool:
         seconds = self._deadline - time.monotonic()
-        return seconds > 0 and helps(setting, self._trial, timeout=seconds, judge=self._judge)
+        return seconds > 0 and helps(setting, self._trial, timeout=seconds, oracle=self._oracle)
 
     def _confirmed(self, setting: Setting) -> bool:
         return time.monotonic() < self._deadline and self._confirm(setting)

@@ -22,14 +22,14 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.findings import accuse
+from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
 
-__all__ = ["OperatorCheck", "OperatorRulings"]
+__all__ = ["OperatorCheck", "OperatorDecisions"]
 
 LARGEST = 1 << 31
 """Bytes of tensors inside of a region that are handed out at most; with more, operators are not judged."""
@@ -41,7 +41,7 @@ SUBJECT = "operators by themselves"
 
 
 @dataclass(slots=True)
-class OperatorRulings:
+class OperatorDecisions:
     """What came of one operator check.
 
     Attributes:
@@ -87,7 +87,7 @@ class OperatorCheck:
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
 
-    def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorRulings:
+    def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Judge one call.
 
         Args:
@@ -96,20 +96,20 @@ class OperatorCheck:
             rng: Random state before it.
             subjects: Names.
         """
-        rulings = OperatorRulings()
+        decisions = OperatorDecisions()
         try:
             with _undisturbed(rng), ambient.entered():
-                self._judge(inputs, rng, subjects, rulings)
+                self._judge(inputs, rng, subjects, decisions)
         except Exception as error:  # the region is judged as a whole all the same
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            rulings.skips.append(Skip(SUBJECT, f"not judged: {text}"))
-        return rulings
+            decisions.skips.append(Skip(SUBJECT, f"not judged: {text}"))
+        return decisions
 
-    def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, rulings: OperatorRulings) -> None:
+    def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
         with self._lock:
             graph, exposed, compiled = self._probe(inputs)
         probed = self._run(exposed, compiled, inputs, rng)
-        rulings.outputs = probed.results[: exposed.outputs]
+        decisions.outputs = probed.results[: exposed.outputs]
         given, _ = inputs.fresh()
         probed.inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
         gm = eager_graph(graph)
@@ -117,13 +117,13 @@ class OperatorCheck:
         rng.restore()
         walk.run()
         judged = walk.judged
-        rulings.judged = sum(map(len, judged.limits))
-        rulings.forward = accuse(gm, [one for one in judged.wrong if not one.gradient], subjects)
-        rulings.backward = accuse(gm, [one for one in judged.wrong if one.gradient], subjects)
+        decisions.judged = sum(map(len, judged.limits))
+        decisions.forward = findings_of(gm, [one for one in judged.wrong if not one.gradient], subjects)
+        decisions.backward = findings_of(gm, [one for one in judged.wrong if one.gradient], subjects)
         if not judged.unjudged:
-            rulings.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
+            decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
         if judged.unjudged:
-            rulings.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
+            decisions.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:

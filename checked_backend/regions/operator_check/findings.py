@@ -15,7 +15,7 @@ from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.judged import Wrong
 from checked_backend.regions.operator_check.probe import CALLS, value_of
 
-__all__ = ["accuse"]
+__all__ = ["findings_of"]
 
 FAR = 4.0
 """An error of so many times what is allowed is called wrong logic, not lost precision."""
@@ -24,7 +24,7 @@ MOST = 3
 """Findings at most: one wrong kernel is often called many times."""
 
 
-def accuse(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
+def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
     """Findings for the operators that are wrong by themselves: one for each function, the first that it is called by.
 
     Args:
@@ -45,10 +45,10 @@ def _function(wrong: Wrong) -> str:
 
 def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> Finding:
     first = group[0]
-    culprit = _culprit(first)
+    faulty = _faulty(first)
     dtype = str(first.found.dtype).removeprefix("torch.")
     error = first.error
-    name = operator_name(culprit) if culprit is not None else first.node.name
+    name = operator_name(faulty) if faulty is not None else first.node.name
     what = f"the gradient that {name} passes on" if first.gradient else f"what {name} computes"
     if first.output is not None:
         what = f"what is returned of {name}"
@@ -81,9 +81,9 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         ),
         evidence=evidence,
         graph="dynamo",
-        node=None if culprit is None else culprit.name,
-        op=None if culprit is None else operator_name(culprit),
-        source=None if culprit is None else source_line(culprit),
+        node=None if faulty is None else faulty.name,
+        op=None if faulty is None else operator_name(faulty),
+        source=None if faulty is None else source_line(faulty),
     )
 
 
@@ -91,7 +91,7 @@ def _size(tensor: torch.Tensor) -> float:
     return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
-def _culprit(wrong: Wrong) -> fx.Node | None:
+def _faulty(wrong: Wrong) -> fx.Node | None:
     """The operator: of a gradient, the one that reads the tensor, if there is only one."""
     if not wrong.gradient:
         return wrong.node

@@ -1,4 +1,4 @@
-"""The operator check as a part of a region's: when it runs, and what its answer does to the region's rulings."""
+"""The operator check as a part of a region's: when it runs, and what its answer does to the region's decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from checked_backend.findings import Finding
 from checked_backend.numerics.quick_diff import quick_diff
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.check import OperatorCheck, OperatorRulings
+from checked_backend.regions.operator_check.check import OperatorCheck, OperatorDecisions
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
 
-__all__ = ["OperatorJudge"]
+__all__ = ["OperatorStep"]
 
 SLACK = 4.0
 """The probe's results may be this many times as far from the candidate's as eager's are."""
@@ -36,8 +36,8 @@ class _Call(Protocol):
     def subjects(self) -> Subjects: ...
 
 
-class OperatorJudge:
-    """Adds what the operator check finds to the rulings of a region's calls.
+class OperatorStep:
+    """Adds what the operator check finds to the decisions of a region's calls.
 
     Args:
         check: The operator check.
@@ -50,7 +50,7 @@ class OperatorJudge:
         self._backward: list[Finding] = []
 
     def forward(
-        self, call: _Call, outputs: Sequence[Any], rulings: Decisions, scales: Mapping[str, NoiseBaseline]
+        self, call: _Call, outputs: Sequence[Any], decisions: Decisions, scales: Mapping[str, NoiseBaseline]
     ) -> int:
         """Judge the operators of a call that is judged anew, unless an error has been found in it already.
 
@@ -59,47 +59,47 @@ class OperatorJudge:
         Args:
             call: The call.
             outputs: What the candidate returned.
-            rulings: The rulings on its results; findings, skips and notes are added.
+            decisions: The decisions on its results; findings, skips and notes are added.
             scales: The noise of the results in earlier calls.
 
         Returns:
             The number of tensors inside of the region that were judged.
         """
         judged = 0
-        if rulings.anew and not _fails(rulings):
+        if decisions.recheck and not _fails(decisions):
             found = self._check.run(call.inputs, call.ambient, call.rng, call.subjects)
             with self._lock:
                 self._limits, self._backward = found.limits, found.backward
-            rulings.findings += found.forward
-            rulings.skips += found.skips
-            rulings.notes += _changed(call.subjects, outputs, found, {**scales, **rulings.scales})
+            decisions.findings += found.forward
+            decisions.skips += found.skips
+            decisions.notes += _changed(call.subjects, outputs, found, {**scales, **decisions.scales})
             judged = found.judged
-        self._limit(rulings)
+        self._limit(decisions)
         return judged
 
-    def backward(self, rulings: Decisions) -> None:
+    def backward(self, decisions: Decisions) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error."""
         with self._lock:
             found, self._backward = self._backward, []
-        if not _fails(rulings):
-            rulings.findings += found
-        self._limit(rulings)
+        if not _fails(decisions):
+            decisions.findings += found
+        self._limit(decisions)
 
-    def _limit(self, rulings: Decisions) -> None:
+    def _limit(self, decisions: Decisions) -> None:
         """No more can hide in a result than in the operator that can be most wrong, where each was judged by itself."""
         with self._lock:
             limits = self._limits
-        rulings.own_precision_limits = {
-            name: min(limit, limits.get(name, limit)) for name, limit in rulings.own_precision_limits.items()
+        decisions.own_precision_limits = {
+            name: min(limit, limits.get(name, limit)) for name, limit in decisions.own_precision_limits.items()
         }
 
 
-def _fails(rulings: Decisions) -> bool:
-    return any(finding.kind.fails for finding in rulings.findings)
+def _fails(decisions: Decisions) -> bool:
+    return any(finding.kind.fails for finding in decisions.findings)
 
 
 def _changed(
-    subjects: Subjects, outputs: Sequence[Any], found: OperatorRulings, scales: Mapping[str, NoiseBaseline]
+    subjects: Subjects, outputs: Sequence[Any], found: OperatorDecisions, scales: Mapping[str, NoiseBaseline]
 ) -> list[str]:
     """Results that are others once the tensors in front of them are handed out: then other kernels were judged."""
     changed = []

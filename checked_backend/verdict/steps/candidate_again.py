@@ -33,9 +33,9 @@ def try_candidate_again(context: Context) -> None:
     # the twin was compiled apart from the user's program: is that why it is right?
     for case in differing:
         if case.logic_differs is False and not case.only_then and case.pair.kind is None:
-            anew = _recompiled(context)
-            sample = None if anew is None else case.sample(anew)
-            case.right_anew = None if sample is None else not _still_differs(case, sample)
+            recheck = _recompiled(context)
+            sample = None if recheck is None else case.sample(recheck)
+            case.right_recompiled = None if sample is None else not _still_differs(case, sample)
 
 
 def _recompiled(context: Context) -> Values | None:
@@ -57,10 +57,10 @@ def _explain_by_random_numbers(context: Context) -> None:
 
 def _explain_by_fused_rounding(context: Context) -> None:
     """A fused kernel of half precision rounds less often than eager. What it does not explain remains."""
-    suspects = [case for case in context.open() if case.logic_differs is False and not case.outside.nonfinite]
-    if not suspects or not context.low_precision:
+    doubtful = [case for case in context.open() if case.logic_differs is False and not case.outside.nonfinite]
+    if not doubtful or not context.low_precision:
         return
-    for case in suspects:
+    for case in doubtful:
         if not context.draws.only_then(case) and context.fused.explains(case):
             close_as_noise(context, case)
 

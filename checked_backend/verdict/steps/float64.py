@@ -35,9 +35,9 @@ def ask_float64(context: Context) -> None:
         return
     compare_with_noise(context.open())
     spread_in_float64(spread, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
-    suspects = [case for case in asked if case in outside or case.outside or wants_twin(context, case)]
-    if suspects:
-        hold_against_twin(suspects, context.runs, context.decisions.notes)
+    doubtful = [case for case in asked if case in outside or case.outside or wants_twin(context, case)]
+    if doubtful:
+        hold_against_twin(doubtful, context.runs, context.decisions.notes)
 
 
 def wants_twin(context: Context, case: Evidence) -> bool:
@@ -71,7 +71,12 @@ def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
 
 
 def spread_in_float64(
-    cases: Sequence[Evidence], runs: ControlRunner, seeds: Iterable[int], *, held: bool = False, further: bool = False
+    cases: Sequence[Evidence],
+    runs: ControlRunner,
+    seeds: Iterable[int],
+    *,
+    replay_choices: bool = False,
+    further: bool = False,
 ) -> None:
     """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
 
@@ -79,13 +84,14 @@ def spread_in_float64(
         cases: Those with a float64 reference; without any, nothing is run.
         runs: Makes the runs.
         seeds: One for each run.
-        held: Let no rounding flip a choice.
+        replay_choices: Let no rounding flip a choice.
         further: Look for what jumps: with larger roundings, whose envelope is kept apart.
     """
     magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
         values = runs.run(
-            Control.FLOAT64_NOISE, partial(runs.controls.high_precision, seed, magnitude=magnitude, held=held)
+            Control.FLOAT64_NOISE,
+            partial(runs.controls.high_precision, seed, magnitude=magnitude, replay_choices=replay_choices),
         )
         if values is None:
             return
@@ -117,32 +123,32 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     compared = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in compared):
-        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), held=True)
+        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), replay_choices=True)
     _compare(compared)
-    accused = [case for case in compared if case.logic_differs]
-    if accused:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
+    differing = [case for case in compared if case.logic_differs]
+    if differing:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
         spread_in_float64(
-            accused,
+            differing,
             runs,
             range(1 + thresholds.TWIN_RUNS, 1 + thresholds.TWIN_RUNS + thresholds.MORE_RUNS),
             further=True,
         )
-        _compare(accused)
-        jumping = [case for case in accused if case.logic_differs] if runs.controls.flips(in_float64=True) else []
+        _compare(differing)
+        jumping = [case for case in differing if case.logic_differs] if runs.controls.flips(in_float64=True) else []
         if jumping:  # one choice that never flipped would be an accusation
             spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
             _compare(jumping)
-        _give_choices([case for case in accused if not case.logic_differs], runs)
-    accused = [case for case in accused if case.logic_differs and not case.outside]
-    if any(case.envelope is None for case in accused):
-        perturb(accused, runs, range(thresholds.FIRST_RUNS), 1.0)
-    for case in accused:
+        _give_choices([case for case in differing if not case.logic_differs], runs)
+    differing = [case for case in differing if case.logic_differs and not case.outside]
+    if any(case.envelope is None for case in differing):
+        perturb(differing, runs, range(thresholds.FIRST_RUNS), 1.0)
+    for case in differing:
         _let_candidate_answer(case, notes)
 
 
 def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
     """Look behind jumps: with eager's choices given to both, the twin must compute what eager does."""
-    given = runs.run(Control.GIVEN_CHOICES, runs.controls.given_choices) if excused else None
+    given = runs.run(Control.GIVEN_CHOICES, runs.controls.with_fixed_choices) if excused else None
     if given is None:
         return
     inner = runs.of(given)

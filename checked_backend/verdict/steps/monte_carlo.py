@@ -23,7 +23,7 @@ def explain_by_own_noise(context: Context) -> None:
     if all(case.same_bits for case in context.open()):
         return
     seeds = range(thresholds.FIRST_RUNS)
-    perturb(context.open(), context.runs, seeds, 1.0, held=True)
+    perturb(context.open(), context.runs, seeds, 1.0, replay_choices=True)
     compare_with_noise(context.open())
     if context.controls.flips():  # whoever is not near eager with its choices may have made others
         jumping = [case for case in context.open() if case.outside]
@@ -32,7 +32,12 @@ def explain_by_own_noise(context: Context) -> None:
 
 
 def perturb(
-    cases: Sequence[Evidence], runs: ControlRunner, seeds: Iterable[int], magnitude: float, *, held: bool = False
+    cases: Sequence[Evidence],
+    runs: ControlRunner,
+    seeds: Iterable[int],
+    magnitude: float,
+    *,
+    replay_choices: bool = False,
 ) -> None:
     """Run eager with every rounding made random, and widen the envelopes by what that changes.
 
@@ -41,10 +46,12 @@ def perturb(
         runs: Makes the runs.
         seeds: One for each run.
         magnitude: Size of the roundings, in unit roundoffs.
-        held: Let no rounding flip a choice (an index, a comparison).
+        replay_choices: Let no rounding flip a choice (an index, a comparison).
     """
     for seed in seeds:
-        values = runs.run(Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, magnitude, held=held))
+        values = runs.run(
+            Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, magnitude, replay_choices=replay_choices)
+        )
         if values is None:
             return
         for case in cases:

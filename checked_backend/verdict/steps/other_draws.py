@@ -41,7 +41,7 @@ class OtherDraws:
 
     def alone(self) -> Sequence[Values]:
         """Further runs of the candidate, from the random state before the call."""
-        return self._several(Control.CANDIDATE_ALONE, thresholds.CANDIDATE_RUNS)
+        return self._several(Control.CANDIDATE_AGAIN, thresholds.CANDIDATE_RUNS)
 
     def only_then(self, case: Evidence) -> bool:
         """Whether the compiled program gave this in the call that was checked, and never gives it again.
@@ -108,7 +108,7 @@ class OtherDraws:
         return runs[0] if runs else None
 
     def _several(self, control: Control, count: int) -> Sequence[Values]:
-        run = self._controls.candidate_alone if control is Control.CANDIDATE_ALONE else self._controls.repeat_candidate
+        run = self._controls.rerun_candidate if control is Control.CANDIDATE_AGAIN else self._controls.replay_candidate
         if control not in self._asked:
             made = (self._runs.run(control, run) for _ in range(count))
             self._asked[control] = [values for values in made if values is not None]

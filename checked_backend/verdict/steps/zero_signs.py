@@ -21,21 +21,21 @@ __all__ = ["zeros_of_another_sign"]
 
 
 def zeros_of_another_sign(
-    pairs: Sequence[TensorPair], controls: Callable[[], ControlRuns], rulings: Decisions
+    pairs: Sequence[TensorPair], controls: Callable[[], ControlRuns], decisions: Decisions
 ) -> Iterator[Finding]:
     """Find zeros whose sign is not eager's, and not noise.
 
     Args:
         pairs: Tensors that are handed out. Inputs that were changed are left out, as what is summed up in them is.
         controls: Makes the control runs; called only if a sign differs.
-        rulings: Receives what could not run. What it has findings about is left out.
+        decisions: Receives what could not run. What it has findings about is left out.
     """
-    accused = {finding.subject for finding in rulings.findings}
-    judged = [pair for pair in pairs if pair.kind is None and pair.subject not in accused]
-    suspects = [(pair, turned) for pair in judged if (turned := _turned(pair)) is not None]
-    if not suspects:
+    differing = {finding.subject for finding in decisions.findings}
+    judged = [pair for pair in pairs if pair.kind is None and pair.subject not in differing]
+    doubtful = [(pair, turned) for pair in judged if (turned := _turned(pair)) is not None]
+    if not doubtful:
         return
-    runs = ControlRunner(controls(), rulings)
+    runs = ControlRunner(controls(), decisions)
     made = [runs.run(Control.REPEAT, runs.controls.repeat)]
     made += [
         runs.run(Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, 1.0))
@@ -45,7 +45,7 @@ def zeros_of_another_sign(
         runs.run(Control.ONE_ZERO, partial(runs.controls.one_zero, negative=negative)) for negative in (False, True)
     ]
     made.append(runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None)))
-    for pair, turned in suspects:
+    for pair, turned in doubtful:
         left = _kept_by_all(pair, turned, made)
         if bool(left.any()):
             yield _finding(pair, left)

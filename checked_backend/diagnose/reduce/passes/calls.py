@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.reduce.failing_case import Draft, Program, call_nodes
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
 from checked_backend.diagnose.reduce.problem import Problem
 
 __all__ = ["common_dtypes", "drop_optional_tensors", "in_float64", "round_arguments"]
@@ -43,12 +43,12 @@ def common_dtypes(problem: Problem) -> None:
         problem.consider(_cast(problem.best, {dtype: _COMMON[dtype]}))
 
 
-def in_float64(program: Program) -> Program:
+def in_float64(program: FailingCase) -> FailingCase:
     """A program with double precision in the place of what is less."""
     return _cast(program, _WIDE)
 
 
-def _dtypes(program: Program) -> set[torch.dtype]:
+def _dtypes(program: FailingCase) -> set[torch.dtype]:
     found = {value.dtype for value in program.trial.inputs if isinstance(value, torch.Tensor)}
 
     def note(leaf: Any) -> Any:
@@ -61,7 +61,7 @@ def _dtypes(program: Program) -> set[torch.dtype]:
     return found
 
 
-def _cast(program: Program, dtypes: Mapping[torch.dtype, torch.dtype]) -> Program:
+def _cast(program: FailingCase, dtypes: Mapping[torch.dtype, torch.dtype]) -> FailingCase:
     def cast(leaf: Any) -> Any:
         return dtypes.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
@@ -85,7 +85,7 @@ def drop_optional_tensors(problem: Problem) -> None:
             problem.consider(_without(problem.best, [place]))
 
 
-def _optional(program: Program) -> Iterator[tuple[str, int]]:
+def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
     for node in call_nodes(program.trial.graph.graph):
         if isinstance(node.target, OpOverload):
             for position, declared in enumerate(node.target._schema.arguments[: len(node.args)]):
@@ -93,7 +93,7 @@ def _optional(program: Program) -> Iterator[tuple[str, int]]:
                     yield node.name, position
 
 
-def _without(program: Program, places: list[tuple[str, int]]) -> Program:
+def _without(program: FailingCase, places: list[tuple[str, int]]) -> FailingCase:
     draft = Draft(program)
     for name, position in places:
         draft.node(name).update_arg(position, None)
@@ -110,15 +110,15 @@ def round_arguments(problem: Problem) -> None:
                 problem.first_of([_with_argument(problem.best, name, position, number) for number in simpler])
 
 
-def _node(program: Program, name: str) -> fx.Node:
+def _node(program: FailingCase, name: str) -> fx.Node:
     return Draft(program).node(name)
 
 
-def _argument_count(program: Program, name: str) -> int:
+def _argument_count(program: FailingCase, name: str) -> int:
     return len(_node(program, name).args)
 
 
-def _with_argument(program: Program, name: str, position: int, value: float) -> Program:
+def _with_argument(program: FailingCase, name: str, position: int, value: float) -> FailingCase:
     draft = Draft(program)
     draft.node(name).update_arg(position, value)
     return draft.finish()

@@ -9,7 +9,7 @@ from torch import fx
 
 from checked_backend.diagnose.reduce.failing_case import (
     Draft,
-    Program,
+    FailingCase,
     call_nodes,
     is_getitem,
     outputs,
@@ -53,7 +53,7 @@ def drop_outputs(problem: Problem) -> None:
         chunk //= 2
 
 
-def _returning(program: Program, kept: tuple[int, ...]) -> Program:
+def _returning(program: FailingCase, kept: tuple[int, ...]) -> FailingCase:
     draft = Draft(program)
     returned = outputs(draft.graph)
     tracked = program.tracked
@@ -75,7 +75,7 @@ def each_alone(problem: Problem) -> None:
     problem.first_of(candidates)
 
 
-def _apart(program: Program) -> tuple[Program, list[tuple[str, str]]]:
+def _apart(program: FailingCase) -> tuple[FailingCase, list[tuple[str, str]]]:
     """Every call on the values that its inputs have in eager, with all results returned.
 
     Returns:
@@ -111,14 +111,14 @@ def near_output(problem: Problem) -> None:
         depth *= 2
 
 
-def _near(program: Program, depth: int) -> set[str]:
+def _near(program: FailingCase, depth: int) -> set[str]:
     returned = [node for node in outputs(program.trial.graph.graph) if isinstance(node, fx.Node)]
     tracked = program.tracked
     start = returned if tracked is None else [outputs(program.trial.graph.graph)[tracked]]
     return {node.name for root in start if isinstance(root, fx.Node) for node in walk_back(root, depth)}
 
 
-def with_recorded(program: Program, names: frozenset[str]) -> Program:
+def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
     """Replace calls by the values that they have in eager.
 
     Args:
@@ -170,7 +170,7 @@ def _has_items(node: fx.Node) -> bool:
     return any(map(is_getitem, node.users))
 
 
-def _ending_at(program: Program, name: str) -> Program:
+def _ending_at(program: FailingCase, name: str) -> FailingCase:
     draft = Draft(program)
     draft.set_outputs([draft.node(name)], 0)
     return draft.finish()
@@ -188,7 +188,7 @@ def bypass_calls(problem: Problem) -> None:
         problem.first_of(list(_bypassed(program, calls[0])))
 
 
-def _bypassed(program: Program, name: str) -> Iterator[Program]:
+def _bypassed(program: FailingCase, name: str) -> Iterator[FailingCase]:
     node = Draft(program).node(name)
     sources = [source.name for source in node.all_input_nodes]
     values = record_values(program, frozenset([name, *sources]))

@@ -14,7 +14,7 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.reduce.failing_case import Draft, Program, call_nodes, is_getitem
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, is_getitem
 from checked_backend.diagnose.reduce.problem import Problem
 
 __all__ = ["drop_dimensions", "make_static", "resized", "shrink_sizes"]
@@ -70,7 +70,7 @@ def _shrink_pairs(problem: Problem) -> None:
             return
 
 
-def _fits_alone(program: Program, size: int) -> bool:
+def _fits_alone(program: FailingCase, size: int) -> bool:
     return any(resized(program, {size: step}) is not None for step in (1, 2, 3, size // 2, size - 1) if step < size)
 
 
@@ -92,7 +92,7 @@ def _accept(problem: Problem, changes: Mapping[int, int]) -> bool:
     return candidate is not None and problem.consider(candidate)
 
 
-def _sizes(program: Program) -> list[int]:
+def _sizes(program: FailingCase) -> list[int]:
     """The different sizes of the inputs and of what the graph makes out of nothing, the greatest first."""
     tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
     found = {size for tensor in tensors for size in tensor.shape}
@@ -103,7 +103,7 @@ def _sizes(program: Program) -> list[int]:
     return sorted((size for size in found if size > 1), reverse=True)
 
 
-def resized(program: Program, changes: Mapping[int, int]) -> Program | None:
+def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | None:
     """Give a program other sizes.
 
     Inputs lose their last elements. Arguments that name a changed size follow, and those of views are worked out from
@@ -157,7 +157,7 @@ class _Shapes(fx.Interpreter):
         return value
 
 
-def _shapes(program: Program) -> Mapping[str, tuple[int, ...]] | None:
+def _shapes(program: FailingCase) -> Mapping[str, tuple[int, ...]] | None:
     with fake_errors_unlogged(), FakeTensorMode() as mode:
         shapes = _Shapes(program.trial.graph)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import Program, outputs, record_values
+from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs, record_values
 from checked_backend.diagnose.reduce.forms import LITERAL_ELEMENTS, form_of, ramp, seeded
 from checked_backend.diagnose.reduce.problem import Problem
 
@@ -33,11 +33,11 @@ def simplify_values(problem: Problem) -> None:
         problem.first_of(_screened(problem, (problem.best.with_inputs({name: form}) for form in simpler), told))
 
 
-def _screened(problem: Problem, candidates: Iterable[Program], told: bool) -> list[Program]:
+def _screened(problem: Problem, candidates: Iterable[FailingCase], told: bool) -> list[FailingCase]:
     return problem.screened([program for program in candidates if not told or _tells(program)])
 
 
-def _tells(program: Program) -> bool:
+def _tells(program: FailingCase) -> bool:
     """Whether eager's result is more than zeros. Truth values have little else, and need none."""
     place = program.tracked
     if place is None or not isinstance(node := outputs(program.trial.graph.graph)[place], fx.Node):
@@ -48,11 +48,11 @@ def _tells(program: Program) -> bool:
     return False
 
 
-def _tensors(program: Program) -> dict[str, torch.Tensor]:
+def _tensors(program: FailingCase) -> dict[str, torch.Tensor]:
     return {name: value for name, value in program.placeholders().items() if type(value) is torch.Tensor}
 
 
-def _together(program: Program) -> Iterator[Program]:
+def _together(program: FailingCase) -> Iterator[FailingCase]:
     forms = {name: list(_forms(value)) for name, value in _tensors(program).items()}
     for at in range(max(map(len, forms.values()), default=0)):
         yield program.with_inputs({name: found[min(at, len(found) - 1)] for name, found in forms.items()})
