@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.compile import eager_graph
-from checked_backend.verdict.control_runs import MadeElsewhereError, Values
+from checked_backend.verdict.control_runs import Control, MadeElsewhereError, Values, nothing_left_out
 
 __all__ = ["ProgramControls"]
 
@@ -41,6 +41,7 @@ class ProgramControls:
     _choices: dict[bool, list[ChoiceTape]] = field(default_factory=dict, init=False)  # by whether in float64
     _held: dict[bool, list[ReplayChoices]] = field(default_factory=lambda: {False: [], True: []}, init=False)
     _recorded: bool = field(default=False, init=False)
+    _left_out: Mapping[Control, set[str]] = field(default_factory=nothing_left_out, init=False)
     _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
 
     def repeat(self, junk: int = 1) -> Values:
@@ -83,7 +84,9 @@ class ProgramControls:
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
         if self.numpy:
             return self._moved_as_in_torch(noise)
-        return self._values(self.program.run_all(modes=self._replaying(noise, replay_choices=replay_choices)))
+        values = self._values(self.program.run_all(modes=self._replaying(noise, replay_choices=replay_choices)))
+        self._left_out[Control.MONTE_CARLO] |= noise.unperturbed
+        return values
 
     def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
         """Eager's values, moved by what the noise does to the same program with torch in NumPy's place.
@@ -107,13 +110,17 @@ class ProgramControls:
             modes = self._replaying(noise, replay_choices=replay_choices, in_float64=True)
             return self._values(self.program.run_all(modes=modes, wide=True))
         choices: list[ChoiceTape] = []
+        wide: list[Float64Mode] = []
         under = self._replaying(in_float64=True)
 
         def recording(number: int) -> Sequence[AbstractContextManager[Any]]:
             choices.append(ChoiceTape())
-            return RecordChoices(choices[-1]), *under(number)
+            modes = under(number)
+            wide.extend(mode for mode in modes if isinstance(mode, Float64Mode))
+            return RecordChoices(choices[-1]), *modes
 
         values = self._values(self.program.run_all(modes=recording, wide=True))
+        self._left_out[Control.FLOAT64].update(*(mode.lossy for mode in wide))
         self._choices[True] = choices
         return values
 
@@ -132,6 +139,10 @@ class ProgramControls:
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held that the noise would have made otherwise."""
         return any(hold.flips for hold in self._held[in_float64])
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        """Operators whose results the runs so far could not perturb, or not compute in float64."""
+        return self._left_out
 
     def with_fixed_choices(self) -> None:
         """Not made of a whole program: each region makes its own."""

@@ -318,8 +318,7 @@ class MonteCarloMode(OperatorMode):
                     continue
                 # Some operators hand out their input where they have nothing to do, without saying so in the schema.
                 if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
-                    self.unperturbed.add(operator.name)
-                    continue
+                    continue  # which rounds nothing
                 done |= self._perturb(operator, target, terms)
         self.perturbed_ops += done
 

@@ -6,7 +6,7 @@ streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.control_runs import Control, ControlRuns, Values, nothing_left_out
 
 __all__ = ["RegionControlRuns", "Variants"]
 
@@ -86,6 +86,7 @@ class RegionControlRuns:
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
     _flips: set[bool] = field(default_factory=set, init=False)
+    _left_out: Mapping[Control, set[str]] = field(default_factory=nothing_left_out, init=False)
 
     def repeat(self, junk: int = 1) -> Values:
         """The reference again from the same random state, with junk in uninitialised memory; records the tapes."""
@@ -143,13 +144,12 @@ class RegionControlRuns:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
         hold = ReplayChoices(self._choices) if replay_choices and self._choices is not None else None
-        modes: list[Callable[[], Any]] = [
-            lambda: ReplayRandom(tape),
-            lambda: MonteCarloMode(seed, magnitude, correlated=magnitude > 1),
-        ]
+        noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
+        modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape), lambda: noise]
         if hold is not None:  # entered later, so that it does not see what an operator is taken apart into
             modes.append(lambda: hold)
         values = self._run(self.variants.reference, modes=modes)
+        self._left_out[Control.MONTE_CARLO] |= noise.unperturbed
         self._take_note(hold, in_float64=False)
         return values
 
@@ -174,6 +174,7 @@ class RegionControlRuns:
         wide = Float64Mode(default_dtype=self.variants.default_dtype, coarse=seed is not None)
         modes.append(lambda: wide)
         values = self._run(self.variants.reference, modes=modes, wide=True)
+        self._left_out[Control.FLOAT64] |= wide.lossy
         if seed is None:
             self._choices64 = choices
         self._take_note(hold, in_float64=True)
@@ -194,6 +195,10 @@ class RegionControlRuns:
     def _take_note(self, hold: ReplayChoices | None, *, in_float64: bool) -> None:
         if hold is not None and hold.flips:
             self._flips.add(in_float64)
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        """Operators whose results the runs so far could not perturb, or not compute in float64."""
+        return self._left_out
 
     def twin(self) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""

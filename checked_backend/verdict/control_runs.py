@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Control", "ControlRuns", "MadeElsewhereError", "Values"]
+__all__ = ["Control", "ControlRuns", "MadeElsewhereError", "Values", "nothing_left_out"]
 
 Values = dict[str, torch.Tensor]
 
@@ -32,6 +33,11 @@ class Control(Enum):
     RECOMPILED = "candidate compiled once more"
     UNFUSED = "candidate that rounds where eager does"
     OTHER_THREADS = "looking for other threads"
+
+
+def nothing_left_out() -> dict[Control, set[str]]:
+    """What `ControlRuns.left_out` gives before any run."""
+    return {Control.MONTE_CARLO: set(), Control.FLOAT64: set()}
 
 
 class MadeElsewhereError(CheckedBackendError):
@@ -79,6 +85,9 @@ class ControlRuns(Protocol):
 
     def flips(self, *, in_float64: bool = False) -> bool:
         """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        """Operators whose results the runs so far could not perturb, or not compute in float64, by kind of run."""
 
     def twin(self) -> Values:
         """The candidate compiled in float64."""

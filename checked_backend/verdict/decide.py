@@ -8,7 +8,8 @@ each region, at its first checked call, and asked again whenever the caller want
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 
 from checked_backend.findings import Skip
 from checked_backend.numerics.measure import measure
@@ -17,7 +18,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner, short
-from checked_backend.verdict.control_runs import ControlRuns
+from checked_backend.verdict.control_runs import Control, ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.evidence import Evidence, is_floating
@@ -31,6 +32,14 @@ from checked_backend.verdict.steps.wrong import close_what_is_left
 __all__ = ["STEPS", "Step", "decide"]
 
 Step = Callable[[Context], None]
+
+
+_BLIND_SPOTS = MappingProxyType(
+    {
+        Control.MONTE_CARLO: "Monte Carlo arithmetic cannot perturb what these return: {}",
+        Control.FLOAT64: "these have no kernel for float64, so the float64 reference is no more precise there: {}",
+    }
+)
 
 
 def close_what_is_explained(context: Context) -> None:
@@ -113,7 +122,15 @@ def decide(
         )
         for step in STEPS:
             step(context)
+        decisions.notes += _blind_spots(context.controls)
     return decisions
+
+
+def _blind_spots(controls: ControlRuns) -> Iterator[str]:
+    """What the control runs say less about than they should."""
+    for control, operators in controls.left_out().items():
+        if operators:
+            yield _BLIND_SPOTS[control].format(", ".join(sorted(operators)))
 
 
 def _examined(

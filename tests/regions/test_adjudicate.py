@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 import checked_backend as cb
 from checked_backend.findings import Coverage, Kind
 from checked_backend.report import Report
-from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.control_runs import Control, ControlRuns, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
@@ -48,6 +48,7 @@ class Scripted:
         jump: By how much.
         drift: By how much float64 differs from run to run.
         lost: ControlRuns that cannot run.
+        blind_spots: Operators that control runs left out.
         asked: How often each control was asked.
     """
 
@@ -66,6 +67,7 @@ class Scripted:
     drift: float = 0.0
     lost: tuple[str, ...] = ()
     noise: float = 1.0
+    blind_spots: Mapping[Control, Collection[str]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
 
     def _give(self, name: str, make: Make) -> Values:
@@ -111,6 +113,9 @@ class Scripted:
 
     def draws_by_values(self) -> tuple[str, ...]:
         return ()
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        return self.blind_spots
 
     def flips(self, *, in_float64: bool = False) -> bool:
         return False
@@ -653,3 +658,15 @@ def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
     [finding] = judged(controls, drifted(), thorough=False).findings
     assert finding.kind is Kind.NONDETERMINISTIC
     assert finding.evidence["the same in float64"] == "could not be found out"
+
+
+def test_operators_that_control_runs_leave_out_are_told() -> None:
+    controls = Scripted(torch.float32, exact(), exact)
+    controls.blind_spots = {Control.MONTE_CARLO: {"m::b", "m::a"}, Control.FLOAT64: ()}
+    decisions = judged(controls, exact() * (1 + 1e-7))
+    assert decisions.findings == []
+    assert decisions.notes == ["Monte Carlo arithmetic cannot perturb what these return: m::a, m::b"]
+    controls.blind_spots = {Control.FLOAT64: {"m::a"}}
+    assert judged(controls, exact() * (1 + 1e-7)).notes == [
+        "these have no kernel for float64, so the float64 reference is no more precise there: m::a"
+    ]

@@ -7,7 +7,7 @@ one operator, with inputs that a fused kernel may never have rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.noise_source import NoiseSource, unit_roundoff
 from checked_backend.regions.compare_parts import Part, compare_parts
-from checked_backend.verdict.control_runs import Values
+from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 
@@ -119,6 +119,9 @@ class _CallControls:
 
     def draws_by_values(self) -> tuple[str, ...]:
         return ()
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        return {}
 
     def flips(self, *, in_float64: bool = False) -> bool:
         del in_float64
