@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import Run, runner
+
+from tests.support.cli_tools import Run, runner
 
 ENV_PREFIX = "CHECKED_BACKEND_"
 

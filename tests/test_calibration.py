@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from calibration import __main__ as program
-from calibration.compilers import candidate, planted, trace
-from calibration.constants import changed
-from calibration.families import FAMILIES
-from calibration.family import bugs_of
-from calibration.rounding import VARIANTS
-from calibration.run import DTYPES, Case, Outcome, run_case
-from calibration.table import detectable, render
 
 import checked_backend as cb
 from checked_backend.verdict import thresholds
+from tests.calibration import __main__ as program
+from tests.calibration.compilers import candidate, planted, trace
+from tests.calibration.constants import changed
+from tests.calibration.families import FAMILIES
+from tests.calibration.family import bugs_of
+from tests.calibration.rounding import VARIANTS
+from tests.calibration.run import DTYPES, Case, Outcome, run_case
+from tests.calibration.table import detectable, render
 
 CLEAN = [
     ("encoder_block", "training", "everything"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cases import case, normal
+from tests.cases import case, normal
 
 
 @case("bug", "grad", train=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cases import case, normal, seeded
+from tests.cases import case, normal, seeded
 
 TINY = (1e-30, -1e-30, 3e-25, -2e-20, 1e-12, -1e-9, 5e-8, 1e-15)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases import (
+from tests.cases import (
     Case,
     bugs_gradients,
     bugs_memory,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cases import case, normal
+from tests.cases import case, normal
 
 
 @case("noise")

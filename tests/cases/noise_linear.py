@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cases import case, normal
+from tests.cases import case, normal
 
 
 def hilbert(size: int) -> Tensor:

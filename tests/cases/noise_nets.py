@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cases import case, normal, seeded
+from tests.cases import case, normal, seeded
 
 
 @case("noise", train=True)

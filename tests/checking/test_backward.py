@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from check_tools import agreed, batch
 
 import checked_backend as cb
 from checked_backend.checking.backward import Objective, run_backward
 from checked_backend.errors import CheckedBackendError
+from tests.support.check_tools import agreed, batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
 

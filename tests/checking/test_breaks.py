@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from check_tools import agreed, batch, skips
 from torch._dynamo.utils import counters
 
 import checked_backend as cb
+from tests.support.check_tools import agreed, batch, skips
 
 
 def number_of_elements(x: torch.Tensor) -> int:

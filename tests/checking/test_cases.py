@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from calibration.compilers import candidate
-from cases import Case
-from cases.collection import ALL
 
 import checked_backend as cb
+from tests.calibration.compilers import candidate
+from tests.cases import Case
+from tests.cases.collection import ALL
 
 BY_NAME = {case.name: case for case in ALL}
 

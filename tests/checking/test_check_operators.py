@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from check_tools import agreed, batch, found, skips
 
 import checked_backend as cb
+from tests.support.check_tools import agreed, batch, found, skips
 
 COMPILER = "aot_eager"
 

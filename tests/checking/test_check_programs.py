@@ -11,16 +11,16 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import faults
 import numpy as np
 import pytest
 import torch
-from check_tools import Net, agreed, batch, found, only, skips
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.modeling_outputs import BaseModelOutput
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.check_tools import Net, agreed, batch, found, only, skips
 
 Pair = namedtuple("Pair", "left right")
 GLOBAL = torch.zeros(3)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from check_tools import agreed, batch, found, only, rounding_otherwise, skips
 from torch import fx, nn
 
 import checked_backend as cb
@@ -21,6 +20,7 @@ from checked_backend.checking.program import Program
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
+from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, skips
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from check_tools import agreed, batch, only, skips, wrong_where
 from torch import fx, nn
 
 import checked_backend as cb
@@ -16,6 +15,7 @@ from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.program import Call, Program
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
+from tests.support.check_tools import agreed, batch, only, skips, wrong_where
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-import faults
 import pytest
 import torch
-from check_tools import agreed, found, skips
 from torch import fx, nn
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -22,6 +20,8 @@ import checked_backend as cb
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves
+from tests.support import faults
+from tests.support.check_tools import agreed, found, skips
 
 weight = torch.randn(3, requires_grad=True)
 layer = nn.Linear(3, 3)

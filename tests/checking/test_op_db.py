@@ -10,11 +10,10 @@ import torch
 
 pytest.importorskip("expecttest", reason="torch's own test data need it")
 
-from op_db.check import check_sample, interesting, known, summary, sweep
-from op_db.entries import name_of, operators
-from op_db.results import read
-
 import checked_backend as cb
+from tests.op_db.check import check_sample, interesting, known, summary, sweep
+from tests.op_db.entries import name_of, operators
+from tests.op_db.results import read
 
 SECONDS = 40
 OF_THE_LIST = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the list is of torch 2.13")

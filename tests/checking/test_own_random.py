@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from check_tools import agreed, batch, found, skips
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from checked_backend.checking.program import Program
 from checked_backend.findings import Finding
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
+from tests.support.check_tools import agreed, batch, found, skips
 
 
 def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:

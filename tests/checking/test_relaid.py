@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import faults
 import pytest
 import torch
-from check_tools import Net, agreed, batch, found, rounding_otherwise, skips
-from planting import compiled_by_aot
 from torch import fx, nn
 from torch.nn import functional as F
 
 import checked_backend as cb
 from checked_backend.checking.program import Call
 from checked_backend.checking.relaid import Allowance
+from tests.support import faults
+from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
+from tests.support.planting import compiled_by_aot
 
 
 def mlp() -> nn.Module:

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from check_tools import batch, only
 from torch import fx
 
 import checked_backend as cb
 from checked_backend.checking.check import _told_once
 from checked_backend.findings import Coverage, RegionInfo
+from tests.support.check_tools import batch, only
 
 
 class Losses(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from check_tools import agreed, batch, rounding_otherwise, skips, wrong_where
 from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking import tile_sizes as module
+from tests.support.check_tools import agreed, batch, rounding_otherwise, skips, wrong_where
 
 WRONG: dict[str, Callable[[int], bool]] = {
     "over 64": lambda size: size > 64,

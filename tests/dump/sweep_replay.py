@@ -27,14 +27,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from dump_tools import dumps, run, same, same_leaf  # noqa: E402  the path is made just above
-from replayed_programs import PROGRAMS, Replayed  # noqa: E402
-
-import checked_backend as cb  # noqa: E402
-from checked_backend import cli  # noqa: E402
+import checked_backend as cb
+from checked_backend import cli
+from tests.support.dump_tools import dumps, run, same, same_leaf
+from tests.support.replayed_programs import PROGRAMS, Replayed
 
 __all__ = ["main", "replay_program"]
 
@@ -133,7 +131,7 @@ def _leaves(returned: Any) -> list[Any]:
 
 def _alone(folders: list[Path]) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    command = [sys.executable, str(HERE / "only_torch.py"), *map(str, folders)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "only_torch.py"), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     return lines if done.returncode == 0 else [*lines, {"foreign": done.stderr[-500:]}]

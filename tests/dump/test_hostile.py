@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, edit, python
 from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
+from tests.support.dump_tools import dumps, edit, python
 
 
 class Net(nn.Module):

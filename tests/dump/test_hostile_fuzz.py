@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dump_tools import edit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hostile_mutations import mutate, originals
 
 import checked_backend as cb
 from checked_backend.dump import rehearse, render_dump
 from checked_backend.process.child import Limits, Noticeboard, confined
+from tests.dump.test_hostile_mutations import mutate, originals
+from tests.support.dump_tools import edit
 
 __all__ = ["originals"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps
-from hostile_tools import body, call, forged, node
 
 import checked_backend as cb
 from checked_backend.dump import rehearse
+from tests.support.dump_tools import dumps
+from tests.support.hostile_tools import body, call, forged, node
 
 X, SIN = node("l_x_"), body(["a"], [call("r", "op:aten.sin.default", node("a"))], {"tuple": [node("r")]})
 INT = {"dtype": "int64"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, edit
 from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
+from tests.support.dump_tools import dumps, edit
 
 JUNK: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**63, -(2**70), 1.5, 1e308, "", "x", "../../x", "a\nb", "\x1b[2J", "\ud800", "self"),

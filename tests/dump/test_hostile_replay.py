@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from cli_tools import Run
-from dump_tools import dumps
-from hostile_tools import call, forged, node, replayed
+
+from tests.support.cli_tools import Run
+from tests.support.dump_tools import dumps
+from tests.support.hostile_tools import call, forged, node, replayed
 
 INT = {"dtype": "int64"}
 X = node("l_x_")

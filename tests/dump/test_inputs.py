@@ -9,12 +9,12 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from dump_tools import as_bytes, dumps, same_leaf
 from hypothesis import HealthCheck, given, settings
 from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump
+from tests.support.dump_tools import as_bytes, dumps, same_leaf
 
 DTYPES = [
     torch.float64,

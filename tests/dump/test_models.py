@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, python, run, same, same_leaf
 from torch import nn
 
 import checked_backend as cb
+from tests.support.dump_tools import dumps, python, run, same, same_leaf
 
 IDS = torch.arange(12).reshape(2, 6) % 20
 

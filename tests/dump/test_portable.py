@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, python, same
 from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump, render_dump
+from tests.support.dump_tools import dumps, python, same
 
 
 class Counting(nn.Module):

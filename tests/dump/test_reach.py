@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import python
 
-PROGRAM = Path(__file__).parent / "reach_program.py"
+from tests.support.dump_tools import python
+
+PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"
 
 
 def tried(part: int, parts: int, folder: Path) -> dict[str, Any]:

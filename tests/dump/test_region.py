@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import dumps, python, run, same_leaf
 from functorch.compile import aot_function, aot_module
 from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump
+from tests.support.dump_tools import dumps, python, run, same_leaf
 
 
 class Net(nn.Module):

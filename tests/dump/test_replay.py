@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import faults
-import planting
 import pytest
 import torch
-from cli_tools import Run
-from dump_tools import dumps, python
 from torch import nn
 
 import checked_backend as cb
 from checked_backend.findings import Finding
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.failure import Failure
+from tests.support import faults, planting
+from tests.support.cli_tools import Run
+from tests.support.dump_tools import dumps, python
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from dump_tools import python
 
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.dump.eager import OutOfRange, _Guard
 from checked_backend.dump.operators import refusal_by_name
+from tests.support.dump_tools import python
 
-PROGRAM = Path(__file__).parent / "wild_program.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "wild_program.py"
 FATAL = (
     "_adaptive_avg_pool2d_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _log_softmax_backward_data "
     "_native_batch_norm_legit _pdist_backward _softmax_backward_data _weight_norm_interface "

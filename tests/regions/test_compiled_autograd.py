@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, checked, found, gathered
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, found, gathered
 
 # torch's own, where compiled autograd looks at saved results
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

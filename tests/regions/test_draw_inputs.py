@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, checked, found, gathered
 from torch.distributions import Dirichlet, Gamma, Normal
+
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, found, gathered
 
 # Dynamo itself makes an object of the custom function that torch's Dirichlet calls
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

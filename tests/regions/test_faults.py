@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
-from faults import Compiler, How
-from region_tools import agreed, backwards, calls, checked, found, gathered
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.faults import Compiler, How
+from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 BOTH: tuple[How, ...] = ("python", "aot")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import faults
 import torch
 import torch.nn.functional as F
-from region_tools import checked, found, gathered
 from torch import fx, nn
+
+from tests.support import faults
+from tests.support.region_tools import checked, found, gathered
 
 
 class Net(nn.Module):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from half_models import MODELS
-from models import Case
-from region_tools import checked, gathered
 from torch import nn
 
 import checked_backend as cb
+from tests.support.half_models import MODELS
+from tests.support.models import Case
+from tests.support.region_tools import checked, gathered
 
 pytestmark = [
     pytest.mark.inductor,

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import faults
 import pytest
 import torch
-from planting import compiled_by_aot
-from region_tools import agreed, checked, found, gathered
 from torch import fx
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.planting import compiled_by_aot
+from tests.support.region_tools import agreed, checked, found, gathered
 
 OVERWRITTEN = {("alias.overwritten", "output[0]")}
 

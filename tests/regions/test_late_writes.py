@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import faults
 import pytest
 import torch
-from planting import SpoilGradient, input_position
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from checked_backend._torch.dynamo import lookup_backend
+from tests.support import faults
+from tests.support.planting import SpoilGradient, input_position
 
 
 class Counting(torch.autograd.Function):

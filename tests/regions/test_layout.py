@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import checked, found, gathered
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning, OptionError
 from checked_backend.findings import Severity
+from tests.support import faults
+from tests.support.region_tools import checked, found, gathered
 
 
 def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from region_tools import agreed, checked, found, gathered
 from torch import fx, nn
 
 import checked_backend as cb
+from tests.support.region_tools import agreed, checked, found, gathered
 
 
 class Weights(nn.Module):

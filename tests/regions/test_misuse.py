@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
 
 
 class Net(nn.Module):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import Case
-from more_models import HUGGING_FACE, WRITTEN_HERE
-from region_tools import agreed, checked, gathered, same_bits, training_state
 from torch import nn
 from torch.nn import functional as F
 
 import checked_backend as cb
+from tests.support.models import Case
+from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
+from tests.support.region_tools import agreed, checked, gathered, same_bits, training_state
 
 pytestmark = [
     # torch's and transformers' own warnings: none is about what is tested here

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import faults
 import pytest
 import torch
 import torch.nn.functional as F
-from region_tools import agreed, checked, gathered
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, gathered
 
 Tensor = torch.Tensor
 

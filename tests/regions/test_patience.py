@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import faults
 import pytest
 import torch
 from torch import Tensor, fx
@@ -16,6 +15,7 @@ from checked_backend.regions import response
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.session import Session, collect
+from tests.support import faults
 
 
 def failing_regions(functions: Sequence[Callable[..., Any]], on_divergence: Any = "record") -> tuple[int, Session]:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import faults
 import pytest
 import torch
 import torch.nn.functional as F
-from region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 
 Compile = Callable[..., Any]
 BOTH = ("python", "aot")

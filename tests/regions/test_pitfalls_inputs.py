@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, audit, backwards, clean_reports, found
 from torch import fx, nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, audit, backwards, clean_reports, found
 
 Compile = Callable[..., Any]
 

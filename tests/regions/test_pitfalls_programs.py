@@ -8,14 +8,14 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 
 Compile = Callable[..., Any]
 BOTH = ("python", "aot")

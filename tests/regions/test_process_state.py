@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import faults
 import numpy as np
 import pytest
 import torch
-from region_tools import agreed, checked, found, gathered
 
 import checked_backend as cb
 from checked_backend._torch.settings import set_backend_flag
 from checked_backend.regions.process_state import ProcessState, settings_changed
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, found, gathered
 
 HELD: list[object] = []  # the mode lasts as long as its guard
 CHANGES: dict[str, Callable[[], object]] = {

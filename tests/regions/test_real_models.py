@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
 import torch
 import transformers
-from models import (
+from torch import nn
+
+import checked_backend as cb
+from tests.support import faults
+from tests.support.models import (
     VOCABULARY,
     Case,
     bert_classifier,
@@ -25,10 +28,7 @@ from models import (
     resnet,
     vit_classifier,
 )
-from region_tools import agreed, backwards, calls, checked, gathered, same_bits, training_state
-from torch import nn
-
-import checked_backend as cb
+from tests.support.region_tools import agreed, backwards, calls, checked, gathered, same_bits, training_state
 
 pytestmark = [
     # Dynamo looks at `.grad` of every tensor that enters a region after a graph break

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
 import torch
 from torch import Tensor
@@ -23,11 +22,13 @@ from checked_backend import backends
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report.write import read_reports
+from tests.support import faults
 
 PROGRAM = """
 import os, signal, sys
-import faults, torch
+import torch
 import checked_backend
+from tests.support import faults
 def handler(number, frame):
     print("the user's own handler ran in", os.getpid(), flush=True)
     sys.exit(7)
@@ -55,8 +56,8 @@ def known(folder: Path) -> dict[str, Any] | None:
 def killed(folder: Path, number: signal.Signals, *, handler: bool, once_known: str) -> tuple[int, str]:
     """Run the program and kill it when the report on disk has a field; its exit status, and what it printed."""
     command = [sys.executable, "-c", PROGRAM, str(folder), "handler" if handler else ""]
-    tests = str(Path(__file__).parent.parent)
-    path = os.pathsep.join([tests, str(Path(cb.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, str(Path(cb.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         until = time.monotonic() + LIMIT

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, backwards, calls, checked, found, gathered
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 
 def in_threads(work: Callable[[int], Any], count: int = 4) -> list[Any]:
@@ -146,7 +146,7 @@ PROGRAMS = (
 @pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
 def test_threads(name: str, tmp_path: Path) -> None:
     here = Path(__file__)
-    paths = [str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", str(here), name],

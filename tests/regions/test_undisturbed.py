@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import faults
 import pytest
 import torch
-from region_tools import agreed, checked, gathered, same_bits, training_state
 from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, gathered, same_bits, training_state
 
 
 class Net(nn.Module):

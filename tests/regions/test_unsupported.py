@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from region_tools import same_bits
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -17,6 +16,7 @@ from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 import checked_backend as cb
 from checked_backend.regions import unsupported
 from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
+from tests.support.region_tools import same_bits
 
 Raising = Callable[[], Exception]
 

@@ -1,0 +1,193 @@
+"""Small trials cut out of a graph, and bisection over its prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from checked_backend.diagnose.localize.cut import cut_out, shortest_wrong_prefix
+from checked_backend.diagnose.localize.probe import probe, segments
+from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made
+from checked_backend.findings import Finding
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from tests.support import faults
+
+
+def oracle(trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in trial.findings() if finding.kind.fails]
+
+
+def chain(x: Tensor) -> tuple[Tensor, ...]:
+    for _ in range(4):
+        x = torch.sin(x) * 2
+    x = torch.tanh(x)
+    for _ in range(4):
+        x = torch.cos(x) + 1
+    return (x.sum(1),)
+
+
+def traced(function: Callable[..., Any], *inputs: Any) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def named(gm: fx.GraphModule, name: str) -> fx.Node:
+    [node] = [node for node in gm.graph.nodes if str(node.target) == name]
+    return node
+
+
+def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    tried: list[int] = []
+
+    def counted(trial: GraphCase) -> Sequence[Finding]:
+        tried.append(len(calls_of(trial.graph)))
+        return oracle(trial)
+
+    options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
+    found = shortest_wrong_prefix(gm, (x,), options, counted)
+    assert found is not None
+    assert str(found.node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
+    assert found.node.args[0] is named(gm, "aten.tanh.default")
+    assert found.finding.kind.fails
+    assert oracle(found.trial)
+    assert len(tried) <= 6  # 18 calls
+
+
+def test_a_right_graph_has_no_wrong_prefix() -> None:
+    x = torch.randn(4, 8)
+    assert shortest_wrong_prefix(traced(chain, x), (x,), CheckOptions(compiler="eager"), oracle) is None
+
+
+def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
+    reader = next(iter(named(gm, "aten.tanh.default").users))
+    cut = cut_out(gm, (x,), reader, options, oracle)
+    assert cut is not None
+    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.tanh.default", "aten.cos.default"]
+    assert cut.finding.kind.fails
+
+
+def test_the_recorded_values_are_eagers() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    cut = cut_out(
+        gm,
+        (x,),
+        named(gm, "aten.tanh.default"),
+        CheckOptions(compiler=faults.wrong_operator("aten.tanh.default")),
+        oracle,
+    )
+    assert cut is not None
+    expected = x
+    for _ in range(4):
+        expected = torch.sin(expected) * 2
+    assert torch.equal(cut.trial.inputs[0], expected)
+
+
+def test_nothing_is_cut_out_of_what_is_right() -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    assert cut_out(gm, (x,), named(gm, "aten.tanh.default"), CheckOptions(compiler="eager"), oracle) is None
+
+
+@pytest.mark.parametrize("limit", [1, 128, 300, 1 << 20])
+def test_segments_name_the_same_operator(limit: int) -> None:
+    x = torch.randn(4, 8)
+    gm = traced(chain, x)
+    parts = list(segments(gm, limit))
+    assert [node for part in parts for node in part] == calls_of(gm)
+    sizes = [sum(128 for node in part for made in tensors_made(node) if made.meta["val"].dim() == 2) for part in parts]
+    assert all(size <= limit or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
+    compilers = []
+
+    def counted(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compilers.append(len(calls_of(graph)))
+        return faults.wrong_operator("aten.tanh.default")(graph, example_inputs)
+
+    faulty = probe(gm, (x,), counted, limit=limit)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.tanh.default")
+    assert sum(compilers) <= len(calls_of(gm))
+    assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=limit) is None
+
+
+def test_the_probe_leaves_inputs_alone() -> None:
+    def mutating(x: Tensor) -> tuple[Tensor, ...]:
+        noise = torch.rand_like(x)
+        x.copy_(x * 2)
+        return (x + noise,)
+
+    x = torch.ones(4)
+    gm = traced(mutating, torch.ones(4))
+    assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=1 << 20) is None
+    assert torch.equal(x, torch.ones(4))
+
+
+def writing(x: Tensor, total: Tensor) -> tuple[Tensor, ...]:
+    y = torch.sin(x) * 2
+    total.copy_(total + y)
+    return (torch.cos(y),)
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
+    inputs = (torch.randn(4, 8), torch.randn(4, 8))
+    gm = traced(writing, *(value.clone() for value in inputs))
+    dropped = faults.left_out("aten.copy_.default", "python")
+    faulty = probe(gm, inputs, dropped, limit=limit)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.copy_.default")
+    cut = cut_out(gm, inputs, faulty.node, CheckOptions(compiler=dropped), oracle)
+    assert cut is not None
+    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.copy_.default"]
+    assert oracle(cut.trial)
+
+
+def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
+    inputs = (torch.randn(4, 8), torch.randn(4, 8))
+    gm = traced(writing, *(value.clone() for value in inputs))
+    faulty = probe(gm, inputs, faults.wrong_operator("aten.add.Tensor"), limit=1 << 20)
+    assert faulty is not None
+    assert faulty.node is named(gm, "aten.add.Tensor")
+
+
+def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> None:
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.cos(torch.tanh(torch.sin(x)) * 2),)
+
+    def result(node: fx.Node, value: Any) -> Any:
+        if str(node.target) == "aten.sin.default":
+            return value + 1e-5
+        return value * 1.5 if str(node.target) == "aten.tanh.default" else value
+
+    x = torch.randn(32, 8)
+    gm = traced(both, x)
+    found = probe(gm, (x,), faults.interpreted(result, "python"), limit=1 << 30)
+    assert found is not None
+    assert str(found.node.target) == "aten.tanh.default"
+    alone = faults.interpreted(lambda node, value: value + 1e-5 if "sin." in str(node.target) else value, "python")
+    found = probe(gm, (x,), alone, limit=1 << 30)
+    assert found is not None
+    assert str(found.node.target) == "aten.sin.default"
+
+
+def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x)
+        return (torch.tanh(torch.ops.aten.native_layer_norm(y, [8], None, None, 1e-5)[0]),)
+
+    x = torch.randn(4, 8)
+    gm = traced(program, x)
+    options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
+    found = shortest_wrong_prefix(gm, (x,), options, lambda trial: [one for one in trial.findings() if one.kind.fails])
+    assert found is not None
+    assert found.node is named(gm, "aten.relu.default")

@@ -1,0 +1,77 @@
+"""A compiler that dies on some graphs is a rejected candidate there, and not the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from checked_backend.diagnose.localize import Location, isolated, locate
+from checked_backend.diagnose.localize.subgraph import calls_of, outputs_of
+from checked_backend.diagnose.oracle import verdict_oracle
+from checked_backend.findings import Finding, Kind
+from checked_backend.options import CheckOptions
+from checked_backend.process.worker import cannot_fork
+from checked_backend.regions.build import build_region
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.graph_case import GraphCase
+from tests.support import faults
+
+pytestmark = pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
+
+
+def function(x: Tensor) -> Tensor:
+    y = torch.tanh(x)
+    y = torch.relu(y) * 2
+    return torch.cos(y).softmax(-1)
+
+
+def oracle(trial: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in verdict_oracle(trial, 60) or () if finding.kind.fails]
+
+
+def located(compiler: Any) -> Location:
+    found: list[Location] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        found.append(locate(failure, findings, oracle))
+        return findings
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler=compiler, on_divergence="record")
+        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
+
+    torch.compile(function, backend=backend)(torch.randn(4, 5))
+    [location] = found
+    return location
+
+
+def test_where_the_probe_dies_bisection_finds_it() -> None:
+    location = located(faults.dies_on(lambda gm: len(outputs_of(gm)) > 2, "aten.relu.default"))
+    assert location.op == "aten.relu.default"
+    assert "its process died: killed by SIGUSR1" in location.notes[0]
+    assert location.cut is not None
+    assert location.cut.finding.kind is Kind.LOGIC
+
+
+def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*_args: Any, **_kwargs: Any) -> None:
+        torch.multiprocessing.Event().wait()
+
+    monkeypatch.setattr(isolated, "probe", waits)
+    monkeypatch.setattr(isolated, "PROBE_LIMIT", 0.5)
+    location = located(faults.wrong_operator("aten.relu.default", how="aot"))
+    assert location.op == "aten.relu.default"
+    assert "its process died: still running after 0.5 s" in location.notes[0]
+
+
+def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> None:
+    """It dies of whatever is small, which is no sign of what is looked for."""
+    location = located(faults.dies_on(lambda gm: len(calls_of(gm)) < 2, "aten.relu.default"))
+    assert location.op == "aten.relu.default"
+    assert location.cut is not None
+    assert location.cut.finding.kind is Kind.LOGIC
+    assert len(calls_of(location.cut.trial.graph)) == 2

@@ -1,0 +1,378 @@
+"""From a failed call to the stage, the graph, the operator, and a small trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from checked_backend.diagnose.localize import Location, locate
+from checked_backend.diagnose.localize.aten_name import aten_name
+from checked_backend.diagnose.oracle import gross_error_oracle
+from checked_backend.findings import Finding
+from checked_backend.options import CheckOptions
+from checked_backend.regions.build import build_region
+from checked_backend.regions.failure import Failure
+from tests.support import faults, planting
+from tests.support.locate_tools import calls, located, operator_of, oracle
+
+HERE = Path(__file__).name
+
+
+def line_of(location: Location) -> str:
+    assert location.node is not None
+    trace = location.node.meta.get("stack_trace") or ""
+    return [line.strip() for line in trace.splitlines() if line.strip() and "^^" not in line][-1]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        hidden = self.norm(hidden)
+        hidden = hidden - hidden.mean(dim=1, keepdim=True)
+        hidden = F.gelu(hidden)
+        return self.last(hidden)
+
+
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.randn(5, 6))
+
+
+def training(compiled: Callable[..., Any]) -> None:
+    compiled(torch.randn(5, 6)).square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("operator", "line"),
+    [
+        ("aten.tanh.default", "hidden = torch.tanh(self.first(x))"),
+        ("aten.addmm.default", "hidden = torch.tanh(self.first(x))"),
+        ("aten.native_layer_norm.default", "hidden = self.norm(hidden)"),
+        ("aten.mean.dim", "hidden = hidden - hidden.mean(dim=1, keepdim=True)"),
+        ("aten.gelu.default", "hidden = F.gelu(hidden)"),
+    ],
+)
+@pytest.mark.parametrize("program", [inference, training])
+def test_the_operator_that_is_wrong_is_named(program: Callable[..., Any], operator: str, line: str) -> None:
+    def spoil(value: Any) -> Any:
+        return tuple(map(faults.changed, value)) if isinstance(value, tuple) else faults.changed(value)
+
+    location = located(program, Net(), faults.wrong_operator(operator, spoil, "aot"))
+    assert operator_of(location) == operator
+    assert line_of(location) == line
+    assert (location.stage, location.graph) == ("compiled", "inference" if program is inference else "forward")
+    assert location.cut is not None
+    assert calls(location.cut.trial)[0] == operator  # besides it only the items of its tuple
+    assert oracle(location.cut.trial)
+
+
+@pytest.mark.parametrize("operator", ["aten.tanh_backward.default", "aten.gelu_backward.default", "aten.mm.default"])
+def test_in_the_backward_graph_too(operator: str) -> None:
+    location = located(training, Net(), faults.wrong_operator(operator, how="aot"))
+    assert operator_of(location) == operator
+    assert (location.stage, location.graph) == ("compiled", "backward")
+
+
+def test_what_inherits_an_error_is_not_blamed() -> None:
+    def magnified(x: Tensor) -> Tensor:
+        wrong = torch.sin(x)
+        return torch.exp(100 * (wrong - x)).cumsum(0)
+
+    location = located(
+        lambda compiled: compiled(torch.rand(64)), magnified, faults.wrong_operator("aten.sin.default", how="aot")
+    )
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_an_ill_conditioned_operator_is_not_blamed_for_rounding() -> None:
+    def cancelling(x: Tensor) -> Tensor:
+        mean = x.mean()
+        return (torch.relu(x - mean) * 3).sum(0)
+
+    x = 1e4 + torch.rand(64, 8)
+    location = located(lambda compiled: compiled(x), cancelling, faults.wrong_operator("aten.relu.default", how="aot"))
+    assert operator_of(location) == "aten.relu.default"
+
+
+def test_a_bug_that_hides_where_everything_is_returned() -> None:
+    location = located(inference, Net(), faults.wrong_if_unseen("aten.tanh.default"))
+    assert operator_of(location) == "torch.tanh"  # in Dynamo's graph, whose tensors are exposed as copies
+
+
+def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
+    def result(node: fx.Node, value: Any) -> Any:
+        followed = any(str(later.target) == "aten.flip.default" for later in node.graph.nodes)
+        return faults.changed(value) if str(node.target) == "aten.exp.default" and followed else value
+
+    def function(x: Tensor) -> Tensor:
+        return torch.exp(x * 2).cumsum(0).flip(0) + 1
+
+    wrong = planting.interpreted(result, "aot")
+    location = located(lambda compiled: compiled(torch.randn(6)), function, wrong)
+    assert operator_of(location) == "aten.exp.default"
+    assert location.cut is not None  # so there is something to reduce
+    assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.trial))
+
+
+def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
+    def result(node: fx.Node, value: Any) -> Any:
+        if str(node.target) == "aten.tanh.default":
+            return value * (1 + 1e-5)  # shows everywhere, and does not explain what is found
+        [output] = node.graph.find_nodes(op="output")
+        few = len(output.args[0]) <= 2  # type: ignore[arg-type]
+        return faults.changed(value) if str(node.target) == "aten.gelu.default" and few else value
+
+    location = located(inference, Net(), planting.interpreted(result, "aot"))
+    assert operator_of(location) == "aten.gelu.default"
+    assert location.cut is not None
+    assert calls(location.cut.trial) == ["aten.gelu.default"]
+    assert "bisection" in location.notes[0]
+    assert "far too slightly" in location.notes[1]
+
+
+def test_what_magnifies_a_slight_error_is_not_blamed() -> None:
+    def magnified(x: Tensor) -> Tensor:
+        return ((torch.cos(x) - torch.cos(x.double()).float()) * 1e3).exp() * 2
+
+    def slightly(value: Tensor) -> Tensor:
+        return value * (1 + 1e-5) if value.dtype is torch.float32 else value
+
+    wrong = faults.wrong_operator("aten.cos.default", slightly, "aot")
+    location = located(lambda compiled: compiled(torch.rand(64)), magnified, wrong)
+    assert operator_of(location) == "aten.cos.default"
+
+
+def test_a_wrong_view_is_named_and_not_its_reader() -> None:
+    def transposed(x: Tensor) -> Tensor:
+        return torch.exp(x.permute(1, 0)) + 1
+
+    wrong = faults.wrong_operator("aten.permute.default", lambda view: view.flip(0), "aot")
+    location = located(lambda compiled: compiled(torch.randn(4, 4)), transposed, wrong)
+    assert operator_of(location) == "aten.permute.default"
+
+
+def test_a_compiler_that_knows_the_operators_of_dynamo() -> None:
+    location = located(training, Net(), faults.wrong_operator(str(F.gelu)))
+    assert operator_of(location) == "torch._C._nn.gelu"
+    assert location.op == "aten.gelu.default"
+    assert (location.stage, location.graph) == ("compiled", "dynamo")
+    assert line_of(location) == "hidden = F.gelu(hidden)"
+
+
+def test_operators_in_place_and_several_results() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.relu(self.norm(x), inplace=True)
+            values, _ = hidden.max(dim=1)
+            return torch.sin(values) * 2
+
+    for name, expected in ((str(torch.sin), "torch.sin"), (str(F.relu), "torch.nn.functional.relu")):
+        location = located(training, InPlace(), faults.wrong_operator(name))
+        assert operator_of(location) == expected
+
+
+def test_dropout_is_not_blamed_and_the_random_state_is_left_alone() -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(F.dropout(x, 0.5)) * torch.rand_like(x)
+
+    def program(compiled: Callable[..., Any]) -> None:
+        compiled(torch.randn(16, 16))
+
+    location = located(program, Dropping(), faults.wrong_operator("aten.sin.default", how="aot"))
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_dynamic_sizes() -> None:
+    def program(compiled: Callable[..., Any]) -> None:
+        with torch.no_grad():
+            compiled(torch.randn(5, 6))
+
+    net = Net()
+    compiler = faults.wrong_operator("aten.tanh.default", how="aot")
+    location = located(
+        lambda compiled: program(compiled), lambda x: net(torch.cat([x, x[: x.shape[0] // 2]])), compiler
+    )
+    assert operator_of(location) == "aten.tanh.default"
+
+
+def test_the_compiler_refuses_an_operator() -> None:
+    location = located(inference, Net(), faults.refuses("aten.gelu.default"))
+    assert operator_of(location) == "aten.gelu.default"
+
+
+def test_a_wrong_result_that_no_operator_has() -> None:
+    location = located(inference, Net(), faults.one_element(0, "aot"))
+    # the compiler spoils the first result of whatever it is given
+    assert location.stage == "compiled"
+
+
+def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = faults.wrong_operator("aten.tanh.default", how="aot")
+
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        return wrong
+
+    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", broken)
+    location = located(inference, Net(), wrong)
+    assert (location.stage, location.graph) == ("aot", "dynamo")  # below it there is Dynamo's graph alone
+    assert operator_of(location) == "torch.tanh"
+
+
+def test_what_writes_to_a_view_is_found_by_bisection() -> None:
+    def function(x: Tensor) -> Tensor:
+        x = torch.sin(x)
+        rows = x[1:3]
+        rows.mul_(2)
+        return torch.cos(x) + 1
+
+    location = located(lambda compiled: compiled(torch.randn(4, 4)), function, faults.left_out("mul_", "python"))
+    assert operator_of(location) == "Tensor.mul_"
+    assert location.op == "aten.mul_.Tensor"
+    assert location.graph == "dynamo"
+    assert "bisection" in location.notes[-1]
+
+
+def test_a_result_that_is_laid_out_otherwise() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.sin(torch.cos(x) * 2)
+
+    wrong = faults.wrong_operator("aten.sin.default", faults.restrided, "aot")
+    location = located(lambda compiled: compiled(torch.randn(3, 4)), function, wrong)
+    assert operator_of(location) == "aten.sin.default"
+    assert location.cut is not None
+    assert location.cut.finding.detail == "structure.stride"
+    assert calls(location.cut.trial) == ["aten.sin.default"]
+
+
+def test_a_result_of_another_dtype() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.sin(torch.cos(x) * 2)
+
+    wrong = faults.wrong_operator("aten.sin.default", lambda value: value.double(), "aot")
+    location = located(lambda compiled: compiled(torch.randn(3, 4)), function, wrong)
+    assert operator_of(location) == "aten.sin.default"
+
+
+def test_a_result_that_should_be_a_copy() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(x), x.clone()
+
+    location = located(
+        lambda compiled: compiled(torch.randn(4)), function, faults.left_out("aten.clone.default", "aot")
+    )
+    assert operator_of(location) == "aten.clone.default"
+    assert location.cut is not None
+    assert str(location.cut.finding.kind) == "alias"
+
+
+def test_a_bug_that_only_dynamic_sizes_have() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cos(torch.sin(x) * 2)
+
+    def program(compiled: Callable[..., Any]) -> None:
+        x = torch.randn(5, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        compiled(x)
+
+    location = located(program, function, faults.wrong_if_symbolic("aten.sin.default"))
+    assert operator_of(location) == "aten.sin.default"
+    assert location.cut is not None
+    assert location.cut.trial.dynamic
+    assert calls(location.cut.trial) == ["aten.sin.default"]
+
+
+def test_an_operator_that_should_have_raised() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
+
+    def program(compiled: Callable[..., Any]) -> None:
+        compiled(torch.eye(3))
+
+    location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
+    assert location.stage == "compiled"
+    assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
+    assert (location.op or "").startswith("aten.linalg_cholesky")
+    assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
+    assert location.cut is not None
+    assert calls(location.cut.trial) == [str(torch.linalg.cholesky)]  # alone, on the values that eager had there
+    assert torch.equal(location.cut.trial.inputs[0], torch.sin(torch.eye(3)) - 10)
+
+
+def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
+
+    wrong = faults.left_out(str(torch.linalg.cholesky), "python")
+    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", lambda **_how: wrong)
+    location = located(lambda compiled: compiled(torch.eye(3)), function, wrong)
+    assert location.stage == "aot"
+
+
+def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.multilabel_margin_loss(x, torch.zeros(2, 3, dtype=torch.long)),
+            torch.ldexp(x, x),
+            F.layer_norm(x, (3,)),
+            x.expand(2, 3).clone().mul_(2),
+            x.to(torch.float64),
+        )
+
+    names: dict[str, str] = {}
+
+    def backend(gm: fx.GraphModule, _examples: Any) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            names.update({node.name: aten_name(gm, inputs, node) for node in gm.graph.nodes if "call" in node.op})
+            return gm(*inputs)
+
+        return run
+
+    torch.compile(function, backend=backend)(torch.rand(2, 3))
+    assert names["multilabel_margin_loss"] == "aten.multilabel_margin_loss_forward.default"
+    assert names["ldexp"] == "aten.ldexp.Tensor"
+    assert names["layer_norm"] == "aten.native_layer_norm.default"
+    assert names["mul_"] == "aten.mul_.Tensor"
+    assert names["to"] == "aten._to_copy.default"
+
+
+def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
+    """As if rounding explained whatever a part does: the verdicts about parts are all passes."""
+    found: list[Location] = []
+
+    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        found.append(
+            locate(failure, findings, lambda _trial: (), gross=lambda trial: gross_error_oracle(trial, 60) or ())
+        )
+        return findings
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = CheckOptions(compiler=faults.wrong_operator(str(torch.tanh)), on_divergence="record")
+        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
+
+    def function(x: Tensor) -> Tensor:
+        x = torch.sin(x)
+        x[1:3].mul_(2)  # such a graph is not probed
+        return torch.tanh(x) + 1
+
+    torch.compile(function, backend=backend)(torch.randn(4, 4))
+    [location] = found
+    assert location.gross
+    assert location.op == "aten.tanh.default"
+    assert "rounding alone" in location.notes[0]

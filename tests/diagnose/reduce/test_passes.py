@@ -1,0 +1,228 @@
+"""Each pass on a program that stays wrong as long as one thing is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from checked_backend.diagnose.reduce import passes
+from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.diagnose.reduce.forms import form_of
+from checked_backend.diagnose.reduce.passes.shapes import resized
+from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from tests.support.reduce_tools import count, problem_where, program_of, targets
+
+aten = torch.ops.aten
+
+
+def calls(name: str) -> Callable[[GraphCase], bool]:
+    return lambda trial: name in targets(trial)
+
+
+def run(which: Callable[[Problem], None], wrong: Callable[[GraphCase], bool], function: Any, *inputs: Any) -> GraphCase:
+    problem = problem_where(wrong, program_of(function, *inputs))
+    which(problem)
+    assert wrong(problem.best.trial)
+    results = problem.best.trial.graph(*problem.best.trial.inputs)
+    assert len(results) >= 1
+    return problem.best.trial
+
+
+def long_chain(x: Tensor) -> tuple[Tensor, ...]:
+    for _ in range(6):
+        x = aten.add.Tensor(x, 1)
+    x = aten.relu.default(x)
+    for _ in range(6):
+        x = aten.mul.Tensor(x, 2)
+    return (x,)
+
+
+def test_calls_that_do_not_matter_are_recorded_or_left_out() -> None:
+    recorded = run(passes.recorded_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
+    assert targets(recorded) == ["aten.relu.default", *["aten.mul.Tensor"] * 6]  # what the output needs cannot be
+    bypassed = run(passes.bypass_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
+    assert targets(bypassed) == ["aten.relu.default"]
+
+
+def test_what_is_far_from_the_output_is_recorded() -> None:
+    left = run(passes.near_output, lambda trial: targets(trial)[-1:] == ["aten.mul.Tensor"], long_chain, torch.ones(3))
+    assert targets(left) == ["aten.mul.Tensor"]
+    # what was recorded is what the calls before gave: (1 + 6) * 2 ** 5
+    assert torch.equal(left.inputs[0], torch.full((3,), 224.0))
+
+
+def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
+    tried: list[GraphCase] = []
+
+    def wrong(trial: GraphCase) -> bool:
+        tried.append(trial)
+        return "aten.relu.default" in targets(trial)
+
+    left = run(passes.each_alone, wrong, long_chain, torch.randn(3))
+    assert targets(left) == ["aten.relu.default"]
+    assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).trial))
+
+
+def test_the_output_moves_to_where_it_is_wrong_first() -> None:
+    left = run(passes.earlier_output, calls("aten.relu.default"), long_chain, torch.randn(3))
+    assert targets(left)[-1] == "aten.relu.default"
+
+
+def test_outputs_are_dropped_and_the_tracked_one_stays_tracked() -> None:
+    def three(x: Tensor) -> tuple[Tensor, ...]:
+        return aten.exp.default(x), aten.relu.default(x), aten.neg.default(x)
+
+    program = replace(program_of(three, torch.randn(3)), subject="output[1]")
+    problem = problem_where(calls("aten.relu.default"), program)
+    passes.drop_outputs(problem)
+    assert targets(problem.best.trial) == ["aten.relu.default"]
+    assert problem.best.subject == "output[0]"
+
+
+def test_inputs_are_merged_and_optional_ones_left_out() -> None:
+    def normed(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
+        return (aten.native_layer_norm.default(aten.add.Tensor(x, y), [4], weight, bias, 1e-5)[0],)
+
+    inputs = (torch.randn(2, 4), torch.randn(2, 4), torch.randn(4), torch.randn(4))
+    assert len(run(passes.merge_inputs, calls("aten.add.Tensor"), normed, *inputs).inputs) == 2
+    left = run(passes.drop_optional_tensors, calls("aten.native_layer_norm.default"), normed, *inputs)
+    assert len(left.inputs) == 2
+
+
+def attention_like(x: Tensor, mask: Tensor) -> tuple[Tensor]:
+    flat = aten.view.default(x, [32, 48])
+    heads = aten.view.default(aten.mul.Tensor(flat, 2), [4, 8, 6, 8])
+    turned = aten.clone.default(aten.permute.default(heads, [0, 2, 1, 3]), memory_format=torch.contiguous_format)
+    return (aten.add.Tensor(aten.view.default(turned, [4, 6, 64]), aten.expand.default(mask, [4, 6, 64])),)
+
+
+def test_sizes_shrink_and_arguments_follow() -> None:
+    inputs = (torch.randn(4, 8, 48), torch.randn(4, 1, 64))
+    left = run(passes.shrink_sizes, calls("aten.permute.default"), attention_like, *inputs)
+    assert count(left) <= 4
+    smaller = resized(program_of(attention_like, *inputs), {4: 2})
+    assert smaller is not None
+    assert smaller.trial.graph(*smaller.trial.inputs)[0].shape == (2, 6, 64)
+
+
+def test_sizes_that_depend_on_each_other_shrink_together() -> None:
+    def pooled(gradient: Tensor, x: Tensor) -> tuple[Tensor]:
+        return (aten.avg_pool2d_backward.default(gradient, x, [3, 3], [2, 2], [0, 0], True, True, None),)
+
+    left = run(
+        passes.shrink_sizes,
+        calls("aten.avg_pool2d_backward.default"),
+        pooled,
+        torch.ones(1, 1, 4, 4),
+        torch.ones(1, 1, 8, 8),
+    )
+    assert count(left) <= 5
+
+
+def test_indices_stay_in_bounds() -> None:
+    def looked_up(weight: Tensor, at: Tensor) -> tuple[Tensor]:
+        return (aten.embedding.default(weight, at),)
+
+    left = run(
+        passes.shrink_sizes,
+        calls("aten.embedding.default"),
+        looked_up,
+        torch.randn(50, 24),
+        torch.tensor([[49, 3, 7], [48, 0, 9]]),
+    )
+    assert count(left) <= 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda x: True, "torch.zeros(2, 3)"),
+        (lambda x: bool((x != 0).all()), "torch.ones(2, 3)"),
+        (lambda x: len(set(x.reshape(-1).tolist())) == 6, "torch.arange(6, dtype=torch.float32).reshape(2, 3)"),
+    ],
+)
+def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> None:
+    left = run(
+        passes.simplify_values,
+        lambda trial: wrong(trial.inputs[0]),
+        lambda x: (aten.exp.default(x),),
+        torch.randn(2, 3),
+    )
+    assert form_of(left.inputs[0]).text == text
+
+
+def test_values_on_which_eager_gives_zeros_alone_prove_little() -> None:
+    left = run(passes.simplify_values, lambda _trial: True, lambda x: (aten.relu.default(x),), torch.randn(2, 3))
+    assert form_of(left.inputs[0]).text == "torch.ones(2, 3)"
+
+
+def test_dtypes_and_arguments_become_common() -> None:
+    def cast(x: Tensor) -> tuple[Tensor]:
+        return (aten.mul.Tensor(aten._to_copy.default(x, dtype=torch.float16), 0.1234),)
+
+    left = run(passes.common_dtypes, calls("aten.mul.Tensor"), cast, torch.randn(3, dtype=torch.bfloat16))
+    assert left.graph(*left.inputs)[0].dtype is torch.float32
+    left = run(passes.round_arguments, calls("aten.mul.Tensor"), cast, torch.randn(3))
+    assert torch.allclose(left.graph(*left.inputs)[0], left.inputs[0].half())
+
+
+def test_dimensions_of_size_one_go() -> None:
+    left = run(
+        passes.drop_dimensions, calls("aten.relu.default"), lambda x: (aten.relu.default(x),), torch.randn(1, 1, 3)
+    )
+    assert left.inputs[0].shape == (3,)
+
+
+def test_a_layout_that_matters_stays() -> None:
+    x = torch.randn(3, 4).t()
+    left = run(
+        passes.simplify_values, lambda trial: not trial.inputs[0].is_contiguous(), lambda x: (aten.relu.default(x),), x
+    )
+    assert left.inputs[0].stride() == (1, 4)
+    assert form_of(left.inputs[0].contiguous()).text == "torch.ones(4, 3)"
+
+
+def test_a_call_for_its_effect_alone_does_not_hang_a_pass() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        aten.copy_.default(x, aten.relu.default(y))
+        return (aten.neg.default(aten.exp.default(y)),)
+
+    left = run(passes.near_output, calls("aten.copy_.default"), program, torch.ones(3), torch.ones(3))
+    assert "aten.relu.default" not in targets(left)
+
+
+def test_statements_of_a_dynamo_graph_stay() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = torch.relu(x)
+        z.mul_(y)
+        return torch.neg(z), torch.exp(y)
+
+    left = run(passes.drop_outputs, lambda _trial: True, program, torch.ones(3), torch.ones(3))
+    assert names(left) == ["relu", "mul_", "neg"]
+
+
+def names(trial: GraphCase) -> list[str]:
+    calls_made = [node.target for node in trial.graph.graph.nodes if node.op.startswith("call_")]
+    return [str(getattr(target, "__name__", target)) for target in calls_made]
+
+
+def test_the_output_does_not_move_to_a_tuple() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        values, _ = aten.max.dim(x, 1)
+        return (aten.neg.default(values),)
+
+    gm = fx.GraphModule(torch.nn.Module(), make_fx(program)(torch.ones(2, 3)).graph)
+    start = FailingCase.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
+    problem = problem_where(calls("aten.max.dim"), start)
+    passes.earlier_output(problem)
+    [result] = problem.best.trial.graph(torch.ones(2, 3))
+    assert isinstance(result, Tensor)
+    assert "aten.neg.default" not in targets(problem.best.trial)

@@ -1,0 +1,325 @@
+"""Scripts: what they say, that they run alone, and what becomes of those that do not show the bug."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch._dynamo.backends import registry
+
+from checked_backend.diagnose.oracle import verdict_oracle
+from checked_backend.diagnose.reduce import Repro, write_repro
+from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.diagnose.repro.compile_code import write_compile
+from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
+from checked_backend.findings import Finding, Kind, NoiseScale
+from checked_backend.numerics.measure import measure
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from tests.support import faults
+from tests.support.reduce_tools import trial_of
+
+aten = torch.ops.aten
+
+WRONG_BACKEND = '''
+import torch
+from torch import fx
+
+
+class Spoiled(fx.Interpreter):
+    def run_node(self, n):
+        value = super().run_node(n)
+        return value + 1 if "{word}" in str(n.target) else value
+
+
+def wrong(gm, example_inputs):
+    """A backend that is wrong about one operator."""
+    return Spoiled(gm).run
+'''
+
+
+@pytest.fixture
+def wrong_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A backend in a module of its own, wrong about the operators whose name contains a word."""
+
+    def make(word: str) -> Any:
+        folder = tmp_path / "somewhere"
+        folder.mkdir(exist_ok=True)
+        name = f"wrong_{word}"
+        (folder / f"{name}.py").write_text(WRONG_BACKEND.format(word=word))
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test's, from another folder
+        return __import__(name).wrong
+
+    return make
+
+
+def relu_then(x: Tensor) -> tuple[Tensor]:
+    return (aten.relu.default(x),)
+
+
+def test_a_difference_that_may_be_rounding_confirms_nothing(
+    wrong_backend: Callable[[str], Any], tmp_path: Path
+) -> None:
+    trial = trial_of(relu_then, torch.tensor([0.1, -2.0]), compiler=wrong_backend("relu"))
+    repro = write_repro(
+        trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, oracle=lambda _trial, _seconds: ()
+    )
+    assert not repro.confirmed
+    assert "did not show" in repro.output
+
+
+def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    trial = trial_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
+    repro = write_repro(
+        trial, tmp_path / "reports", name="relu.default", subject="output[0]", kind=Kind.LOGIC, source="m.py:3 in f"
+    )
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "torch.relu(x)" in text
+    assert "torch.tensor([[0.1, -2.0]])" in text
+    assert "m.py:3 in f" in text
+    assert "checked_backend" not in text
+    assert BUG_THERE in repro.output
+    assert repro.path == tmp_path / "reports" / "repro_relu_default.py"
+    assert [path.name for path in repro.path.parent.iterdir()] == [repro.path.name]  # nothing half written
+    # with the bug repaired, the same file says so
+    module = tmp_path / "somewhere" / "wrong_relu.py"
+    module.write_text(module.read_text().replace("value + 1", "value"))
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_backend_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
+    trial = trial_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
+    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert not repro.confirmed
+    assert "cannot be imported" in repro.output
+    assert "not named" in repro.output
+
+
+def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[wrong_backend("relu").__module__]
+    file = tmp_path / "somewhere" / "wrong_relu.py"
+    file.write_text(
+        file.read_text() + "class Backends:\n    def method(self, gm, inputs):\n        return wrong(gm, inputs)\n\n"
+        "some = Backends()\nnameless = lambda gm, inputs: wrong(gm, inputs)\n"
+    )
+    module = importlib.reload(module)
+    monkeypatch.setitem(registry._COMPILER_FNS, "planted", module.wrong)
+    program = FailingCase.of(trial_of(relu_then, torch.ones(2)), "output[0]")
+    for compiler, name in (
+        (module.wrong, "wrong"),
+        ("planted", "wrong"),  # a fresh process does not know it by the name it was registered under
+        (module.some.method, "some.method"),
+        (module.nameless, "nameless"),
+    ):
+        options = CheckOptions(compiler=compiler)
+        code = write_compile(replace(program, trial=replace(program.trial, options=options)), {})
+        assert code.arguments == f"backend={name}"
+        assert code.lines[-1] == f"from wrong_relu import {name.partition('.')[0]}"
+        assert not code.problem
+
+
+SHIFT = 2.0
+
+
+class Shifted(torch.fx.Interpreter):
+    def run_node(self, n: torch.fx.Node) -> Any:
+        return super().run_node(n) + SHIFT if "relu" in str(n.target) else super().run_node(n)
+
+
+def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path) -> None:
+    factor = 3
+
+    def made_here(gm: torch.fx.GraphModule, _example_inputs: NotImported) -> Callable[..., Any]:  # noqa: F821
+        return lambda *args: tuple(result * factor for result in Shifted(gm).run(*args))
+
+    trial = trial_of(relu_then, torch.tensor([1.0]), compiler=made_here)
+    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "factor = 3" in text
+    assert "SHIFT = 2.0" in text
+    assert text.index("class Shifted") < text.index("def made_here") < text.index("backend=made_here")
+    assert "test_repro" not in text
+
+
+def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) -> None:
+    repro = write_repro(trial_of(relu_then, torch.ones(2)), tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    assert not repro.confirmed
+    assert BUG_GONE in repro.output
+
+
+def wrote(trial: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
+    """A script for a finding that is taken for granted."""
+    finding = Finding(kind, "output[0]", "planted", detail)
+
+    def oracle(_trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        return (finding,)
+
+    return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, oracle=oracle, **further)
+
+
+OTHER_BACKENDS = """
+import os
+
+import torch
+
+
+def restrided(gm, example_inputs):
+    return lambda *args: tuple(value.t().contiguous().t() for value in gm(*args))
+
+
+def aliased(gm, example_inputs):
+    return lambda *args: (args[0],)
+
+
+def raises(gm, example_inputs):
+    raise RuntimeError("cannot compile this")
+
+
+def dies(gm, example_inputs):
+    return lambda *args: os.abort()
+
+
+def mutates(gm, example_inputs):
+    return lambda *args: (args[0].add_(1),)
+
+
+def draws(gm, example_inputs):
+    return lambda *args: (torch.rand(()), gm(*args))[1]
+
+
+def makes_nan(gm, example_inputs):
+    return lambda *args: tuple(value / 0 * 0 for value in gm(*args))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.parametrize(
+    ("name", "kind", "detail"),
+    [
+        ("restrided", Kind.STRUCTURE, "structure.stride"),
+        ("aliased", Kind.ALIAS, "alias.memory"),
+        ("raises", Kind.CRASH, "crash.compiling"),
+        ("dies", Kind.CRASH, "crash.signal"),
+        ("mutates", Kind.MUTATION, "mutation.unexpected"),
+        ("makes_nan", Kind.NONFINITE, "nonfinite"),
+        ("draws", Kind.RNG, "rng.state"),
+    ],
+)
+def test_every_kind_of_finding_has_its_script(
+    name: str, kind: Kind, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_backends.py").write_text(OTHER_BACKENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "other_backends", raising=False)
+    backend = getattr(__import__("other_backends"), name)
+    trial = trial_of(lambda x: (aten.clone.default(x),), torch.ones(2, 3), compiler=backend)
+    repro = wrote(trial, tmp_path / "reports", kind, detail)
+    assert repro.confirmed, repro.output
+
+
+def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    x = torch.rand(7, 9).t()
+    repro = wrote(trial_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)
+    assert repro.confirmed, repro.output
+    assert "safetensors" in repro.path.read_text()
+    assert repro.path.with_suffix(".safetensors").exists()
+    assert "(63,)" not in repro.output
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
+    trial = trial_of(lambda x: (aten._softmax.default(x, 0, False),), torch.randn(5), compiler=wrong_backend("softmax"))
+    [found] = verdict_oracle(trial, 60) or ()
+    repro = write_repro(trial, tmp_path, name="softmax", subject="output[0]", kind=found.kind)
+    assert repro.confirmed, repro.output
+    [tolerance] = [
+        node.value.value
+        for node in ast.walk(ast.parse(repro.path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "atol" and isinstance(node.value, ast.Constant)
+    ]
+    assert 1e-7 < tolerance < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
+    wrong_backend: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Mended, such a script must not go on about rounding."""
+
+    def cancels(x: Tensor) -> tuple[Tensor]:
+        return (aten.sum.dim_IntList(aten.mul.Tensor(x, 0.1), [0]),)
+
+    x = torch.tensor([3e8, 1.7, -3e8]).repeat(500)
+    trial = trial_of(cancels, x, compiler=wrong_backend("sum"))
+    [found] = verdict_oracle(trial, 60) or ()
+    assert is_drowned(found), found
+    repro = write_repro(trial, tmp_path, name="sum", subject="output[0]", kind=found.kind)
+    assert repro.confirmed, repro.output
+    text = repro.path.read_text()
+    assert "float64" in text
+    assert "In float64: in lower precision rounding differs as much." in text
+    module = tmp_path / "somewhere" / "wrong_sum.py"
+    module.write_text(module.read_text().replace("value + 1", "value * (1 + 1e-14)"))  # as rounding may
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_tolerance_is_between_rounding_and_the_bug() -> None:
+    def tolerance(noise: float | None, bug: float) -> float:
+        metrics = replace(measure(reference=torch.zeros(1), candidate=torch.ones(1)), max_abs_diff=bug)
+        scale = None if noise is None else NoiseScale(noise, noise, "made up")
+        return _tolerance(Finding(Kind.LOGIC, "output[0]", "", metrics=metrics, noise=scale))[0]
+
+    assert tolerance(0.0, 1.0) == 0.0
+    assert tolerance(1e-6, 1.0) == pytest.approx(1e-3)
+    assert tolerance(1e-6, float("inf")) == pytest.approx(1e-4)
+    for noise in (None, 5.0):  # not known, or more than the bug: the bug shows, and what is much less does not
+        assert 0.04 < tolerance(noise, 1.0) < 1.0
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_tensors: Any, name: str) -> None:
+        Path(name).write_text("half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("checked_backend.diagnose.repro.repro.save_file", full)
+    trial = trial_of(relu_then, torch.rand(7, 9).t(), compiler=wrong_backend("relu"))
+    with pytest.raises(OSError, match="No space left"):
+        wrote(trial, tmp_path / "reports", Kind.LOGIC)
+    assert list((tmp_path / "reports").iterdir()) == []
+
+
+def test_a_script_that_takes_too_long_is_not_run_again(
+    wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[float] = []
+
+    def slow(*_args: Any, timeout: float, **_kwargs: Any) -> Any:
+        runs.append(timeout)
+        raise subprocess.TimeoutExpired(["python"], timeout)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    repro = wrote(trial_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
+    assert (repro.confirmed, runs) == (False, [9])
+    assert "timed out after 9 seconds" in repro.output

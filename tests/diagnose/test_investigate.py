@@ -1,0 +1,255 @@
+"""After a failure: the whole way from numcheck's finding to a script on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import checked_backend as cb
+from checked_backend import backends
+from checked_backend.diagnose import investigate as module
+from checked_backend.diagnose.localize import Location
+from checked_backend.diagnose.reduce import Progress
+from checked_backend.findings import Finding
+from checked_backend.regions.failure import Failure
+from tests.support import faults
+
+RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(torch.tanh(self.first(x)))
+        hidden = torch.relu(hidden)
+        return self.last(hidden)
+
+
+def report_of(folder: Path, run: Callable[[Callable[..., Any]], Any], **options: Any) -> cb.Report:
+    given = {"on_divergence": "record", "report_dir": folder, **options}
+    with cb.collect() as session:
+        run(torch.compile(Net(), backend="numcheck", options=given))
+    return session.report
+
+
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.randn(5, 6))
+
+
+def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
+    x = torch.randn(5, 6)
+    torch.set_rng_state(before[0])
+    report = report_of(
+        tmp_path,
+        lambda compiled: compiled(x).sum().backward(),
+        compiler=faults.wrong_operator("aten.relu.default", how="aot"),
+    )
+    first = report.findings[0]
+    assert (str(first.kind), first.subject) == ("logic", "output[0]")
+    assert (first.stage, first.graph, first.node, first.op) == ("compiled", "forward", "relu", "aten.relu.default")
+    assert first.source is not None
+    assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
+    assert first.source.startswith("test_investigate.py:")
+    assert str(first.evidence["reduced"]).startswith("to 1 call on 1 input")
+    assert first.workaround is not None  # the last resort: the compiler has no settings
+    assert "torch.compiler.disable(torch.relu)" in first.workaround
+    assert "test_investigate.py:" in first.workaround
+    assert "workaround" not in first.evidence  # it was tried on the region
+    later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
+    assert later
+    assert all("localized" in finding.evidence for finding in later)
+    text = str(report)
+    assert "aten.relu.default" in text
+    # nothing of what was tried is counted as part of the program, and nothing of its state has changed
+    assert [region.checked_calls for region in report.coverage.regions] == [1]
+    assert torch.get_num_threads() == before[1]
+    assert torch.get_default_dtype() == before[2]
+
+
+def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_path: Path) -> None:
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    # the compiler is a local function: a fresh process cannot import it
+    assert "repro" in finding.evidence
+
+
+def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_args: Any) -> Sequence[Finding]:
+        raise AssertionError("investigated")
+
+    monkeypatch.setattr("checked_backend.backends.investigate", unwanted)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0), localize=False)
+    [finding] = report.findings
+    assert finding.node is None
+    assert not report.coverage.notes
+
+
+def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("checked_backend.diagnose.investigate", "checked_backend.diagnose.oracle"):
+        monkeypatch.setattr(f"{place}.cannot_fork", lambda: "no")
+    wrong = faults.wrong_operator("aten.relu.default", how="aot")
+    states = []
+    for localize in (True, False):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        report = report_of(tmp_path, inference, compiler=wrong, localize=localize)
+        states.append(torch.get_rng_state())
+        assert [finding.op for finding in report.findings] == ["aten.relu.default" if localize else None]
+        assert [region.checked_calls for region in report.coverage.regions] == [1]
+    assert torch.equal(*states)
+    assert torch.is_grad_enabled()
+
+
+def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_failure: Failure, _findings: Sequence[Finding]) -> Sequence[Finding]:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr("checked_backend.backends.investigate", failing)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0))
+    assert report.verdict is cb.Verdict.FAIL
+    assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
+
+
+def test_what_fails_after_the_operator_was_named_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("no way to reduce it")
+
+    monkeypatch.setattr(module, "reduce", failing)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
+
+
+def test_an_investigation_that_dies_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIME_LIMIT", 0.01)
+    report = report_of(tmp_path, inference, compiler=faults.one_element(0))
+    assert report.verdict is cb.Verdict.FAIL
+    assert any("died: still running after 0.01 s" in note for note in report.coverage.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
+    report = report_of(tmp_path, inference, compiler_options=RELU_BUG)
+    [finding] = report.findings
+    assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
+    assert finding.repro is not None
+    assert "repro" not in finding.evidence  # it was confirmed
+    script = Path(finding.repro).read_text(encoding="utf-8")
+    assert "torch.relu(" in script
+    assert "checked_backend" not in script
+    shown = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    assert shown.returncode == 1, shown.stdout + shown.stderr
+    Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")
+    gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    assert gone.returncode == 0, gone.stdout + gone.stderr
+
+
+def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: Any, known: Callable[[Location], None], **_kwargs: Any) -> Location:
+        known(Location("compiled"))
+        known(Location("compiled", "forward", op="aten.relu.default", message="wrong"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "locate", stopped)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert (finding.stage, finding.graph) == ("compiled", "forward")
+    assert finding.evidence["stopped"] == "by the user"
+    assert finding.evidence["at the operator"] == "wrong"
+
+
+def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: Any, **_kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_repro", stopped)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert str(finding.evidence["reduced"]).startswith("to 1 call on")
+    assert finding.evidence["stopped"] == "by the user"
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_ctrl_c_that_was_swallowed_is_heard_and_a_second_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it hits a destructor: the next step raises it again. No settings are tried after it."""
+    original = Progress.__str__
+
+    def presses(progress: Progress) -> str:
+        if progress.tried == 2:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return original(progress)
+
+    journal, log = tmp_path / "journal", tmp_path / "log"
+
+    def tell(text: str) -> None:
+        with log.open("a") as stream:
+            stream.write(f"{text}\n")
+
+    monkeypatch.setattr(backends, "investigate", module.Investigation(tell, journal))
+    wrong = faults.wrong_operator("aten.relu.default", how="aot")
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "__str__", presses)
+        [finding] = report_of(tmp_path, inference, compiler=wrong).findings
+    assert finding.op == "aten.relu.default"
+    assert finding.repro is not None
+    assert str(finding.evidence["reduced"]).endswith(", interrupted")
+    assert finding.evidence["settings"] == "not tried: stopped by the user"
+    told = log.read_text().splitlines()
+    assert any("exposed" in line for line in told)
+    log.unlink()
+    torch._dynamo.reset()
+    [finding] = report_of(tmp_path, inference, compiler=wrong).findings
+    told = log.read_text().splitlines()
+    assert finding.op == "aten.relu.default"
+    assert not any("exposed" in line for line in told)  # the probe is not compiled again
+    assert any("an earlier run found relu" in line for line in told)
+    assert str(finding.evidence["reduced"]).endswith(", done")
+
+
+def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_args: Any, **_kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(module, "reduce", dies)
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.relu.default"
+    assert "killed by SIGKILL" in finding.evidence["stopped"]
+
+
+def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> None:
+    # the compiler spoils what it is given, wherever the region is cut
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot"))
+    [finding] = report.findings
+    assert finding.op == "aten.addmm.default"
+    assert finding.workaround is None
+    assert "that line outside of the compiler too" in finding.evidence["workaround"]

@@ -1,0 +1,262 @@
+"""Workarounds are tried on the region before they are announced."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+import checked_backend as cb
+from checked_backend.diagnose.reduce import Setting, Workaround, measure_cost
+from checked_backend.diagnose.workaround import remedy
+from checked_backend.diagnose.workaround.remedy import WorkaroundSearch
+from checked_backend.findings import Finding
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.graph_case import GraphCase
+from tests.support import faults
+
+WRONG = faults.wrong_operator("aten.relu.default", how="aot")
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x)
+    return y.sin()
+
+
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[Finding]]:
+    calls: list[tuple[Failure, Sequence[Finding]]] = []
+
+    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        calls.append((failure, findings))
+        return findings
+
+    monkeypatch.setattr("checked_backend.backends.investigate", note)
+    options = {"on_divergence": "record", "compiler": WRONG}
+    with cb.collect():
+        torch.compile(function, backend="numcheck", options=options)(torch.randn(8))
+    return calls[0]
+
+
+def searched(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
+) -> tuple[Workaround | None, dict[str, str]]:
+    """Offer these compilers, as settings that help the small program."""
+
+    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
+        return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
+
+    monkeypatch.setattr(remedy, "find_workaround", find)
+    monkeypatch.setattr(
+        Setting, "on", lambda setting, options: options.model_copy(update={"compiler": compilers[setting.name]})
+    )
+    failure, findings = failed
+    evidence: dict[str, str] = {}
+    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    return search.setting(GraphCase(failure.graph, (), failure.options), costly=()), evidence
+
+
+def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
+    assert found is not None
+    assert found.code == "second"
+    assert evidence["settings"].startswith("first (output[0] is wrong: ")
+    assert evidence["settings"].endswith(") helps the small program, but not the region")
+
+
+def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        os._exit(7)
+
+    found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling())
+    assert found is None
+    assert "raises (it fails: " in evidence["settings"]
+    why = cannot_fork() or cannot_differentiate_in_worker()
+    if why:
+        pytest.skip(f"the region is tried in this process: {why}")
+    found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling(), dies=dies)
+    assert found is None
+    assert "dies (the process that tried it died: exited with status 7)" in evidence["settings"]
+    assert evidence["settings"].endswith("help the small program, but not the region")
+
+
+def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
+    failed: tuple[Failure, Sequence[Finding]],
+) -> None:
+    failure, findings = failed
+    [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
+    for source, said in (
+        (source_line(relu), None),
+        ("elsewhere.py:1 in forward: x", "none found: no call of the region is from that line"),
+        (None, "none found: the user's line that calls aten.relu.default is not known"),
+    ):
+        evidence: dict[str, str] = {}
+        search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+        found = search.line("aten.relu.default", source)
+        assert evidence.get("workaround") == said
+        if said is not None:
+            assert found is None  # what was not seen to help is not announced
+            continue
+        assert found is not None
+        assert "torch.compiler.disable(torch.relu)" in found.code
+
+
+def test_what_cannot_be_tried_is_not_announced(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_args: Any) -> Any:
+        raise RuntimeError("the line cannot be taken out")
+
+    monkeypatch.setattr(remedy, "without_line", lambda *_: cannot)
+    failure, findings = failed
+    [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
+    evidence: dict[str, str] = {}
+    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    assert search.line("aten.relu.default", source_line(relu)) is None
+    assert "could not be tried" in evidence["workaround"]
+
+
+def slow(seconds: float, faulty: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A compiler whose programs take their time."""
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = gm.forward if faulty is None else faulty(gm, inputs)
+
+        def slowly(*args: Any) -> Any:
+            time.sleep(seconds)
+            return run(*args)
+
+        return slowly
+
+    return compiler
+
+
+def slow_eager(gm: fx.GraphModule) -> SimpleNamespace:
+    return SimpleNamespace(forward=slow(0.1)(gm, ()))
+
+
+def chosen(
+    failed: tuple[Failure, Sequence[Finding]],
+    monkeypatch: pytest.MonkeyPatch,
+    cheap: Mapping[str, Callable[..., Any]],
+    costly: Mapping[str, Callable[..., Any]],
+    eager: Mapping[str, Callable[..., Any]],
+    compiled: float = 0.0,
+) -> tuple[Workaround | None, dict[str, str]]:
+    """Offer these compilers as settings; the region is compiled by one that takes so many seconds."""
+    offered = {id(remedy.COSTLY): costly, id(remedy.EAGER): eager}
+
+    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
+        names = offered.get(id(costly), cheap)
+        return next((Workaround(name, name, Setting(name)) for name in names if confirm(Setting(name))), None)
+
+    compilers = {**cheap, **costly, **eager}
+    monkeypatch.setattr(remedy, "find_workaround", find)
+    monkeypatch.setattr(Setting, "code_with", lambda setting, _own: setting.name)
+    monkeypatch.setattr(
+        Setting, "on", lambda setting, options: options.model_copy(update={"compiler": compilers[setting.name]})
+    )
+    failure, findings = failed
+    options = failure.options.model_copy(update={"compiler": slow(compiled, WRONG)})
+    evidence: dict[str, str] = {}
+    search = WorkaroundSearch(
+        replace(failure, options=options), findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence
+    )
+    return search.cheapest(GraphCase(failure.graph, (), options), None), evidence
+
+
+def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_with_its_cost(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, evidence = chosen(
+        failed, monkeypatch, {"dear": slow(0.12)}, {"less": slow(0.05)}, {"eager": slow(0.3)}, compiled=0.01
+    )
+    assert found is not None
+    assert found.code.endswith("\nless")
+    told = re.search(r"it costs (\S+) times the compiled region; eager costs (\S+)", evidence["cost of the workaround"])
+    assert told is not None
+    assert 2 < float(told[1]) < 6
+    assert found.code.startswith(f"# costs {told[1]} times the compiled region")
+    assert "amounts to eager" not in found.code  # compiled code is no faster here
+
+
+def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "checked_backend.diagnose.workaround.cost.eager_graph", lambda _gm: SimpleNamespace(forward=slow(0.1)(_gm, ()))
+    )
+    found, evidence = chosen(
+        failed, monkeypatch, {"cheap": slow(0.031)}, {"unwanted": faults.crash_when_compiling()}, {}, compiled=0.03
+    )
+    assert found is not None
+    assert found.code.endswith("\ncheap")
+    assert "amounts to eager" not in found.code
+    assert evidence["cost of the workaround"].startswith("it costs 1 times the compiled region; eager costs 3")
+
+
+def test_what_amounts_to_eager_says_so(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("checked_backend.diagnose.workaround.cost.eager_graph", slow_eager)
+    found, evidence = chosen(failed, monkeypatch, {}, {}, {"everything": slow(0.101)}, compiled=0.03)
+    assert found is not None
+    assert found.code.endswith("\neverything")
+    assert "it amounts to eager, at eager's speed" in found.code
+    assert "it amounts to eager, at eager's speed" in evidence["cost of the workaround"]
+
+
+def test_where_compiled_code_does_not_run_the_cost_is_told_against_eager(
+    failed: tuple[Failure, Sequence[Finding]],
+) -> None:
+    failure, _ = failed
+    cost = measure_cost(failure, slow(0.02), faults.crash_when_running())
+    assert cost.compiled is None
+    assert "compiled without it, it does not run" in str(cost)
+    assert cost.is_eager
+
+
+def in_a_body(x: torch.Tensor) -> torch.Tensor:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    return checkpoint(body, x, use_reentrant=False).sin()
+
+
+def two_calls(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x).sin()
+
+
+@pytest.mark.parametrize(
+    ("program", "line"), [(in_a_body, "return checkpoint(body"), (two_calls, "torch.relu(x).sin()")]
+)
+def test_a_line_of_which_no_single_call_can_be_named_is_kept_out_as_a_whole(
+    program: Callable[[torch.Tensor], torch.Tensor], line: str, tmp_path: Path
+) -> None:
+    """What is announced is what was tried."""
+    options = {"on_divergence": "record", "compiler": WRONG, "report_dir": tmp_path}
+    with cb.collect() as session:
+        torch.compile(program, backend="numcheck", options=options)(torch.randn(8, requires_grad=True))
+    finding = session.report.findings[0]
+    assert finding.op == "aten.relu.default"
+    assert finding.workaround is not None
+    assert line in finding.workaround
+    assert "@torch.compiler.disable\ndef in_eager(" in finding.workaround
+    exec(finding.workaround, {})
+    assert "workaround" not in finding.evidence

@@ -1,0 +1,310 @@
+"""Which setting is found, with compilers that heed the settings they are given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from checked_backend._torch.inductor import inductor_settings
+from checked_backend.diagnose.reduce import (
+    COSTLY,
+    EAGER,
+    SETTINGS,
+    Setting,
+    find_workaround,
+    keep_line_out,
+    keep_out,
+    taken_back,
+    without_line,
+)
+from checked_backend.diagnose.workaround.settings import (
+    PROCESS,
+    applicable,
+    flags_not_set,
+    operator_fallbacks,
+    pass_settings,
+)
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.process.worker import run_in_worker
+from checked_backend.regions.graph_case import GraphCase
+from tests.support.reduce_tools import trial_of
+
+aten = torch.ops.aten
+
+TRIAL = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2), compiler="inductor")
+WRONG = (Finding(Kind.LOGIC, "output[0]", "wrong"),)
+
+
+def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping[str, Any]]) -> Any:
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        tried.append(trial.options.compiler_options)
+        plain = trial.options.compiler == "inductor"
+        return () if plain and condition(trial.options.compiler_options) else WRONG
+
+    return oracle
+
+
+@pytest.mark.parametrize("patches", [{"pattern_matcher": False}, {"layout_optimization": False}, {"cpp.simdlen": 1}])
+def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
+    tried: list[Mapping[str, Any]] = []
+    oracle = right_if(lambda options: patches.items() <= options.items(), tried)
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=oracle)
+    assert found is not None
+    assert found.code.endswith(f"\nmodel = torch.compile(model, options={patches!r})")
+    assert len(tried) <= 10
+
+
+def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_none() -> None:
+    tried: list[Mapping[str, Any]] = []
+    never = right_if(lambda options: False, tried)
+    assert find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=never) is None
+    assert len(tried) <= 2 + len((*COSTLY, *EAGER))  # all cheap ones together, the operator's fallback, the costly ones
+    always = right_if(lambda options: True, tried)
+    assert find_workaround(TRIAL, deadline=time.monotonic(), oracle=always) is None
+    other = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2))
+    assert find_workaround(other, deadline=time.monotonic() + 300, oracle=always) is None
+
+
+def test_what_helps_the_small_program_must_help_the_region() -> None:
+    tried: list[Mapping[str, Any]] = []
+    asked: list[str] = []
+
+    def confirmed(setting: Setting) -> bool:
+        asked.append(setting.code)
+        return "reorder_for_locality" in setting.code
+
+    found = find_workaround(
+        TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried), settings=SETTINGS[-8:]
+    )
+    assert found is None  # none of those is the one
+    assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried))
+    assert found is not None
+    assert "reorder_for_locality" in found.code
+
+
+def test_settings_that_help_only_together_are_found_together() -> None:
+    tried: list[Mapping[str, Any]] = []
+    both = {"pattern_matcher": False, "inplace_buffers": False}
+    oracle = right_if(lambda options: both.items() <= options.items(), tried)
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], oracle=oracle)
+    assert found is not None
+    assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
+    assert len(tried) <= 15
+
+
+@pytest.mark.inductor
+def test_what_a_setting_changes_in_the_process_is_taken_back() -> None:
+    from torch._inductor import decomposition, lowering
+
+    op = aten.gelu.default
+    flag = torch.backends.cuda.matmul.allow_tf32
+    flags = Setting("flag", flags={"backends.cuda.matmul.allow_tf32": not flag})
+    before = (dict(decomposition.decompositions), dict(lowering.lowerings), set(lowering.fallbacks))
+    for setting in (Setting("fallback", fallback=op), flags):
+        with pytest.raises(RuntimeError, match="wrong"), taken_back(setting):
+            _compile_and_fail(setting)
+    assert (decomposition.decompositions, lowering.lowerings, set(lowering.fallbacks)) == before
+    assert torch.backends.cuda.matmul.allow_tf32 is flag
+
+
+def _compile_and_fail(setting: Setting) -> None:
+    compiler: Any = setting.on(TRIAL.options).compiler
+    torch.compile(torch.nn.functional.gelu, backend=compiler)(torch.ones(3))
+    raise RuntimeError("wrong")
+
+
+def test_the_table_names_settings_that_exist() -> None:
+    present = inductor_settings()
+    unknown = {key for setting in (*SETTINGS, *COSTLY, *EAGER) for key in setting.patches if key not in present}
+    # what another version of Inductor has is left out, not tried
+    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL))
+    assert len(unknown) <= 5
+
+
+def test_the_last_resort_can_be_pasted() -> None:
+    code = keep_out("aten.relu.default", "model.py:4 in forward: x = x.relu()").code
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert torch.equal(names["eager_relu"](torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
+    assert "model.py:4" in code
+
+
+def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
+    assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None).code
+    assignment = keep_out("operator.setitem", None).code
+    assert "\neager_setitem = torch.compiler.disable(operator.setitem)" in assignment
+    exec(assignment, {})
+    assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
+
+
+def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["remove_noop_ops", "decompose_something", "guilty", "pass_pattern_0", "guilty"]
+    monkeypatch.setattr("checked_backend.diagnose.workaround.workaround._passes_of", lambda *_: names)
+    tried: list[Mapping[str, Any]] = []
+
+    def right(options: Mapping[str, Any]) -> bool:
+        passes = str(options.get("disabled_passes", ""))
+        assert "decompose_something" not in passes  # Inductor cannot do without it
+        return options.get("use_post_grad_passes") is False or "guilty" in passes.split(",")
+
+    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
+    assert found is not None
+    assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'guilty'})")
+    given = TRIAL.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
+    assert found.setting is not None
+    assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,guilty"}
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.fx_passes import post_grad
+
+    def spoils(graph: fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.relu.default):
+            node.target = aten.abs.default
+
+    monkeypatch.setattr(post_grad, "remove_assert_ops", spoils)
+    trial = trial_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
+    found = find_workaround(trial, deadline=time.monotonic() + 600)
+    assert found is not None
+    assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
+
+
+@pytest.fixture
+def with_tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("with_tf32")
+def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "backends.cuda.matmul.allow_tf32"
+    precise = Setting("no TF32", flags={name: False}, devices=("cpu",))
+    monkeypatch.setattr(
+        "checked_backend.diagnose.workaround.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm
+    )
+
+    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        if not callable(trial.options.compiler):
+            return WRONG
+
+        def produce() -> str:
+            assert callable(trial.options.compiler)
+            trial.options.compiler(trial.graph, ())
+            return str(torch.backends.cuda.matmul.allow_tf32)
+
+        return () if run_in_worker(produce, timeout=60) == "False" else WRONG
+
+    view = trial_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
+    found = find_workaround(
+        view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), oracle=oracle
+    )
+    assert found is not None
+    assert found.code.endswith(f"\ntorch.{name} = False")
+    assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
+    assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], TRIAL)
+    assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], TRIAL)
+    assert not flags_not_set([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], TRIAL)
+    assert any(name in setting.flags for setting in PROCESS)
+
+
+def test_a_line_can_be_left_to_eager() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        y = torch.relu(y) * 2
+        return torch.cos(y)
+
+    compiled_calls: list[list[str]] = []
+
+    def compiler(gm: fx.GraphModule, _inputs: Any) -> Any:
+        compiled_calls.append([node.name for node in gm.graph.nodes if node.op == "call_function"])
+        return gm.forward
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        [line] = {source_line(node) for node in gm.graph.nodes if node.name == "relu"}
+        assert line is not None
+        return without_line(compiler, line)(gm, inputs)
+
+    x = torch.randn(4)
+    assert torch.equal(torch.compile(function, backend=backend)(x), function(x))
+    assert compiled_calls == [["sin"], ["cos"]]
+    torch._dynamo.reset()
+    with pytest.raises(LookupError, match="no call from elsewhere"):
+        without_line(compiler, "elsewhere")(TRIAL.graph, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "signature", "call"),
+    [
+        ("y = torch.relu(x).sin()", "in_eager(x)", "y = in_eager(x)"),
+        ("return self.last(F.relu(hidden)) * 2", "in_eager(self, hidden)", "return in_eager(self, hidden)"),
+        ("x += helper(w)", "in_eager(helper, w, x)", "x = in_eager(helper, w, x)"),
+        ("a, b = x.chunk(2)", "in_eager(x)", "a, b = in_eager(x)"),
+        ("x.mul_(2)", "in_eager(x)", "in_eager(x)"),
+        ("y = sum(t * k for t in parts)", "in_eager(k, parts)", "y = in_eager(k, parts)"),
+        ("y = map(lambda t: t + z, x)", "in_eager(x, z)", "y = in_eager(x, z)"),
+    ],
+)
+def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, signature: str, call: str) -> None:
+    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    exec(code, {})
+    assert f"@torch.compiler.disable\ndef {signature}:\n    {line}\n" in f"{code}\n"
+    assert code.endswith(f"# and at model.py:4 in forward: {call}")
+
+
+@pytest.mark.parametrize("line", ["torch.relu(", "if x.any():", "self.y = x.relu()", ""])
+def test_a_line_that_is_no_whole_statement_is_left_to_the_user(line: str) -> None:
+    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    exec(code, {})
+    assert "# move what stands at model.py:4 in forward" in code
+
+
+def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None:
+    code = keep_out("torch._C._linalg.linalg_cholesky", "model.py:4 in f: y = torch.linalg.cholesky(x)").code
+    exec(code, {})
+    assert "def in_eager(x):\n    y = torch.linalg.cholesky(x)\n    return y" in code
+
+
+def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
+    """With its imports, and with the names and values that this version of Inductor has."""
+    codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL)]
+    codes += [setting.code for setting in (*operator_fallbacks(TRIAL), *pass_settings(["some_pass"]))]
+    codes += [setting.code for setting in PROCESS if "cpu" in setting.devices and flags_not_set([setting], TRIAL)]
+    script = tmp_path / "pasted.py"
+    script.write_text(
+        "import json, sys, warnings\nwarnings.simplefilter('ignore')\nfrom torch import nn\n"
+        "for code in json.load(open(sys.argv[1])):\n    exec(code, {'model': nn.Identity()})\nprint('pasted')\n"
+    )
+    given = tmp_path / "codes.json"
+    given.write_text(json.dumps(codes))
+    done = subprocess.run([sys.executable, script, given], capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == "pasted\n", done.stderr
+    assert len(codes) > 15
+
+
+def test_what_the_program_hands_to_inductor_stays() -> None:
+    def own_pass(_graph: fx.Graph) -> None: ...
+
+    own = {"disabled_passes": "mine", "max_autotune": True, "post_grad_custom_pre_pass": own_pass}
+    code = Setting("", {"disabled_passes": "guilty"}).code_with(own)
+    stub = SimpleNamespace(compile=lambda model, options: options)
+    names: dict[str, Any] = {"torch": stub, "model": 1}
+    exec(code.replace("import torch\n", ""), names)
+    assert names["model"] == {"disabled_passes": "mine,guilty", "max_autotune": True}
+    assert "own = {}  # your own values of 'post_grad_custom_pre_pass' belong here" in code

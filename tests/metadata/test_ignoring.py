@@ -1,0 +1,214 @@
+"""``ignore`` and ``ignore_ops``: what they hide, whom that must not accuse, and entries that match nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.backends import debug_interpreter
+from checked_backend.findings import Verdict
+from tests.support.lying_operators import NAME, define, library_of_lies, record
+
+# torch sees some of these lies itself, and only warns
+pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    with library_of_lies() as library:
+        yield library
+
+
+def transposed(library: Any, name: str = "lie") -> Any:
+    return define(library, f"{name}(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+
+
+IGNORED: list[dict[str, Any]] = [{"ignore_ops": (f"{NAME}::lie",)}, {"ignore": ("node[lie]",)}]
+
+
+@pytest.mark.parametrize("options", IGNORED, ids=lambda options: next(iter(options)))
+def test_what_follows_from_an_ignored_node_is_not_accused(library: Any, options: dict[str, Any]) -> None:
+    operator = transposed(library)
+    report = record(lambda x: operator(x).sin().cos()[1:] * 2, (torch.randn(3, 4),), **options)
+    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    told = [(f.node, f.evidence["inherited"], f.evidence["ignored"]) for f in report.coverage.ignored]
+    follows = "it follows from a node that is ignored"
+    entry = next(iter(options.values()))[0]
+    assert told[0] == ("lie", False, entry)
+    # a slice has another stride, and another offset
+    assert list(dict.fromkeys(told[1:])) == [(name, True, follows) for name in ("sin", "cos", "slice_1", "mul")]
+    assert any("ignore_ops" in skip.reason for skip in report.coverage.skipped) is ("ignore_ops" in options)
+
+
+@pytest.mark.parametrize("options", IGNORED, ids=lambda options: next(iter(options)))
+def test_an_ignored_node_of_the_forward_excuses_what_the_backward_gets_from_it(
+    library: Any, options: dict[str, Any]
+) -> None:
+    operator = transposed(library)
+    report = record(lambda x: (operator(x.detach()) * x).sin(), (torch.randn(3, 4, requires_grad=True),), **options)
+    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert {f.graph for f in report.coverage.ignored} == {"forward", "backward"}
+
+
+def test_raise_is_not_stopped_by_what_is_ignored(library: Any) -> None:
+    operator = transposed(library)
+    compiled = torch.compile(
+        lambda x: operator(x).sin(), backend=debug_interpreter, options={"ignore_ops": (f"{NAME}::lie",)}
+    )
+    x = torch.randn(3, 4)
+    assert torch.equal(compiled(x), x.sin())
+
+
+@pytest.mark.parametrize("lie", ["dtype", "mutation", "alias"])
+def test_an_operator_that_lies_of_itself_behind_an_ignored_one_is_accused(library: Any, lie: str) -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.clone()
+
+    kernels = {"dtype": lambda x: x.double(), "mutation": written, "alias": lambda x: x}
+    details = {"dtype": "structure.dtype", "mutation": "mutation", "alias": "alias"}
+    first = transposed(library)
+    second = define(library, "second(Tensor x) -> Tensor", kernels[lie], torch.empty_like)
+    report = record(lambda x: second(first(x * 2)), (torch.randn(3, 4),), ignore_ops=(f"{NAME}.lie",))
+    local = [(f.node, f.detail) for f in report.findings if not f.evidence["inherited"]]
+    assert local[0] == ("second", details[lie])
+    assert report.verdict is Verdict.FAIL
+
+
+def test_an_ignored_operator_inside_of_a_branch_excuses_the_branch(library: Any) -> None:
+    operator = transposed(library)
+
+    def program(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > -100, lambda x: operator(x).sin(), lambda x: x.cos(), (x,)) * 2
+
+    x = torch.ones(3, 4)
+    assert record(program, (x,)).verdict is Verdict.FAIL
+    report = record(program, (x,), ignore_ops=(f"{NAME}.lie",))
+    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert "node[true_graph_0 of cond: lie]" in [f.subject for f in report.coverage.ignored]
+    hidden = [f.subject for f in report.coverage.ignored]
+    assert record(program, (x,), ignore=(hidden[0],)).findings == ()
+
+
+def loop(x: torch.Tensor) -> Any:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
+
+
+INSIDE: dict[str, Any] = {
+    "cond": lambda x: torch.cond(x.sum() > -100, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+    "nested cond": lambda x: torch.cond(x.sum() > -100, INSIDE["cond"], lambda x: x.cos(), (x,)),
+    "while_loop": loop,
+}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_graph_inside_is_not_accused_of_what_it_is_given(library: Any, name: str, ignored: bool) -> None:
+    operator = transposed(library)
+    options = {"ignore_ops": (f"{NAME}.lie",)} if ignored else {}
+    report = record(lambda x: INSIDE[name](operator(x)), (torch.ones(3, 4),), **options)
+    assert [f.node for f in report.findings if not f.evidence["inherited"]] == ([] if ignored else ["lie"])
+    assert report.verdict is (Verdict.PASS if ignored else Verdict.FAIL)
+    findings = report.coverage.ignored if ignored else report.findings
+    assert any("sin" in str(f.node) and "of " in f.subject for f in findings)
+
+
+# entries that match nothing
+
+
+def remarks(report: cb.Report) -> list[str]:
+    return [note for note in report.coverage.notes if "entry" in note]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ignore_ops": ("aten.rleu",)}, "ignore_ops entry 'aten.rleu' matches no node"),
+        ({"ignore_ops": ("mylib::op",)}, "no operator of that name is registered"),
+        ({"ignore_ops": ("aten.cosh",)}, "ignore_ops entry 'aten.cosh' matches no node of the graphs"),
+        ({"ignore": ("node[relo]",)}, "ignore entry 'node[relo]' is neither a kind of finding nor a node"),
+        ({"ignore": ("structure.strid",)}, "ignore entry 'structure.strid' is neither a kind of finding nor a node"),
+    ],
+)
+def test_an_entry_that_matches_nothing_is_told(options: dict[str, Any], said: str) -> None:
+    report = record(lambda x: x.relu(), (torch.randn(3),), **options)
+    (note,) = remarks(report)
+    assert said in note
+    assert report.verdict is Verdict.PASS
+
+
+def test_a_finding_comes_with_the_entry_that_was_meant_for_it(library: Any) -> None:
+    operator = transposed(library)
+    compiled = torch.compile(
+        lambda x: operator(x), backend=debug_interpreter, options={"ignore_ops": (f"{NAME}::liar",)}
+    )
+    with pytest.raises(cb.MetadataError, match=f"ignore_ops entry '{NAME}::liar' matches no node"):
+        compiled(torch.randn(3, 4))
+
+
+def test_entries_that_occur_somewhere_are_not_told(library: Any) -> None:
+    operator = transposed(library)
+    ops = ("aten.relu", "torch.ops.aten.relu", "aten::relu.default", "aten.threshold_backward")
+    rest = ("node[relu]", "structure", "structure.stride", "alias", "nonfinite", "mutation", "logic", "alias.identity")
+    free = torch.randn(3, requires_grad=True)
+    # threshold_backward is in the backward graph only
+    assert remarks(record(lambda x: x.relu(), (free,), ignore_ops=ops, ignore=rest)) == []
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x.sinh()
+        torch._dynamo.graph_break()
+        return x.relu()
+
+    # each region has one of the two
+    assert remarks(record(broken, (torch.randn(3),), ignore_ops=("aten.sinh", "aten.relu"))) == []
+    # its backward graph, where it would be, is not compiled before the forward graph's finding is raised
+    compiled = torch.compile(
+        lambda x: (operator(x.detach()) * x).relu(),
+        backend=debug_interpreter,
+        options={"ignore_ops": ("aten.threshold_backward",)},
+    )
+    with pytest.raises(cb.MetadataError) as caught:
+        compiled(torch.randn(3, 4, requires_grad=True))
+    assert "threshold_backward" not in str(caught.value)
+
+
+def test_a_subject_with_a_comma_is_one_entry() -> None:
+    compiled = record(lambda x: x.relu(), (torch.randn(3),), ignore="node[body of scan, in cond: mul], structure")
+    (note,) = remarks(compiled)
+    assert "'node[body of scan, in cond: mul]'" in note
+
+
+# nothing to check
+
+
+@pytest.mark.parametrize(("key", "said"), [("checks", "nothing is compared"), ("graphs", "no graph is checked")])
+@pytest.mark.parametrize("empty", [(), ","])
+def test_no_checks_and_no_graphs_are_refused(key: str, said: str, empty: Any) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=debug_interpreter, options={key: empty})
+    with pytest.raises(cb.OptionError, match=f"option '{key}' got .*{said}"):
+        compiled(torch.ones(2))
+
+
+def test_the_hunt_for_nan_needs_no_other_check() -> None:
+    report = record(lambda x: x.log(), (torch.tensor([-1.0, 2.0]),), checks=(), nonfinite=True)
+    assert [f.detail for f in report.findings] == ["nonfinite"]
+
+
+@pytest.mark.parametrize("checks", ["assert", "mutation", "requires_grad", "value"])
+def test_checks_that_have_nothing_to_compare_do_not_pass(checks: str) -> None:
+    report = record(lambda x: x.relu() * 2, (torch.randn(3),), checks=checks)
+    assert (report.findings, report.verdict) == ((), Verdict.INCONCLUSIVE)
+
+
+def test_a_graph_that_is_left_out_is_told() -> None:
+    free = torch.randn(3, requires_grad=True)
+    report = record(lambda x: x.relu(), (free,), graphs="forward")
+    assert report.verdict is Verdict.PASS
+    assert "the backward graph" in [skip.subject for skip in report.coverage.skipped]
+    assert record(lambda x: x.relu(), (torch.randn(3),), graphs="backward").verdict is Verdict.INCONCLUSIVE

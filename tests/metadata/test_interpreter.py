@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import checked_backend as cb
+from checked_backend.backends import debug_interpreter
+from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.source_line import source_line
+from checked_backend.metadata.interpreter import MetadataInterpreter, metadata_error
+
+
+def collected(gm: fx.GraphModule, *args: Any) -> list[Finding]:
+    found: list[Finding] = []
+    MetadataInterpreter(gm, "forward", found.extend)(list(args))
+    return found
+
+
+def tampered(name: str, **change: Any) -> fx.GraphModule:
+    """`x.t().relu().sum(0)` on (3, 4), with the recorded value of one node replaced."""
+    gm = make_fx(lambda x: x.t().relu().sum(0), tracing_mode="fake")(torch.randn(3, 4))
+    with FakeTensorMode():
+        node = next(node for node in gm.graph.nodes if node.name == name)
+        old = node.meta["val"]
+        shape, stride = change.get("shape", old.shape), change.get("stride", old.stride())
+        node.meta["val"] = torch.empty_strided(tuple(shape), stride, dtype=change.get("dtype", old.dtype))
+    return gm
+
+
+@pytest.fixture
+def liar() -> Any:
+    """A custom operator whose fake implementation claims a contiguous result; the real one is transposed."""
+    with torch.library._scoped_library("checked_backend_metadata_test", "FRAGMENT") as library:
+        library.define("liar(Tensor x) -> Tensor")
+        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
+        library.impl("liar", lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), "Meta")
+        yield torch.ops.checked_backend_metadata_test.liar
+
+
+def test_right_metadata_gives_no_finding() -> None:
+    gm = make_fx(lambda x: x.t().relu().sum(0), tracing_mode="fake")(torch.randn(3, 4))
+    assert collected(gm, torch.randn(3, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "detail", "expected", "actual"),
+    [
+        ({"dtype": torch.float64}, "structure.dtype", "torch.float64", "torch.float32"),
+        ({"shape": (4, 2)}, "structure.shape", "(4, 2)", "(4, 3)"),
+        ({"shape": (4, 3, 1), "stride": (3, 1, 1)}, "structure.shape", "(4, 3, 1)", "(4, 3)"),
+        ({"stride": (3, 1)}, "structure.stride", "(3, 1)", "(1, 4)"),
+    ],
+)
+def test_each_mismatch_is_found_on_its_node(change: dict[str, Any], detail: str, expected: str, actual: str) -> None:
+    (finding,) = collected(tampered("relu", **change), torch.randn(3, 4))
+    assert (finding.kind, finding.detail, finding.expected, finding.actual) == (
+        Kind.STRUCTURE,
+        detail,
+        expected,
+        actual,
+    )
+    assert (finding.node, finding.op, finding.subject) == ("relu", "aten.relu.default", "node[relu]")
+
+
+def test_strides_of_size_one_and_of_empty_tensors_are_not_significant() -> None:
+    gm = make_fx(lambda x: x.relu(), tracing_mode="fake")(torch.randn(1, 4))
+    assert collected(gm, torch.randn(1, 4).as_strided((1, 4), (77, 1))) == []
+    gm = make_fx(lambda x: x.relu(), tracing_mode="fake")(torch.randn(0, 4))
+    assert collected(gm, torch.randn(0, 4).as_strided((0, 4), (1, 9))) == []
+
+
+def test_a_wrong_input_is_found_and_what_follows_is_inherited() -> None:
+    gm = make_fx(lambda x: x.relu().sin(), tracing_mode="fake")(torch.randn(3, 4))
+    findings = collected(gm, torch.randn(4, 3).t())
+    assert [(f.node, f.evidence["inherited"]) for f in findings] == [("x_1", False), ("relu", True), ("sin", True)]
+    assert findings[0].op == "placeholder"
+    error = metadata_error(findings)
+    assert error.finding is findings[0]
+    assert "node[x_1] (placeholder) in the forward graph: stride (4, 1), ran with (1, 3)" in str(error)
+
+
+def test_outputs_of_a_multi_output_node_are_numbered() -> None:
+    gm = make_fx(lambda x: torch.ops.aten.max.dim(x, 0)[0], tracing_mode="fake")(torch.randn(3, 4))
+    node = next(node for node in gm.graph.nodes if node.name == "max_1")
+    with FakeTensorMode():
+        node.meta["val"] = (node.meta["val"][0], torch.empty(4, dtype=torch.int32))
+    findings = collected(gm, torch.randn(3, 4))
+    assert [f.subject for f in findings] == ["node[max_1][1]"]
+
+
+def test_the_mismatch_is_told_when_an_operator_after_it_fails() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(2, 3)
+    graph.output(graph.call_function(operator.matmul, (x, x)))
+    gm = fx.GraphModule(nn.Module(), graph)
+
+    def stop(findings: Any) -> None:
+        raise metadata_error(findings)
+
+    with pytest.raises(cb.MetadataError, match=r"shape \(2, 3\), ran with \(2, 4\)") as caught:
+        MetadataInterpreter(gm, "forward", stop)([torch.ones(2, 4)])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        MetadataInterpreter(gm, "forward", stop)([torch.ones(2, 3)])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_users_line_is_named(liar: Callable[..., Any], dynamic: bool) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return liar(x * 2).sin()
+
+    compiled = torch.compile(model, backend=debug_interpreter, dynamic=dynamic)
+    with pytest.raises(cb.MetadataError) as caught:
+        compiled(torch.randn(3, 4))
+    finding = caught.value.finding
+    assert finding.op == "checked_backend_metadata_test.liar.default"
+    assert finding.detail == "structure.stride"
+    assert finding.graph == "inference"
+    assert finding.source is not None
+    assert finding.source.startswith("test_interpreter.py:")
+    assert finding.source.endswith("in model: return liar(x * 2).sin()")
+    assert finding.source in str(caught.value)
+    assert "register_fake" in str(caught.value)
+
+
+def test_warn_and_ignore(liar: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+
+    def compiled(**options: Any) -> torch.Tensor:
+        torch._dynamo.reset()
+        result: torch.Tensor = torch.compile(lambda t: liar(t), backend=debug_interpreter, options=options)(x)
+        return result
+
+    with pytest.warns(UserWarning, match=r"stride \(4, 1\), ran with \(1, 3\)"):
+        assert torch.equal(compiled(on_divergence="warn"), x)
+    for ignored in ("structure", "structure.stride", "node[liar]"):
+        assert torch.equal(compiled(ignore=(ignored,)), x)
+
+
+def test_dynamic_shapes_bind_symbols_at_every_call() -> None:
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x @ w, x @ w]).view(-1, 2).transpose(0, 1).contiguous().relu()
+
+    compiled = torch.compile(model, backend=debug_interpreter, dynamic=True)
+    for rows in (4, 6, 9):
+        x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+        out = compiled(x, w)
+        assert torch.equal(out, model(x, w))
+        out.sum().backward()
+
+
+def test_sizes_that_depend_on_data() -> None:
+    @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    def run() -> None:
+        compiled = torch.compile(lambda x: x.nonzero().float() * 2, backend=debug_interpreter, fullgraph=True)
+        for x in (torch.tensor([1.0, 0, 2]), torch.tensor([0.0, 0, 3])):
+            assert torch.equal(compiled(x), x.nonzero().float() * 2)
+
+    run()
+
+
+def test_source_line_is_the_innermost_frame_outside_of_torch() -> None:
+    node = fx.Graph().placeholder("x")
+    assert source_line(node) is None
+    node.stack_trace = (
+        '  File "/home/me/train.py", line 3, in main\n    loss = model(x)\n'
+        '  File "/home/me/model.py", line 41, in forward\n    x = self.lin(x)\n'
+        f'  File "{torch.__file__.removesuffix("__init__.py")}nn/modules/linear.py", line 9, in forward\n    return 1\n'
+    )
+    assert source_line(node) == "model.py:41 in forward: x = self.lin(x)"
+
+
+def test_a_wrong_symbolic_size_is_found() -> None:
+    gm = make_fx(lambda x: torch.cat([x, x]).relu(), tracing_mode="symbolic")(torch.randn(3, 4))
+    assert collected(gm, torch.randn(5, 6)) == []
+    relu = next(node for node in gm.graph.nodes if node.name == "relu")
+    relu.meta["val"] = next(iter(gm.graph.nodes)).meta["val"]
+    (finding,) = collected(gm, torch.randn(5, 6))
+    assert finding.detail == "structure.shape"
+    assert finding.actual == "(10, 6)"
+    assert finding.expected is not None
+    assert finding.expected.count("=") == 2
+    assert "=5" in finding.expected
+    assert f"shape {finding.expected}, ran with (10, 6)" in finding.message
+
+
+def test_views_of_one_of_several_outputs() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.ops.aten.view.default(torch.ops.aten.unbind.int(x)[1], [2, 2])
+
+    gm = make_fx(program, tracing_mode="fake")(torch.randn(3, 4))
+    assert collected(gm, torch.randn(3, 4)) == []
+    view = next(node for node in gm.graph.nodes if node.name == "view")
+    view.target = torch.ops.aten.view_copy.default
+    (finding,) = [f for f in collected(gm, torch.randn(3, 4)) if f.detail == "alias"]
+    assert (finding.expected, finding.actual) == ("a view of getitem_1", "memory of its own")
+    # a view that differs is not said to have taken memory that is not its own
+    gm = make_fx(lambda x: torch.ops.aten.max.dim(x, 0)[0].t(), tracing_mode="fake")(torch.randn(3, 4))
+    view = next(node for node in gm.graph.nodes if node.op == "call_function" and "t.default" in str(node.target))
+    with FakeTensorMode():
+        view.meta["val"] = torch.empty(4, dtype=torch.float64)
+    assert [f.detail for f in collected(gm, torch.randn(3, 4))] == ["structure.dtype"]

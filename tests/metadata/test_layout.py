@@ -1,0 +1,297 @@
+"""Strides and storage offsets that were traced wrongly: told once where nothing depends on them, else an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import checked_backend as cb
+from checked_backend.backends import debug_interpreter
+from checked_backend.errors import DivergenceWarning
+from checked_backend.findings import Finding, Severity, Verdict
+from checked_backend.metadata.interpreter import MetadataInterpreter
+from tests.support.lying_operators import NAME, define, library_of_lies, record
+
+# torch sees some of these lies itself, and only warns
+pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
+Program = Callable[..., Any]
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    with library_of_lies() as library:
+        yield library
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.numel() + 3).as_strided(x.shape, x.stride(), 3).copy_(x)
+
+
+KERNELS = {"structure.stride": transposed, "structure.offset": shifted}
+
+
+def liar(library: Any, kernel: Program) -> Any:
+    """An operator that returns what it is given, in a layout of which its fake kernel does not know."""
+    return define(library, "lie(Tensor x) -> Tensor", kernel, torch.empty_like)
+
+
+def x() -> torch.Tensor:
+    return torch.randn(3, 4)
+
+
+def interpreted(program: Program, **options: Any) -> Program:
+    torch._dynamo.reset()
+    return torch.compile(program, backend=debug_interpreter, options=options)
+
+
+def warned(program: Callable[[], Any]) -> list[str]:
+    """The texts of the package's warnings while a program runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program()
+    return [str(one.message) for one in caught if issubclass(one.category, DivergenceWarning)]
+
+
+@pytest.mark.parametrize("detail", KERNELS)
+@pytest.mark.parametrize("policy", ["raise", "warn"])
+def test_a_layout_that_is_only_read_is_warned_of_once_and_the_program_goes_on(
+    library: Any, detail: str, policy: str
+) -> None:
+    operator = liar(library, KERNELS[detail])
+    compiled = interpreted(lambda x: operator(x * 2).sin().sum(), on_divergence=policy)
+    [text] = warned(lambda: [compiled(x()) for _ in range(3)])
+    said, node, fault, *_ = text.splitlines()
+    if detail == "structure.stride":
+        assert said == "2 nodes have other strides than were traced, on which nothing depends."
+        assert f"node[lie] ({NAME}.lie.default): stride (4, 1) traced, (1, 3) ran, at test_layout.py:" in node
+    else:
+        assert said == "1 node begins elsewhere in its storage than was traced, on which nothing depends."
+        assert f"node[lie] ({NAME}.lie.default): offset 0 traced, 3 ran, at test_layout.py:" in node
+    assert "likely at fault: the register_fake of the custom operator" in fault
+    assert 'options={"layout": "raise"}' in text
+    given = x()
+    torch.testing.assert_close(compiled(given), (given * 2).sin().sum())
+
+
+def test_what_is_recorded_is_not_warned_of_and_the_session_passes(library: Any) -> None:
+    operator = liar(library, shifted)
+    report = record(lambda x: operator(x) + 1, (x(),), (x(),))
+    assert [(f.subject, f.detail, f.severity) for f in report.findings] == [
+        ("node[lie]", "structure.offset", Severity.WARNING)
+    ]
+    assert str(report).startswith(
+        "PASS: 1 node begins elsewhere in its storage than was traced, on which nothing depends (nodes of the"
+    )
+    assert "Warning 1 of 1: structure.offset, node[lie]" in str(report)
+    assert cb.Report.from_json(report.to_json()).verdict is Verdict.PASS
+
+
+DEPENDENTS: dict[str, tuple[str, Program, str]] = {
+    "returned": ("structure.stride", lambda y: y, "the graph returns it"),
+    "returned, at an offset": ("structure.offset", lambda y: y, "the graph returns it"),
+    "viewed": ("structure.stride", lambda y: y.t().sin().sum(), "makes a view of it"),
+    "viewed, at an offset": ("structure.offset", lambda y: y.view(-1).sum(), "makes a view of it"),
+    "reshaped": ("structure.stride", lambda y: y.reshape(-1).sin().sum(), "makes a view of it"),
+    "restrided": ("structure.offset", lambda y: y.as_strided((2,), (1,), 1).sum(), "makes a view of it"),
+    "scattered by strides": (
+        "structure.offset",
+        lambda y: y.as_strided_scatter(torch.ones(2), (2,), (1,), 1).sum(),
+        "goes by where it lies in memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENTS)
+def test_a_layout_that_a_later_node_depends_on_is_an_error(library: Any, name: str) -> None:
+    detail, then, reason = DEPENDENTS[name]
+    operator = liar(library, KERNELS[detail])
+    compiled = interpreted(lambda x: then(operator(x * 2)))
+    with pytest.raises(cb.MetadataError, match=r"what ran does not have") as caught:
+        compiled(x())
+    assert (caught.value.finding.node, caught.value.finding.detail) == ("lie", detail)
+    assert reason in caught.value.finding.evidence["depended on"]
+    assert f"it matters: {caught.value.finding.evidence['depended on']}" in str(caught.value)
+    with cb.collect() as session, suppress(RuntimeError):  # a view that these strides do not allow
+        interpreted(lambda x: then(operator(x * 2)), on_divergence="record")(x())
+    assert session.report.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+def test_a_custom_operator_depends_on_strides(library: Any, mutates: bool) -> None:
+    operator = liar(library, transposed)
+    if mutates:
+        other = define(library, "other(Tensor(a!) x) -> ()", lambda x: None, lambda x: None)
+    else:
+        other = define(library, "other(Tensor x) -> Tensor", torch.sum, lambda x: x.new_empty(()))
+
+    def program(x: torch.Tensor) -> Any:
+        y = operator(x * 2)
+        result = other(y)
+        return y.sum() if result is None else result
+
+    with pytest.raises(cb.MetadataError, match="not one of torch's operators that take any strides"):
+        interpreted(program)(x())
+
+
+def test_strides_that_travel_to_a_result_name_the_operator_that_made_them(library: Any) -> None:
+    operator = liar(library, transposed)
+    harmless = define(library, "harmless(Tensor x) -> Tensor", shifted, torch.empty_like)
+    program = lambda x: (harmless(x).sum(), operator(x * 2).sin().cos())  # noqa: E731
+    with pytest.raises(cb.MetadataError) as caught:
+        interpreted(program)(x())
+    assert (caught.value.finding.node, caught.value.finding.detail) == ("lie", "structure.stride")
+    assert caught.value.finding.evidence["depended on"] == "node[cos] follows from it"
+    assert "node[harmless]" not in str(caught.value)
+    report = record(program, (x(),))
+    told = [(finding.node, finding.fails) for finding in report.findings]
+    assert told == [("harmless", False), ("lie", True), ("sin", True), ("cos", True)]
+
+
+def test_what_goes_to_the_backward_graph_is_depended_on(library: Any) -> None:
+    operator = liar(library, transposed)
+    with pytest.raises(cb.MetadataError, match=r"node\[lie\].* in the forward graph: stride"):
+        interpreted(lambda x: (operator(x.detach()) * x).sum())(x().requires_grad_())
+
+
+@pytest.mark.parametrize(("kernel", "detail"), [(lambda x: x.double(), "dtype"), (lambda x: x[:-1].clone(), "shape")])
+def test_dtypes_and_shapes_are_no_matter_of_layout(library: Any, kernel: Program, detail: str) -> None:
+    operator = liar(library, kernel)
+    with pytest.raises(cb.MetadataError) as caught:
+        interpreted(lambda x: operator(x * 2).sum())(x())
+    assert caught.value.finding.detail == f"structure.{detail}"
+    assert not caught.value.finding.is_layout
+
+
+def test_what_was_warned_of_is_no_part_of_a_later_error(library: Any) -> None:
+    operator = liar(library, transposed)
+    wrong = define(library, "wrong(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)
+    with pytest.raises(cb.MetadataError) as caught:
+        interpreted(lambda x: (operator(x).sum(), wrong(x).sum()))(x())
+    assert caught.value.finding.node == "wrong"
+    assert "node[lie]" not in str(caught.value)
+
+
+def test_each_of_several_results_is_looked_at_by_itself(library: Any) -> None:
+    operator = define(
+        library,
+        "lie(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (x.clone(), transposed(x)),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+    )
+
+    def only_read(x: torch.Tensor) -> Any:
+        first, second = operator(x * 2)
+        return first, second.sum()
+
+    def returned(x: torch.Tensor) -> Any:
+        first, second = operator(x * 2)
+        return first.sum(), second
+
+    assert record(only_read, (x(),)).verdict is Verdict.PASS
+    assert record(returned, (x(),)).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("depended", [False, True])
+def test_layouts_inside_of_a_branch(library: Any, depended: bool) -> None:
+    operator = liar(library, transposed)
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return operator(x).sin() if depended else operator(x).sin().sum()
+
+    compiled = interpreted(lambda x: torch.cond(x.sum() > -100, branch, branch, (x,)) * 2)
+    if depended:
+        with pytest.raises(cb.MetadataError, match=r"true_graph_0 of cond: lie\]"):
+            compiled(torch.ones(3, 4))
+    else:
+        [text] = warned(lambda: compiled(torch.ones(3, 4)))
+        assert "of cond: lie]" in text
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn"])
+def test_the_option_makes_it_a_finding_like_others(library: Any, policy: str) -> None:
+    operator = liar(library, shifted)
+    compiled = interpreted(lambda x: operator(x * 2).sum(), layout="raise", on_divergence=policy)
+    if policy == "warn":
+        [text] = warned(lambda: [compiled(x()) for _ in range(2)])
+        assert text.startswith("what ran does not have the metadata")
+    else:
+        with pytest.raises(cb.MetadataError) as caught:
+            compiled(x())
+        assert caught.value.finding.severity is Severity.ERROR
+    assert record(lambda x: operator(x * 2).sum(), (x(),), layout="raise").verdict is Verdict.FAIL
+
+
+def test_the_option_keeps_it_in_the_coverage(library: Any) -> None:
+    operator = liar(library, shifted)
+    compiled = interpreted(lambda x: operator(x * 2).sum(), layout="ignore")
+    with cb.collect() as session:
+        assert warned(lambda: compiled(x())) == []
+    assert session.report.findings == ()
+    assert [finding.detail for finding in session.report.coverage.ignored] == ["structure.offset"]
+    assert session.report.verdict is Verdict.PASS
+    with pytest.raises(cb.MetadataError):
+        interpreted(lambda x: operator(x * 2), layout="ignore")(x())
+
+
+def test_what_is_compiled_anew_is_warned_of_once_in_a_session(library: Any) -> None:
+    operator = liar(library, shifted)
+    compiled = torch.compile(lambda x: operator(x * 2).sum(), backend=debug_interpreter, dynamic=False)
+    with cb.collect() as session:
+        texts = warned(lambda: [compiled(torch.randn(3, size)) for size in (4, 5)])
+    assert len(texts) == 1
+    assert str(session.report).startswith("PASS: 2 nodes begin elsewhere in their storages than was traced")
+
+
+def test_the_programs_own_error_is_not_hidden_by_a_layout(library: Any) -> None:
+    operator = liar(library, shifted)
+    compiled = interpreted(lambda x, index: (operator(x).sum(), x[index]))
+    with pytest.warns(DivergenceWarning, match="on which nothing depends"), pytest.raises(IndexError):
+        compiled(x(), torch.tensor([7]))
+
+
+def test_shifting_tokens_trains_on() -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        moved = x.new_zeros(x.shape)
+        moved[..., 1:] = x[..., :-1].clone()
+        moved[..., 0] = 1
+        return (moved * weight).sum()
+
+    weight = x().requires_grad_()
+    compiled = interpreted(program)
+    given = x()
+    texts = warned(lambda: [compiled(given, weight).backward() for _ in range(2)])
+    assert all("aten.copy.default" in text for text in texts)
+    assert len(texts) <= 1  # a torch without the mistake says nothing
+    moved = torch.cat([torch.ones(3, 1), given[:, :-1]], 1)
+    torch.testing.assert_close(weight.grad, 2 * moved)
+
+
+def test_a_write_depends_on_the_layout() -> None:
+    found: list[Finding] = []
+    gm = make_fx(lambda x: x.relu().add_(1).sum(), tracing_mode="fake")(torch.randn(3, 4))
+    assert any("add_" in str(node.target) for node in gm.graph.nodes)
+    MetadataInterpreter(fx.GraphModule(nn.Module(), gm.graph), "inference", found.extend)([torch.randn(4, 3).t()])
+    evidence = {finding.node: finding.evidence.get("depended on") for finding in found}
+    assert "writes to it" in str(evidence["relu"])
+    assert evidence["x_1"] == "node[relu] follows from it"
+
+
+def test_who_is_at_fault_is_worked_out_once(library: Any) -> None:
+    calls: list[int] = []
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: (calls.append(1), shifted(x))[1], torch.empty_like)
+    compiled = interpreted(lambda x: operator(x * 2).sum(), on_divergence="record")
+    compiled(x())
+    first = len(calls)
+    compiled(x())
+    assert len(calls) == first + 1  # the program's own call

@@ -1,0 +1,371 @@
+"""Custom operators whose fake kernel or schema lies, one for each way to lie, as a user would meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from typing import Any
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.backends import debug_interpreter
+from checked_backend.findings import Finding, Kind, Verdict
+
+pytestmark = [
+    # torch sees some of these lies itself, and only warns
+    pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning"),
+    # Dynamo makes an autograd.Function object of its own
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+NAME = "checked_backend_lies"
+
+
+@pytest.fixture(autouse=True)
+def torch_lets_operators_lie() -> Iterator[None]:
+    """In a CI system (``CI`` is set) torch makes an error of the warning that an operator returns its input."""
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=False):
+        yield
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library(NAME, "FRAGMENT") as library:
+        yield library
+
+
+def define(library: Any, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    name = schema.partition("(")[0]
+    library.define(schema)
+    library.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"{NAME}::{name}", fake, lib=library)
+    return getattr(getattr(torch.ops, NAME), name)
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.numel() + 3).as_strided(x.shape, x.stride(), 3).copy_(x)
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x.clone()
+
+
+def written_behind(x: torch.Tensor) -> torch.Tensor:
+    x.numpy()[...] += 1  # as C++ would: the version counter does not see it
+    return x.clone()
+
+
+LIES: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], Kind, str]] = {
+    "dtype": ("(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like, Kind.STRUCTURE, "structure.dtype"),
+    "shape": ("(Tensor x) -> Tensor", lambda x: x[:-1].clone(), torch.empty_like, Kind.STRUCTURE, "structure.shape"),
+    "rank": ("(Tensor x) -> Tensor", lambda x: x[0].clone(), torch.empty_like, Kind.STRUCTURE, "structure.shape"),
+    "stride": (
+        "(Tensor x) -> Tensor",
+        lambda x: x.t().contiguous().t(),
+        torch.empty_like,
+        Kind.STRUCTURE,
+        "structure.stride",
+    ),
+    "offset": ("(Tensor x) -> Tensor", shifted, torch.empty_like, Kind.STRUCTURE, "structure.offset"),
+    "layout": ("(Tensor x) -> Tensor", lambda x: x.to_sparse(), torch.empty_like, Kind.STRUCTURE, "structure.layout"),
+    "bits": (
+        "(Tensor x) -> Tensor",
+        lambda x: torch._neg_view(x.clone()),
+        torch.empty_like,
+        Kind.STRUCTURE,
+        "structure.bits",
+    ),
+    "alias": ("(Tensor x) -> Tensor", lambda x: x, torch.empty_like, Kind.ALIAS, "alias"),
+    "view": ("(Tensor x) -> Tensor", lambda x: x.view_as(x), torch.empty_like, Kind.ALIAS, "alias"),
+    "mutation": ("(Tensor x) -> Tensor", written, torch.empty_like, Kind.MUTATION, "mutation"),
+    "mutation in C": ("(Tensor x) -> Tensor", written_behind, torch.empty_like, Kind.MUTATION, "mutation"),
+    "more outputs": (
+        "(Tensor x) -> Tensor[]",
+        lambda x: [x + 1, x + 2, x + 3],
+        lambda x: [torch.empty_like(x), torch.empty_like(x)],
+        Kind.STRUCTURE,
+        "structure",
+    ),
+    "fewer outputs": (
+        "(Tensor x) -> Tensor[]",
+        lambda x: [x + 1, x + 2],
+        lambda x: [torch.empty_like(x) for _ in range(3)],
+        Kind.STRUCTURE,
+        "structure",
+    ),
+    "second output": (
+        "(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (x.clone(), x.clone().long()),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+        Kind.STRUCTURE,
+        "structure.dtype",
+    ),
+    "outputs share memory": (
+        "(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (lambda y: (y, y.view_as(y)))(x.clone()),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+        Kind.ALIAS,
+        "alias",
+    ),
+    "requires_grad": (
+        "(Tensor x) -> Tensor",
+        lambda x: x.detach().clone().requires_grad_(),
+        torch.empty_like,
+        Kind.STRUCTURE,
+        "structure.requires_grad",
+    ),
+    "none, which nobody takes": (
+        "(Tensor x) -> (Tensor, Tensor?, Tensor)",
+        lambda x: (x.clone(), None, x.clone()),
+        lambda x: (torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)),
+        Kind.STRUCTURE,
+        "structure",
+    ),
+    "none": ("(Tensor x) -> Tensor?", lambda x: None, torch.empty_like, Kind.STRUCTURE, "structure"),
+}
+
+
+def found(operator: Any, *, dynamic: bool, **options: Any) -> tuple[list[Finding], Verdict]:
+    def model(x: torch.Tensor) -> Any:
+        values = operator(x * 2)
+        first = values[0] if isinstance(values, (list, tuple)) else values
+        last = values[-1] if isinstance(values, (list, tuple)) else values
+        return (first, last) if first is not last else first
+
+    compiled = torch.compile(
+        model, backend=debug_interpreter, dynamic=dynamic, options={"on_divergence": "record", **options}
+    )
+    with cb.collect() as session, torch.no_grad(), suppress(IndexError):  # the graph takes an output that is not there
+        compiled(torch.randn(4, 5))
+    return [f for f in session.report.findings if not f.evidence["inherited"]], session.report.verdict
+
+
+# an operator that is called from Python has its requires_grad taken off by autograd
+SEEN_IN_ITS_GRAPH_ONLY = ("requires_grad",)
+
+
+def alone(finding: Finding) -> str:
+    """Run the script that shows the operator alone, here, where the operator is registered; what it ends with."""
+    with redirect_stdout(StringIO()), pytest.raises(SystemExit) as ended:
+        exec(compile(finding.evidence["script"], "script.py", "exec"), {})
+    return str(ended.value)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_found_on_its_node(library: Any, lie: str, dynamic: bool) -> None:
+    if lie == "none" and dynamic:
+        pytest.skip("Dynamo itself fails on a None where it traced a tensor")
+    schema, kernel, fake, kind, detail = LIES[lie]
+    findings, verdict = found(define(library, f"lie{schema}", kernel, fake), dynamic=dynamic)
+    assert [(f.kind, f.detail, f.op) for f in findings] == [(kind, detail, f"{NAME}.lie.default")]
+    assert verdict is Verdict.FAIL
+    (finding,) = findings
+    assert finding.graph == "inference"
+    assert finding.source is not None
+    assert "operator(x * 2)" in finding.source
+    assert "test_lies.py:" in finding.source
+    assert f"{NAME}.lie.default" in finding.evidence["likely at fault"]
+    if lie not in SEEN_IN_ITS_GRAPH_ONLY:
+        assert alone(finding) == "THEY DIFFER"
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_the_same_operators_told_truly_are_clean(library: Any, lie: str) -> None:
+    schema = LIES[lie][0]
+    if "[]" in schema:
+        operator = define(library, f"lie{schema}", lambda x: [x + 1, x + 2], lambda x: [x.clone(), x.clone()])
+    elif "Tensor?, " in schema:
+        operator = define(
+            library, f"lie{schema}", lambda x: (x + 1, x + 2, x + 3), lambda x: tuple(x.clone() for _ in range(3))
+        )
+    elif "Tensor, " in schema:
+        operator = define(library, f"lie{schema}", lambda x: (x + 1, x + 2), lambda x: (x.clone(), x.clone()))
+    else:
+        operator = define(library, f"lie{schema}", lambda x: x + 1, torch.empty_like)
+    findings, verdict = found(operator, dynamic=True)
+    assert (findings, verdict) == ([], Verdict.PASS)
+
+
+def test_a_declared_write_is_no_finding_and_an_undeclared_one_beside_it_is(library: Any) -> None:
+    library.define("both(Tensor(a!) x, Tensor y) -> ()")
+
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.add_(1)
+        y.mul_(factor)
+
+    library.impl("both", kernel, "CPU")
+    torch.library.register_fake(f"{NAME}::both", lambda x, y: None, lib=library)
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x * 2, y * 2
+        getattr(torch.ops, NAME).both(x, y)
+        return x + y
+
+    details = []
+    for factor in (1, 3):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend=debug_interpreter, options={"on_divergence": "record"})
+        with cb.collect() as session:
+            assert torch.equal(compiled(torch.ones(3), torch.ones(3)), torch.full((3,), 3.0 + 2 * factor))
+        details.append([(f.detail, f.op, f.expected) for f in session.report.findings])
+    assert details == [[], [("mutation", f"{NAME}.both.default", "argument y is not written to")]]
+
+
+def test_all_mismatches_are_told_in_order_and_what_follows_is_marked(library: Any) -> None:
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.double().clone(), torch.empty_like)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return operator(operator(x).sin().float())
+
+    compiled = torch.compile(model, backend=debug_interpreter, options={"on_divergence": "record"})
+    with cb.collect() as session, torch.no_grad():
+        compiled(torch.randn(3))
+    told = [(f.node, f.evidence["inherited"]) for f in session.report.findings]
+    # .float() was traced away: by its trace the value is float32 already
+    assert told == [("lie", False), ("sin", True), ("lie_1", True)]
+
+
+def test_raise_stops_at_the_first(library: Any) -> None:
+    ran: list[int] = []
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)
+    later = define(library, "later(Tensor x) -> Tensor", lambda x: (ran.append(1), x.clone())[1], torch.empty_like)
+    compiled = torch.compile(lambda x: later(operator(x)), backend=debug_interpreter)
+    with pytest.raises(cb.MetadataError, match=r"dtype torch\.float32, ran with torch\.float64") as caught:
+        compiled(torch.randn(3))
+    assert ran == []
+    assert caught.value.finding.node == "lie"
+
+
+def test_the_backward_graph_names_the_users_line_and_module(library: Any) -> None:
+    operator = define(library, "grad(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = operator(grad)
+            return result
+
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = Function.apply(x)
+            return result
+
+    model = torch.nn.ModuleDict({"inner": Inner()})
+    compiled = torch.compile(lambda x: model["inner"](x.sin()).cos(), backend=debug_interpreter)
+    out = compiled(torch.randn(3, 4, requires_grad=True))
+    with pytest.raises(cb.MetadataError) as caught:
+        out.sum().backward()
+    finding = caught.value.finding
+    assert (finding.graph, finding.op, finding.detail) == ("backward", f"{NAME}.grad.default", "structure.stride")
+    assert finding.source is not None
+    assert "test_lies.py:" in finding.source
+
+
+def test_symbolic_and_concrete_expectation(library: Any) -> None:
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    compiled = torch.compile(lambda x: operator(x), backend=debug_interpreter, dynamic=True)
+    with pytest.raises(cb.MetadataError, match=r"stride \((s\d+), 1\) is \(8, 1\) with \1=8, ran with \(1, 3\)"):
+        compiled(torch.randn(3, 8))
+
+
+def test_ignored_operators_graphs_and_checks_are_not_checked(library: Any) -> None:
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)
+    names = [f"{NAME}::lie", f"{NAME}.lie", f"{NAME}.lie.default"]
+    everything: list[dict[str, Any]] = [{"ignore_ops": (name,)} for name in names]
+    everything += [{"graphs": ("forward", "backward")}, {"checks": "shape,stride"}, {"ignore": "structure"}]
+    for options in everything:
+        torch._dynamo.reset()
+        assert found(operator, dynamic=False, **options)[0] == [], options
+    torch._dynamo.reset()
+    assert found(operator, dynamic=False, ignore_ops="aten.relu", graphs="inference", checks="dtype")[0] != []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "valid"), [("checks", "strides", "'stride'"), ("graphs", "joint", "'forward'")]
+)
+def test_bad_options_name_what_is_valid(key: str, value: str, valid: str) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=debug_interpreter, options={key: value})
+    with pytest.raises(cb.OptionError, match=f"option '{key}' got '{value}'.*{valid}"):
+        compiled(torch.ones(2))
+
+
+def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
+    @torch.library.custom_op(f"{NAME}_own::lie", mutates_args=())
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+    @own.register_fake
+    def own_fake(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    defined = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), fake)
+    for operator, function in ((own, own_fake), (defined, fake)):
+        torch._dynamo.reset()
+        ((finding, *_), _) = found(operator, dynamic=False)
+        assert f"({__file__}:{function.__code__.co_firstlineno})" in finding.evidence["likely at fault"]
+
+
+def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:
+    """Graph, detail and operator of what is wrong of itself, after a step of training where there is one."""
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=debug_interpreter, options={"on_divergence": "record"})
+    with cb.collect() as session:
+        out = compiled(*args)
+        if out.requires_grad:
+            out.sum().backward()
+    return [(f.graph or "", f.detail, f.op) for f in session.report.findings if not f.evidence["inherited"]]
+
+
+def test_a_lie_about_the_tensors_inside_of_a_subclass_is_found(library: Any) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    lie = ("inference", "structure.stride", f"{NAME}.lie.default")
+    with torch.no_grad():
+        assert told(lambda x: operator(x * 2) + 1, pair) == [lie, lie]  # one for each tensor of the pair
+    backward = ("backward", "structure.stride", f"{NAME}.lie.default")
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return operator(gradients[0])  # type: ignore[no-any-return]
+
+    free = TwoTensor(torch.randn(3, 4), torch.randn(3, 4)).requires_grad_()
+    assert told(lambda x: Function.apply(x).sin(), free) == [backward, backward]
+
+
+@pytest.mark.parametrize("lie", ["stride", "mutation", "outputs share memory"])
+def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    schema, kernel, fake, _, detail = LIES[lie]
+    operator = define(library, f"lie{schema}", kernel, fake)
+    handle = _register_effectful_op(operator.default, _EffectType.ORDERED)
+    try:
+        findings, verdict = found(operator, dynamic=False)
+    finally:
+        handle.destroy()
+    ((got, op),) = {(finding.detail, finding.op) for finding in findings}
+    assert (got, op, verdict) == (detail, f"{NAME}.lie.default", Verdict.FAIL)
+    assert f"{NAME}.lie.default" in findings[0].evidence["likely at fault"]
+    assert alone(findings[0]) == "THEY DIFFER"
+
+
+def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_accused() -> None:
+    assert told(lambda x: torch.ops._c10d_functional.wait_tensor(x * 2) + 1, torch.randn(3)) == []

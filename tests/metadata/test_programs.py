@@ -1,0 +1,345 @@
+"""Programs as users write them: torch's own wrong metadata, control flow, subclasses, effects, sizes from data."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import checked_backend as cb
+from checked_backend._torch.symbols import evaluate_expression
+from checked_backend.backends import debug_interpreter
+from checked_backend.findings import Kind, Verdict
+from checked_backend.metadata.interpreter import MetadataInterpreter
+
+RECORD = {"on_divergence": "record"}
+
+
+def checked(
+    program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any
+) -> cb.Report:
+    """Compile, call with each tuple of arguments, go backward where there is something to go back from."""
+    compiled = torch.compile(program, backend=debug_interpreter, dynamic=dynamic, options={**RECORD, **options})
+    with cb.collect() as session:
+        for args in calls:
+            leaves = torch.utils._pytree.tree_leaves(compiled(*args))
+            free = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            if free:
+                sum(leaf.float().sum() for leaf in free).backward()  # type: ignore[union-attr]
+    return session.report
+
+
+def pad(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (1, 1, 1, 1), mode="replicate")
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).to(memory_format=torch.channels_last).requires_grad_()
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="wrong in torch 2.13's own metadata")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_line(dynamic: bool) -> None:
+    compiled = torch.compile(pad, backend="debug_interpreter", dynamic=dynamic)
+    out = compiled(channels_last(2, 3, 4, 5))
+    with pytest.raises(cb.MetadataError) as caught:
+        out.sum().backward()
+    finding, text = caught.value.finding, str(caught.value)
+    assert (finding.op, finding.graph) == ("aten.replication_pad2d_backward.default", "backward")
+    assert (finding.detail, finding.actual) == ("structure.stride", "(60, 1, 15, 3)")
+    assert finding.source is not None
+    assert finding.source.startswith("test_programs.py:")
+    assert finding.source.endswith('in pad: return F.pad(x, (1, 1, 1, 1), mode="replicate")')
+    assert "contiguous recorded, channels_last ran" in text
+    assert "Python meta function of aten.replication_pad2d_backward.default" in text
+    assert "_meta_registrations.py:" in text
+    assert finding.repro is not None
+    done = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "THEY DIFFER" in done.stderr
+    assert "[60, 20, 5, 1]" in done.stdout
+    assert "[60, 1, 15, 3]" in done.stdout
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: pad(x), lambda x: pad(x * 2), (x,))
+    return result
+
+
+def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
+    with torch.library._scoped_library("checked_backend_programs", "FRAGMENT") as library:
+        library.define("liar(Tensor x) -> Tensor")
+        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
+        torch.library.register_fake("checked_backend_programs::liar", torch.empty_like, lib=library)
+        liar = torch.ops.checked_backend_programs.liar
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: liar(x).sin(), lambda x: x.cos(), (x,))
+            return result
+
+        with torch.no_grad():
+            report = checked(program, (-torch.ones(3, 4),))
+            assert report.findings == ()
+            torch._dynamo.reset()
+            report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
+    first, *rest = report.findings
+    assert first.subject == "node[true_graph_0 of cond: liar]"
+    assert first.op == "checked_backend_programs.liar.default"
+    assert first.source is not None
+    assert "liar(x).sin()" in first.source
+    assert all(finding.evidence["inherited"] for finding in rest)
+
+
+def loop(x: torch.Tensor) -> Any:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x.sin() + 1), (torch.tensor(0), x))
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)
+
+
+def recomputed(x: torch.Tensor, w: torch.Tensor) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(lambda x, w: F.dropout(F.gelu(x @ w), 0.5).sin(), x, w, use_reentrant=False)
+
+
+def regions(x: torch.Tensor, w: torch.Tensor) -> Any:
+    @torch.compiler.nested_compile_region
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).relu().t().contiguous()
+
+    return layer(layer(x, w), w)
+
+
+def square(free: bool = False) -> torch.Tensor:
+    return torch.randn(4, 4, requires_grad=free)
+
+
+def heads() -> torch.Tensor:
+    return torch.randn(1, 2, 128, 16)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
+    "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (square(),), 6),
+    "cond, training": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (square(True),), 10),
+    "while_loop": (loop, lambda: (square(),), 10),
+    "flex_attention": (attention, lambda: (heads(), heads(), heads()), 12),
+    "checkpoint": (recomputed, lambda: (square(True), square(True)), 12),
+    "invoke_subgraph": (regions, lambda: (square(True), square(True)), 12),
+}
+
+
+@pytest.mark.filterwarnings("ignore:invoke_subgraph traced multiple:UserWarning")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_higher_order_operators_are_clean_and_their_graphs_are_counted(name: str) -> None:
+    program, make, least = PROGRAMS[name]
+    report = checked(program, make())
+    assert report.verdict is Verdict.PASS, str(report)
+    assert sum(report.coverage.checked.values()) >= least
+
+
+def test_subclasses_effects_and_complex_numbers() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    subclass = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    assert checked(lambda x: (x * 2).t().relu(), (subclass,)).verdict is Verdict.PASS
+    number = torch.randn(3, 4, dtype=torch.complex64)
+    report = checked(lambda x: ((x.conj() * 2).imag, x.conj(), x.conj().imag, x.resolve_conj()), (number,))
+    assert report.verdict is Verdict.PASS, str(report)
+
+
+def test_effect_tokens_are_no_values() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    with torch.library._scoped_library("checked_backend_effects", "FRAGMENT") as library:
+        library.define("log(Tensor x) -> Tensor")
+        library.impl("log", lambda x: x.clone(), "CompositeExplicitAutograd")
+        torch.library.register_fake("checked_backend_effects::log", torch.empty_like, lib=library)
+        log = torch.ops.checked_backend_effects.log
+        handle = _register_effectful_op(log.default, _EffectType.ORDERED)
+        try:
+            report = checked(lambda x: log(x) + log(x * 2), (torch.ones(3),))
+        finally:
+            handle.destroy()
+    assert report.verdict is Verdict.PASS, str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_training_under_autocast(dtype: torch.dtype | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.GELU(), nn.Linear(8, 2))
+    with nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype):
+        report = checked(model, (torch.randn(3, 4),), (torch.randn(3, 4),))
+    assert report.verdict is Verdict.PASS, str(report)
+    assert {"nodes of the forward graph", "nodes of the backward graph"} <= set(report.coverage.checked)
+
+
+def test_layer_norm_statistics_under_autocast_are_wrong_in_torchs_metadata() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        findings = checked(model, (torch.randn(3, 4),)).findings
+    told = [(f.op, f.subject, f.expected, f.actual) for f in findings if not f.evidence["inherited"]]
+    norm = ("aten.native_layer_norm.default", "torch.bfloat16", "torch.float32")
+    assert [(op, expected, actual) for op, _, expected, actual in told] == [norm, norm]
+    assert [subject[-3:] for _, subject, _, _ in told] == ["[1]", "[2]"]
+    # the backward graph is handed what the forward graph made: that is no second problem
+    assert {f.graph for f in findings if f.evidence["inherited"]} == {"backward"}
+
+
+def sizes(x: torch.Tensor) -> Any:
+    count = x.sum().int().item()
+    torch._check(count >= 0)
+    torch._check(count < 20)
+    return torch.zeros(count + 2).sum() + x.nonzero().sum() + x[x > 0].sum(), count, x.any().item()
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_data() -> None:
+    report = checked(sizes, (torch.ones(3),), (torch.tensor([1.0, 0, 2]),))
+    assert report.verdict is Verdict.PASS, str(report)
+    compiled = torch.compile(sizes, backend=debug_interpreter)
+    with pytest.raises(RuntimeError):  # as in eager
+        compiled(torch.full((3,), 9.0))
+
+
+def test_a_deferred_assertion_that_no_node_holds_is_checked() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        count = x.sum().int().item()
+        torch._check(count < 20)
+        return torch.zeros(3) + count
+
+    gm = make_fx(program, tracing_mode="symbolic")(torch.ones(3))
+    for node in reversed(gm.graph.nodes):
+        if "assert" in str(node.target):
+            gm.graph.erase_node(node)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    found: list[cb.Finding] = []
+    interpreter = MetadataInterpreter(gm, "inference", found.extend)
+    interpreter([torch.ones(3)])
+    assert found == []
+    interpreter([torch.full((3,), 9.0)])
+    assert [(f.kind, f.detail) for f in found] == [(Kind.STRUCTURE, "structure.assert")]
+    assert "=27" in str(found[0].actual)
+
+
+def test_an_input_may_begin_elsewhere_in_its_storage() -> None:
+    memory = torch.randn(20)
+    report = checked(lambda x: (x[1:].sin(), x[2:], x), (memory[:10],), (memory[3:13],))
+    assert report.verdict is Verdict.PASS, str(report)
+
+
+def test_dynamic_views() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x.reshape(-1)[::2].view(2, -1).sum(0) + 1, x[1:, 2:], x.unfold(0, 2, 1), x.t().flatten()
+
+    calls = [(torch.randn(rows, 8)[start:],) for rows, start in ((4, 0), (8, 2), (10, 0), (12, 4))]
+    report = checked(program, *calls, dynamic=True)
+    assert report.verdict is Verdict.PASS, str(report)
+
+
+def test_the_first_nan_is_named_with_the_range_of_its_inputs() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x - 1
+        return (y.log() + 1).exp()
+
+    compiled = torch.compile(program, backend=debug_interpreter, options={"nonfinite": True})
+    compiled(torch.tensor([3.0, 2.0]))
+    with pytest.raises(cb.MetadataError, match=r"made NaN of finite inputs \(inputs: sub in \[-0\.5, 2\]\)") as caught:
+        compiled(torch.tensor([3.0, 0.5]))
+    finding = caught.value.finding
+    assert (finding.kind, finding.op) == (Kind.NONFINITE, "aten.log.default")
+    assert finding.source is not None
+    assert finding.source.endswith("return (y.log() + 1).exp()")
+    torch._dynamo.reset()
+    torch.compile(program, backend=debug_interpreter)(torch.tensor([3.0, 0.5]))  # off by default
+
+
+def test_a_nan_that_is_given_and_an_infinity_that_is_written_are_not_made() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).masked_fill(x > 1, float("-inf")).softmax(0)
+
+    report = checked(
+        program, (torch.tensor([1.0, 2.0, float("nan")]),), (torch.tensor([1.0, 2.0, 0.5]),), nonfinite=True
+    )
+    assert report.findings == (), str(report)
+
+
+def test_values_are_freed_after_their_last_use() -> None:
+    import weakref
+
+    alive: list[int] = []
+    made: list[weakref.ref[Any]] = []
+
+    def watch(x: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(reference() is not None for reference in made))
+        result = x + 1
+        made.append(weakref.ref(result))
+        return result
+
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = torch.ones(2)
+    for _ in range(5):
+        node = graph.call_function(watch, (node,))
+        node.meta["val"] = torch.ones(2)
+    graph.output(node)
+    args = [torch.ones(2)]
+    given = weakref.ref(args[0])
+    MetadataInterpreter(torch.fx.GraphModule(nn.Module(), graph), "forward", lambda _: None)(args)
+    assert args == []
+    assert given() is None
+    assert alive == [0, 1, 1, 1, 1]
+
+
+def test_symbolic_sizes_in_generated_code_are_what_sympy_says() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x[::3].sum(1), x.view(-1).unfold(0, 4, 3), x[:, 1::2].cumsum(0), torch.cat([x, x[1:]], 0)
+
+    gm = make_fx(program, tracing_mode="symbolic")(torch.randn(7, 12))
+    interpreter = MetadataInterpreter(gm, "inference", lambda found: pytest.fail(str(found)))
+    assert len([size for size in interpreter.code.variables if not size.is_Symbol]) >= 4
+    assert "sympy" not in interpreter.code.source
+    for rows, columns in ((7, 12), (11, 9), (20, 33)):
+        interpreter([torch.randn(rows, columns)])
+        symbols = dict(zip(_symbols(gm), (rows, columns), strict=True))
+        names = {str(symbol): value for symbol, value in symbols.items()}
+        for size in interpreter.code.variables:
+            if size.free_symbols <= set(symbols):
+                code = _expression(interpreter.code.source, interpreter.code.variables[size])
+                if code:
+                    assert eval(code, names) == evaluate_expression(size, symbols)  # noqa: S307  our own code
+
+
+def _symbols(gm: torch.fx.GraphModule) -> list[Any]:
+    return [size.node.expr for size in next(iter(gm.graph.nodes)).meta["val"].shape]
+
+
+def _expression(source: str, variable: str) -> str:
+    lines = [line.strip() for line in source.splitlines()]
+    found = [line.partition(" = ")[2] for line in lines if line.startswith(f"{variable} = ")]
+    return next((code for code in found if "_v" not in code and "UNKNOWN" not in code), "")
+
+
+def test_symbolic_numbers_that_are_no_integers() -> None:
+    def program(x: torch.Tensor) -> Any:
+        rows, columns = x.shape
+        floats = rows**0.5, rows / 3, rows * 1.5 + x.numel() * 0.25, torch.sym_sqrt(columns), columns**-0.5
+        return *floats, round(rows / 3, 2), math.ceil(rows / 2), int(rows / 2), x * rows**-0.5, rows % 4 / columns
+
+    calls = [(torch.randn(4, 6),), (torch.randn(7, 5),), (torch.randn(9, 5),)]
+    report = checked(program, *calls, dynamic=True)
+    assert report.verdict is Verdict.PASS, str(report)

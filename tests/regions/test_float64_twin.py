@@ -1,0 +1,150 @@
+"""The candidate compiled in float64: when it is made, and what it must round as eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+import checked_backend as cb
+from checked_backend.regions.float64_twin import computes_in_low_precision
+from tests.support import faults
+from tests.support.noise_tools import mlp, rounding_otherwise, train
+from tests.support.region_tools import agreed, checked, found, gathered
+
+
+class Counting:
+    """A right compiler that keeps the dtype of each graph it compiles."""
+
+    def __init__(self) -> None:
+        self.compiled: list[torch.dtype] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.compiled.append(next(value.dtype for value in example_inputs if isinstance(value, torch.Tensor)))
+        return gm.forward
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_region_in_half_precision_is_compiled_twice_more_in_all(dtype: torch.dtype) -> None:
+    """Forward and backward pass share the twin, and the probe for single operators; later steps need none."""
+    compiler = Counting()
+    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
+    assert compiler.compiled == [dtype, torch.float64, dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_region_in_full_precision_that_is_equal_bit_for_bit_is_not(dtype: torch.dtype) -> None:
+    compiler = Counting()
+    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
+    assert compiler.compiled == [dtype]
+
+
+def test_region_under_autocast_counts_as_half_precision() -> None:
+    compiler = Counting()
+
+    def run() -> None:
+        train(checked(mlp(torch.float32), compiler), torch.float32, device_cast=True)
+
+    assert agreed(gathered(run))
+    assert compiler.compiled == [torch.float32, torch.float64, torch.float32]
+
+
+def test_inputs_of_another_kind_need_another_twin() -> None:
+    compiler = Counting()
+    compiled = checked(lambda x: x.sin() * 2, compiler, dynamic=True)
+
+    def run() -> None:
+        for rows in (3, 4, 5, 4, 4, 4, 4, 4):  # it is asked again at the second, fourth and eighth call
+            compiled(torch.randn(rows, 4, dtype=torch.bfloat16))
+
+    assert agreed(gathered(run))
+    assert compiler.compiled == [torch.bfloat16, torch.float64, torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("program", "low"),
+    [
+        (lambda x: x.sin(), False),
+        (lambda x: x.bfloat16().sin().float(), True),
+        (lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.half().float() * 2, x, use_reentrant=False), True),
+        (lambda x: x.double().sum(), False),
+    ],
+)
+def test_half_precision_is_found_wherever_it_is(program: Callable[..., Any], low: bool) -> None:
+    seen: list[bool] = []
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        seen.append(computes_in_low_precision(gm))
+        return gm.forward
+
+    torch.compile(program, backend=compiler, fullgraph=True)(torch.randn(4, requires_grad=True))
+    assert seen == [low]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_have_the_dtype_that_the_program_says(dtype: torch.dtype) -> None:
+    """A constant of half precision is rounded, in eager in float64 and in the float64 twin."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * torch.tensor([0.2, 0.7, 0.1], dtype=x.dtype)
+
+    rounding = faults.spoiled_output(rounding_otherwise, how="aot")
+    assert agreed(gathered(lambda: checked(program, rounding)(torch.randn(20, 3, dtype=dtype))))
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_grouped_products_have_a_float64_twin(off: bool) -> None:
+    """Torch has no kernel of a grouped matrix product in float64; mixtures of experts are judged there all the same."""
+
+    def experts(x: torch.Tensor, weights: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        gates, chosen = torch.softmax(x @ router, -1).max(-1)
+        order = chosen.argsort()
+        ends = F.one_hot(chosen, 4).sum(0).cumsum(0).to(torch.int32)
+        made = F.silu(F.grouped_mm(x[order], weights, offs=ends))
+        return (made * gates[order][:, None])[order.argsort()]
+
+    shapes = (32, 16), (4, 16, 16), (16, 4)
+    inputs = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    compiler = faults.scaled_gradient("weights", factor=1.001) if off else faults.spoiled_output(rounding_otherwise)
+    report = gathered(lambda: checked(experts, compiler)(*inputs).square().sum().backward())
+    assert found(report) == ({("logic", "grad[weights]")} if off else set())
+    assert not report.coverage.skipped
+    assert report.coverage.detection_limit["output[0]"] < 1e-6
+
+
+def test_a_loop_has_a_float64_twin() -> None:
+    def looping(x: torch.Tensor) -> torch.Tensor:
+        def goes_on(step: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return step < 4
+
+        def body(step: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return step + 1, torch.sin(y * 1.3) + 0.1
+
+        result: torch.Tensor = torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
+        return result
+
+    with torch.no_grad():
+        report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))
+    assert agreed(report)
+    assert not report.coverage.skipped
+    assert report.coverage.detection_limit["output[0]"] < 1e-8
+
+
+@pytest.mark.parametrize("window", ["blackman", "nuttall", "hamming"])
+def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str) -> None:
+    """Dynamo calls these as a whole; inside, numbers become tensors of the dtype that the program says."""
+
+    def windowed(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = getattr(torch.signal.windows, window)(13, dtype=torch.float32)
+        return made * x
+
+    last_bit = faults.spoiled_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
+    report = cb.check(windowed, (torch.ones(13),), compiler=last_bit)
+    assert agreed(report)
+    assert report.coverage.detection_limit["output[0]"] < 1e-8
+    wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
+    assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}

@@ -1,0 +1,43 @@
+"""A graph, its inputs and a compiler, tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from checked_backend.findings import Kind
+from checked_backend.options import CheckOptions
+from checked_backend.regions.graph_case import GraphCase
+from tests.support import faults
+
+
+def graph_of(function: Any) -> fx.GraphModule:
+    return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
+
+
+def scaled_and_shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.mul.Tensor(x, 2), torch.ops.aten.add.Tensor(x, y)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_trial_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = (torch.randn(4, 3), torch.randn(4, 3))
+    graph = graph_of(scaled_and_shifted)
+    assert GraphCase(graph, inputs, CheckOptions(compiler="eager"), dynamic).findings() == ()
+    [found] = GraphCase(graph, inputs, CheckOptions(compiler=faults.one_element(1)), dynamic).findings(thorough=True)
+    assert (found.kind, found.subject) == (Kind.LOGIC, "output[1]")
+    assert not list(tmp_path.iterdir())  # a trial is not a user's check: it writes no report
+
+
+def test_inputs_are_not_changed() -> None:
+    def doubled(x: Tensor) -> tuple[Tensor]:
+        return (torch.ops.aten.mul_.Tensor(x, 2),)
+
+    x = torch.ones(3)
+    assert GraphCase(graph_of(doubled), (x,), CheckOptions(compiler="eager")).findings() == ()
+    assert torch.equal(x, torch.ones(3))

@@ -1,0 +1,396 @@
+"""More models with random weights, chosen for what they do that those of `models` do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.models import VOCABULARY, Case
+
+__all__ = ["HUGGING_FACE", "WRITTEN_HERE"]
+
+
+def _words(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length))
+
+
+def _padding(batch: int = 2, length: int = 12) -> torch.Tensor:
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[-1, length // 2 :] = 0
+    return mask
+
+
+def _case(model: nn.Module, **inputs: Any) -> Case:
+    return Case(model, inputs, lambda returned: returned.loss)
+
+
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+DECODER = {
+    **SMALL,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "use_cache": False,
+}
+CLASSES = torch.tensor([0, 1])
+
+
+def t5() -> Case:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=_words(2, 8))
+
+
+def llama() -> Case:
+    words = _words()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER))
+    return _case(model, input_ids=words, attention_mask=_padding(), labels=words)
+
+
+def gemma2() -> Case:
+    """A sliding window, and logits that are capped."""
+    words = _words()
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**DECODER, head_dim=8, sliding_window=4))
+    return _case(model, input_ids=words, attention_mask=_padding(), labels=words)
+
+
+def mixtral() -> Case:
+    """A mixture of experts: each token takes another way."""
+    config = transformers.MixtralConfig(
+        **DECODER, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
+    )
+    words = _words()
+    return _case(transformers.MixtralForCausalLM(config), input_ids=words, labels=words)
+
+
+def mamba() -> Case:
+    config = transformers.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=1, time_step_rank=2, use_cache=False
+    )
+    words = _words(2, 6)
+    return _case(transformers.MambaForCausalLM(config), input_ids=words, labels=words)
+
+
+def whisper() -> Case:
+    config = transformers.WhisperConfig(
+        vocab_size=VOCABULARY,
+        num_mel_bins=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        d_model=32,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=16,
+        max_target_positions=16,
+        decoder_start_token_id=1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        dropout=0.1,
+        use_cache=False,
+    )
+    model = transformers.WhisperForConditionalGeneration(config)
+    return _case(model, input_features=torch.randn(2, 8, 32), labels=_words(2, 8))
+
+
+def clip() -> Case:
+    half = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**half, "vocab_size": VOCABULARY, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 2}
+    config = transformers.CLIPConfig(
+        text_config={**text, "pad_token_id": 1},
+        vision_config={**half, "image_size": 16, "patch_size": 8},
+        projection_dim=16,
+    )
+    words = _words(2, 8)
+    words[:, -1] = 2
+    pixels = torch.randn(2, 3, 16, 16)
+    mask = torch.ones_like(words)
+    return _case(
+        transformers.CLIPModel(config), input_ids=words, attention_mask=mask, pixel_values=pixels, return_loss=True
+    )
+
+
+def distilbert() -> Case:
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=32
+    )
+    model = transformers.DistilBertForSequenceClassification(config)
+    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=CLASSES)
+
+
+def deberta() -> Case:
+    """Attention to relative positions, gathered by index."""
+    config = transformers.DebertaV2Config(
+        **SMALL,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+    )
+    model = transformers.DebertaV2ForSequenceClassification(config)
+    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=CLASSES)
+
+
+def swin() -> Case:
+    """Shifted windows, and paths dropped at random."""
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2, drop_path_rate=0.2
+    )
+    return _case(
+        transformers.SwinForImageClassification(config), pixel_values=torch.randn(2, 3, 16, 16), labels=CLASSES
+    )
+
+
+def convnext() -> Case:
+    config = transformers.ConvNextConfig(
+        hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, image_size=16, drop_path_rate=0.2
+    )
+    return _case(
+        transformers.ConvNextForImageClassification(config), pixel_values=torch.randn(2, 3, 16, 16), labels=CLASSES
+    )
+
+
+def wav2vec2() -> Case:
+    """Many graph breaks; one region writes where a mask is true, which compilers refuse: Dynamo then breaks there."""
+    config = transformers.Wav2Vec2Config(
+        **{**SMALL, "vocab_size": 16},
+        num_attention_heads=2,
+        conv_dim=(16, 16),
+        conv_stride=(4, 2),
+        conv_kernel=(8, 3),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.3,
+        mask_time_length=2,
+        layerdrop=0.0,
+    )
+    labels = torch.randint(1, 16, (2, 5))
+    return _case(transformers.Wav2Vec2ForCTC(config), input_values=torch.randn(2, 400), labels=labels)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor, weights: bool) -> Any:
+        future = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), 1)
+        out, shares = self.attention(x, x, x, key_padding_mask=padded, attn_mask=future, need_weights=weights)
+        return self.norm(x + out).square().mean() + (shares.square().sum() if weights else 0)
+
+
+def _masked_attention(*, weights: bool) -> Case:
+    padded = torch.zeros(2, 8, dtype=torch.bool)
+    padded[1, 5:] = True
+    return Case(
+        _Attention(), {"x": torch.randn(2, 8, 16), "padded": padded, "weights": weights}, lambda returned: returned
+    )
+
+
+def attention_with_weights() -> Case:
+    return _masked_attention(weights=True)
+
+
+def attention_without_weights() -> Case:
+    return _masked_attention(weights=False)
+
+
+class _UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+
+        def block(inside: int, outside: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(4, outside), nn.SiLU())
+
+        self.down1, self.down2, self.up1, self.up2 = block(3, 8), block(8, 16), block(24, 8), block(8, 3 * 4)
+        self.transposed = nn.ConvTranspose2d(16, 16, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine = self.down1(x)
+        coarse = self.down2(F.avg_pool2d(fine, 2))
+        wide = self.transposed(coarse) + F.interpolate(coarse, scale_factor=2, mode="bilinear")
+        return F.mse_loss(F.pixel_shuffle(self.up2(self.up1(torch.cat([wide, fine], 1))), 2), torch.ones(2, 3, 32, 32))
+
+
+def unet() -> Case:
+    return Case(_UNet(), {"x": torch.randn(2, 3, 16, 16)}, lambda returned: returned)
+
+
+class _Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.greatest = (nn.EmbeddingBag(VOCABULARY, 8, mode=mode) for mode in ("mean", "max"))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        scores = self.head(torch.cat([self.mean(x, offsets), self.greatest(x, offsets)], 1))
+        return F.cross_entropy(scores, torch.tensor([0, 1, 2, 1]))
+
+
+def embedding_bag() -> Case:
+    """The second bag is empty."""
+    inputs = {"x": torch.randint(VOCABULARY, (20,)), "offsets": torch.tensor([0, 5, 5, 12])}
+    return Case(_Bag(), inputs, lambda returned: returned)
+
+
+class _Fourier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(9, 8, dtype=torch.complex64) * 0.1)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(x, dim=1, norm="ortho") * self.filter
+        filtered = torch.fft.irfft(spectrum, n=16, dim=1, norm="ortho")
+        return (F.gelu(self.mix(filtered)) + x).square().mean() + spectrum.abs().mean()
+
+
+def fourier() -> Case:
+    """A complex parameter, with its complex gradient."""
+    return Case(_Fourier(), {"x": torch.randn(2, 16, 8)}, lambda returned: returned)
+
+
+class _Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(12, 16), nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, log_variance = self.encode(x).chunk(2, -1)
+        sample = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).mean()
+        return F.binary_cross_entropy_with_logits(self.decode(sample), x.sigmoid()) + divergence
+
+
+def autoencoder() -> Case:
+    """Normal random numbers inside."""
+    return Case(_Autoencoder(), {"x": torch.randn(6, 12)}, lambda returned: returned)
+
+
+class _Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.weight = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        self.slope = nn.PReLU()
+        self.average: torch.Tensor
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.slope(self.spectral(x))
+        self.average.mul_(0.9).add_(hidden.detach().mean((0, 1)), alpha=0.1)
+        hidden = self.norm(hidden)
+        values, places = hidden.topk(3, -1)
+        hidden = hidden.scatter(-1, places, values * 2)
+        hidden = torch.where(hidden > 0, hidden, hidden.exp() - 1)
+        return (self.weight(hidden.cumsum(1)).logsumexp(-1) - self.average.sum()).square().mean()
+
+
+def mixture() -> Case:
+    """Buffers changed in place by the user, by spectral norm and by instance norm; topk, scatter, where, cumsum."""
+    return Case(_Mixture(), {"x": torch.randn(3, 4, 8)}, lambda returned: returned)
+
+
+class _Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 4)])
+
+    def forward(self, x: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        degree = torch.zeros(len(x)).index_add_(0, target, torch.ones(len(target))).clamp(min=1)
+        for layer in self.layers:
+            hidden = layer(x)
+            x = F.elu(torch.zeros_like(hidden).index_add_(0, target, hidden[source]) / degree[:, None])
+        return F.cross_entropy(x, torch.arange(len(x)) % 4)
+
+
+def graph_network() -> Case:
+    inputs = {"x": torch.randn(10, 8), "source": torch.randint(10, (30,)), "target": torch.randint(10, (30,))}
+    return Case(_Graph(), inputs, lambda returned: returned)
+
+
+class _Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.layer(x))
+        hidden = hidden * 2 if hidden.sum() > 0 else hidden + 1
+        choice = torch.distributions.Categorical(logits=self.head(hidden))
+        return -(choice.log_prob(choice.sample()) * torch.arange(5.0)).mean() - 0.01 * choice.entropy().mean()
+
+
+def policy() -> Case:
+    """A branch on data, which breaks the graph, and a sample from a distribution."""
+    return Case(_Policy(), {"x": torch.randn(5, 4)}, lambda returned: returned)
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.2))
+        self.outer = nn.Sequential(nn.Linear(32, 8), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 2)
+
+    def _block(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = torch.utils.checkpoint.checkpoint(self._block, x, use_reentrant=False)
+        return self.head(hidden + x).square().mean()
+
+
+def checkpointed_dropout() -> Case:
+    """Dropout that backward computes again, and must get the same masks for; one checkpoint inside of another."""
+    return Case(_Checkpointed(), {"x": torch.randn(4, 8)}, lambda returned: returned)
+
+
+HUGGING_FACE = (
+    t5,
+    llama,
+    gemma2,
+    mixtral,
+    mamba,
+    whisper,
+    clip,
+    distilbert,
+    deberta,
+    swin,
+    convnext,
+    wav2vec2,
+)
+
+WRITTEN_HERE = (
+    attention_with_weights,
+    attention_without_weights,
+    unet,
+    embedding_bag,
+    fourier,
+    autoencoder,
+    mixture,
+    graph_network,
+    policy,
+    checkpointed_dropout,
+)

@@ -1,0 +1,124 @@
+"""Eager differs from run to run: by rounding, which is noise, or by more, which is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend import Verdict
+from tests.support import faults
+
+
+@pytest.fixture
+def unsteady():
+    """Registers operators that know how often they ran; returns a program that uses one."""
+    library = torch.library.Library("unsteady", "FRAGMENT")
+    runs = itertools.count()
+
+    def drifting(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x * (1.0 + by * (next(runs) % 7))
+
+    def reordered(x: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(next(runs)))
+        total = torch.zeros_like(x[0])
+        for row in x[order]:
+            total += row
+        return total
+
+    def ticking(x: torch.Tensor) -> torch.Tensor:
+        return torch.full((4,), 10**13 + next(runs))
+
+    library.define("ticking(Tensor x) -> Tensor")
+    library.define("drifting(Tensor x, float by) -> Tensor")
+    library.define("reordered(Tensor x) -> Tensor")
+    for name, kernel in (("drifting", drifting), ("reordered", reordered), ("ticking", ticking)):
+        library.impl(name, kernel, "CPU")
+    torch.library.register_fake("unsteady::drifting", lambda x, by: torch.empty_like(x), lib=library)
+    torch.library.register_fake("unsteady::reordered", lambda x: torch.empty_like(x[0]), lib=library)
+    torch.library.register_fake("unsteady::ticking", lambda x: x.new_empty(4, dtype=torch.int64), lib=library)
+    yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) + 1
+    library._destroy()
+
+
+def numcheck(program, x, compiler="nop"):
+    compiled = torch.compile(
+        program, backend="numcheck", options={"compiler": compiler, "on_divergence": "record", "localize": False}
+    )
+    with cb.collect() as session:
+        for _ in range(3):
+            compiled(x)
+    return session.report
+
+
+def check(program, x, compiler="nop"):
+    return cb.check(program, (x,), compiler=compiler, dynamic=False)
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("by", [0.1, 1e-4])
+def test_what_is_no_rounding_is_no_noise(face, dtype, by, unsteady):
+    report = face(unsteady("drifting", by), torch.randn(200, dtype=dtype))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert {str(finding.kind) for finding in report.findings} == {"nondeterministic"}
+    assert "does not repeat itself" in report.findings[0].message
+    assert report.findings[0].evidence["eager's own spread between two runs, rms"] > by / 10
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_without_a_fixed_order_are_noise(face, dtype, unsteady):
+    report = face(unsteady("reordered"), torch.randn(300, 40).to(dtype))
+    assert report.verdict is Verdict.PASS, report
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+def test_integers_that_tick_are_no_noise(face, unsteady):
+    report = face(unsteady("ticking"), torch.randn(3))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert {str(finding.kind) for finding in report.findings} == {"nondeterministic"}
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+def test_places_of_the_greatest_sums_without_a_fixed_order_are_noise(face, unsteady):
+    def program(x):
+        return unsteady("reordered")(x).argmax()
+
+    x = torch.randn(300, 40)
+    x[:, 7] = x[torch.randperm(300), 3]
+    x[:, [3, 7]] += 1
+    x[0, 7] += 2e-5  # the greater of two sums, by less than the rounding of either
+    assert face(program, x).verdict is Verdict.PASS
+
+
+def test_digits_that_cancel_in_float64_too_are_noise():
+    def residue(x):  # what rounding leaves, in float64 too; it is nowhere zero on any processor
+        return 1 / (x / 3.1 * 3.1 - x).square().sum()
+
+    def otherwise(gm, _example_inputs):
+        return lambda *args: [result * 3 for result in gm.forward(*args)]
+
+    report = cb.check(residue, (torch.linspace(0.1, 1.7, 12),), compiler=otherwise)
+    assert report.verdict is Verdict.PASS
+    assert report.coverage.detection_limit["output[0]"] > 1
+
+
+def test_gelu_that_loses_large_numbers_in_eager_alone():
+    report = check(torch.nn.functional.gelu, torch.tensor([float("inf"), 3.4e38, 1.0, -1.0] * 8))
+    assert report.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("face", [check, numcheck])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, unsteady):
+    """Eager differs from itself in the last place: that excuses no factor."""
+
+    def wrong(tensor):
+        return tensor * 1.01 if everywhere or tensor.dtype is not torch.float64 else tensor
+
+    compiler = faults.spoiled_output(wrong)
+    report = face(unsteady("reordered"), torch.randn(300, 40), compiler)
+    assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "logic.this_dtype"}

@@ -1,0 +1,129 @@
+"""An error in one call of a region that draws random numbers is an error: another thread is named on evidence only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import checked_backend as cb
+from checked_backend.errors import DivergenceWarning
+from tests.support import faults
+from tests.support.region_tools import checked, found, gathered
+
+Spoil = Callable[[torch.Tensor], torch.Tensor]
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "dropout": lambda x: (F.dropout(x, 0.5).cumsum(0), torch.tanh(x)),
+    "rand": lambda x: (x + torch.rand(8, 6), torch.tanh(x)),
+    "bernoulli": lambda x: (torch.bernoulli(torch.sigmoid(x)) * x, torch.tanh(x)),
+}
+
+SPOILS: dict[str, Spoil] = {
+    "scaled": lambda tensor: tensor * 1e6,
+    "slightly": lambda tensor: tensor * 1.01,
+    "NaN": faults.with_nan,
+    "zeroed": torch.zeros_like,
+}
+
+
+def x() -> torch.Tensor:
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """A thread is alive, and does nothing."""
+    done = threading.Event()
+    idle = threading.Thread(target=done.wait)
+    idle.start()
+    try:
+        yield
+    finally:
+        done.set()
+        idle.join()
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """A thread draws random numbers all the time."""
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.rand(3)
+
+    drawer = threading.Thread(target=draw)
+    drawer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        drawer.join()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_error_in_one_call_beside_random_numbers_fails(name: str, spoil: str, at: int) -> None:
+    compiled = checked(PROGRAMS[name], faults.only_in_call(3, faults.spoiled_output(SPOILS[spoil], at)))
+    with waiting():
+        report = gathered(lambda: [compiled(x()) for _ in range(4)])
+    assert {subject for _, subject in found(report)} == {f"output[{at}]"}, str(report)
+    assert not any("another thread" in skip.reason for skip in report.coverage.skipped)
+
+
+@pytest.mark.parametrize("how", ["python", "aot"])
+@pytest.mark.parametrize("name", ["dropout", "rand"])
+def test_an_error_in_one_backward_pass_beside_random_numbers_fails(name: str, how: faults.How) -> None:
+    spoil = faults.once(3, lambda gradient: gradient * 1e3)
+    compiled = checked(PROGRAMS[name], faults.spoiled_gradient("x", spoil, how))
+
+    def train() -> None:
+        for _ in range(4):
+            given = x().requires_grad_()
+            first, second = compiled(given)
+            (first.square().sum() + second.sum()).backward()
+
+    report = gathered(train)
+    assert {subject for _, subject in found(report)} == {"grad[x]"}, str(report)
+
+
+def test_an_error_in_one_call_is_answered_as_asked() -> None:
+    def wrong() -> faults.Compiler:
+        return faults.only_in_call(3, faults.spoiled_output(SPOILS["scaled"]))
+
+    def run(policy: str) -> list[torch.Tensor]:
+        compiled = checked(PROGRAMS["dropout"], wrong(), on_divergence=policy)
+        return [compiled(x())[0] for _ in range(4)]
+
+    with pytest.raises(cb.DivergenceError, match=r"output\[0\]"):
+        run("raise")
+    torch._dynamo.reset()
+    with pytest.warns(DivergenceWarning, match=r"output\[0\]"):
+        run("warn")
+    torch._dynamo.reset()
+    assert all(result.abs().max() < 1e3 for result in run("fallback"))
+
+
+def test_a_random_state_left_otherwise_in_one_call_fails() -> None:
+    compiled = checked(torch.tanh, faults.only_in_call(3, faults.too_many_random_numbers()))
+    with waiting():
+        report = gathered(lambda: [compiled(x()) for _ in range(4)])
+    assert found(report) == {("rng.state", "rng state")}
+    assert report.findings[0].evidence["the difference repeats"] == "in 0 of 5 more runs of both"
+
+
+def test_a_thread_that_draws_is_named_and_hides_no_impossible_values() -> None:
+    with drawing():
+        clean = checked(PROGRAMS["dropout"], faults.clean())
+        assert not found(gathered(lambda: [clean(x()) for _ in range(10)]))
+        compiled = checked(PROGRAMS["dropout"], faults.only_in_call(1, faults.spoiled_output(SPOILS["scaled"])))
+        report = gathered(lambda: [compiled(x()) for _ in range(4)])
+    assert "output[0]" in {subject for _, subject in found(report)} or any(
+        finding.kind is cb.Kind.NONDETERMINISTIC for finding in report.findings
+    ), str(report)

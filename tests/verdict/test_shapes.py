@@ -1,0 +1,25 @@
+"""Shapes that rounding changes."""
+
+from __future__ import annotations
+
+import torch
+
+import checked_backend as cb
+from tests.support import faults
+from tests.support.noise_tools import in_float32
+from tests.support.region_tools import checked, found, gathered
+
+
+def test_a_shape_that_rounding_changes_is_not_judged() -> None:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x) * 1.3 > 0.4).nonzero()
+
+    x = torch.randn(60, 80, dtype=torch.bfloat16)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        report = gathered(lambda: checked(kept, in_float32)(x))
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
+        assert "its shape depends on values that rounding changes" in str(report)
+        few = faults.spoiled_output(lambda places: places[1:])
+        assert found(gathered(lambda: checked(kept, few)(torch.arange(9.0) - 3))) == {("structure.shape", "output[0]")}
+    report = cb.check(lambda x: x[torch.tanh(x) * 1.3 > 0.4], (x.requires_grad_(),), compiler=in_float32)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
