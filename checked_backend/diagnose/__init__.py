@@ -1,1 +1,1 @@
-"""After a failure: where it comes from, how small it gets, and what helps."""
+"""After a failure: which stage and operator it comes from, how small a program shows it, and what helps."""

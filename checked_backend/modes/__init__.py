@@ -1,1 +1,1 @@
-"""Dispatch modes: eager run with perturbed roundings, in float64, or with recorded choices and random numbers."""
+"""Dispatch modes for control runs: eager with random roundings, in float64, or with recorded choices and draws."""
