@@ -444,7 +444,12 @@ def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyP
     def broken(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("the checker is broken")
 
-    for place in ("backward.full_mantissa", "compare.compare_parts", "compare.adjudicate", "program.output_leaves"):
+    for place in (
+        "backward.full_mantissa",
+        "compare_runs.compare_parts",
+        "compare_runs.decide",
+        "program.output_leaves",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(f"checked_backend.checking.{place}", broken)
             with pytest.raises((RuntimeError, cb.CheckedBackendError), match="the checker is broken"):

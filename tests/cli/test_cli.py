@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from checked_backend import cli
+from checked_backend.cli import verbs as cli
 from checked_backend.findings import Coverage, Finding, Kind, Skip, Verdict
 from checked_backend.report import Report
 from checked_backend.report.write import read_reports, write_report

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import checked_backend as cb
-from checked_backend import cli
+from checked_backend.cli import verbs as cli
 from tests.support.dump_tools import dumps, run, same, same_leaf
 from tests.support.replayed_programs import PROGRAMS, Replayed
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from checked_backend import cli
+from checked_backend.cli import verbs as cli
 
 __all__ = ["Run", "runner"]
 

@@ -1,0 +1,367 @@
+"""The command line, ``checked-backend``. Only this module prints and chooses the exit code.
+
+A verb is one small function that returns its verdict. Modules that need torch are loaded by the verb that needs them,
+so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from checked_backend.cli.apart import replay_apart
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Verdict
+from checked_backend.process.child import Limits, default_memory
+from checked_backend.process.interrupt import terminable
+from checked_backend.report import Report
+from checked_backend.report.html import render_html
+from checked_backend.report.junit import render_junit
+from checked_backend.report.text import render_rich
+from checked_backend.report.to_json import dumps, encode
+from checked_backend.report.view import clean
+from checked_backend.report.write import ReadReports, read_reports, write_whole
+
+if TYPE_CHECKING:
+    from checked_backend.cli.doctor import Diagnosis
+
+__all__ = ["app", "main"]
+
+_EXIT: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
+_MISUSE = 3
+_STDOUT = "-"
+
+_Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
+_Compiler = Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")]
+_Modules = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."),
+]
+
+_Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="After which its process is ended.")]
+_Memory = Annotated[
+    float | None, typer.Option(metavar="GIB", help="What its process may hold; default four fifths of what there is.")
+]
+
+app = typer.Typer(
+    name="checked-backend",
+    help="Check torch.compile against eager. Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _verbs() -> None:
+    # Without a callback typer would make a lone verb the whole program.
+    pass
+
+
+@app.command()
+def report(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="DB_OR_DIR", help="A report file, or a folder of reports.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+) -> Verdict:
+    """Show reports. The exit code is that of the worst one."""
+    if path is None and json_file not in (None, _STDOUT):
+        path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word is the folder
+    if path is None:
+        raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
+    found = read_reports(path)
+    if not found.reports:
+        why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
+        raise CheckedBackendError(f"no reports in {path}{why}")
+    verdict = _worst(found)
+    if html is not None:
+        write_whole(render_html(found.reports, found.broken), html)
+    if junit is not None:
+        write_whole(render_junit(found.reports, found.broken), junit)
+    if json_file is not None:
+        text = dumps(_encode_found(found, verdict))
+        if json_file != _STDOUT:
+            write_whole(text + "\n", Path(json_file))
+        else:
+            _print(text)
+    if json_file != _STDOUT:
+        _print_reports(found.reports)
+    for file, reason in found.broken:
+        _complain(f"{file}: {reason}")
+    return verdict
+
+
+@app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FACTORY", help="FACTORY() returns (fn_or_module, args, kwargs).")
+    ],
+    compiler: _Compiler = "inductor",
+    compiler_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
+    ] = None,
+    gradients: Annotated[bool | None, typer.Option("--gradients/--no-gradients", help="Default: if needed.")] = None,
+    dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="As for torch.compile.")] = None,
+    iterations: Annotated[int | None, typer.Option(metavar="N", help="Run it N times in a row.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="Step it: Adam, SGD:lr=0.1,momentum=0.9.")
+    ] = None,
+    vary_data: Annotated[bool, typer.Option("--vary-data", help="Also on fresh data.")] = False,
+    vary_layout: Annotated[bool, typer.Option("--vary-layout", help="Also in other memory layouts.")] = False,
+    isolate: Annotated[bool, typer.Option("--isolate", help="In a process of its own, which may die.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")
+    ] = None,
+    localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
+    factory = _later("checked_backend.cli.target")
+    with _users_code(as_json):
+        function, args, kwargs = factory.load_factory(target)
+    options: dict[str, Any] = {  # those that are None are left to their defaults
+        "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
+        or None,
+        "gradients": gradients,
+        "dynamic": dynamic,
+        "iterations": iterations,
+        "optimizer": factory.parse_optimizer(optimizer) if optimizer else None,
+        "vary_data": vary_data or None,
+        "vary_layout": vary_layout or None,
+        "isolate": isolate or None,
+        "timeout": timeout,
+        "localize": localize or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    with _users_code(as_json):
+        found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
+    _print(found.to_json() if as_json else str(found))
+    return found.verdict
+
+
+@app.command()
+def replay(
+    dump: _Dump,
+    compiler: _Compiler = "inductor",
+    seed: _Seed = 0,
+    modules: _Modules = None,
+    timeout: _Timeout = 1800.0,
+    memory: _Memory = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Run a dumped graph again, compiled, and check it against eager. It runs in a process of its own."""
+    how = {"compiler": compiler, "seed": seed}
+    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), lambda: how)
+
+
+@app.command()
+def localize(
+    dump: _Dump,
+    compiler: _Compiler = "inductor",
+    seed: _Seed = 0,
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report and the repro go.")] = Path(
+        "checked_backend_reports"
+    ),
+    modules: _Modules = None,
+    timeout: _Timeout = 3600.0,
+    memory: _Memory = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
+
+    It runs in a process of its own. Ctrl-C ends it with the best so far; another run with the same folder continues.
+    """
+
+    def how() -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        investigation = _later("checked_backend.diagnose.investigate").Investigation(
+            _complain, folder / "reduction.jsonl"
+        )
+        return {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
+
+    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), how)
+
+
+@app.command()
+def show(
+    dump: _Dump,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Read a dump in the terminal. Nothing in it is run."""
+    package = _later("checked_backend.dump")
+    loaded = package.load_dump(dump)
+    _print(dumps(loaded.metadata) if as_json else package.render_dump(loaded))
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Say which versions, compilers and devices are here, and what can and cannot be checked with them."""
+    diagnosis: Diagnosis = _later("checked_backend.cli.doctor").diagnose()
+    _print(dumps(diagnosis.to_dict()) if as_json else str(diagnosis))
+    return diagnosis.verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Args:
+        arguments: Without the program's name; default ``sys.argv[1:]``.
+
+    Raises:
+        SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
+    """
+    sys.exit(_run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    return _exit_code(
+        lambda: app(args=_with_json_values(arguments), prog_name="checked-backend", standalone_mode=False)
+    )
+
+
+def _exit_code(produce: Callable[[], Any]) -> int:
+    try:
+        result = produce()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone, for example `head`. Python must not complain again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _MISUSE
+    except CheckedBackendError as error:
+        _complain(str(error))
+        return _MISUSE
+    except OSError as error:
+        _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _MISUSE
+    except _ChildEnded as ended:
+        return ended.status
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("stopped")
+        return _MISUSE
+    except MemoryError:
+        _complain("there is not enough memory")
+        return _MISUSE
+    except Exception as error:
+        show = getattr(error, "show", None)  # click's usage errors; typer has no public name for their base class
+        if callable(show):
+            show()
+        else:
+            traceback.print_exc()
+            _complain("internal error: this is a bug in checked_backend; please report it with the lines above")
+        return _MISUSE
+    if isinstance(result, Verdict):
+        return _EXIT[result]
+    return 0 if result in (None, 0) else _MISUSE
+
+
+class _ChildEnded(Exception):
+    """A child process did the work."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+def _limits(timeout: float, memory: float | None) -> Limits:
+    return Limits(timeout, default_memory() if memory is None else int(memory * 2**30))
+
+
+def _replayed(
+    dump: Path, modules: Sequence[str], as_json: bool, limits: Limits, how: Callable[[], Mapping[str, Any]]
+) -> Verdict:
+    @contextmanager
+    def around() -> Iterator[None]:
+        with _users_code(as_json), terminable():
+            yield
+
+    def show(found: Report) -> Verdict:
+        _print(found.to_json() if as_json else str(found))
+        return found.verdict
+
+    status = replay_apart(dump, modules, limits, how, around=around, show=show, exit_code=_exit_code)
+    raise _ChildEnded(status)
+
+
+def _with_json_values(arguments: list[str]) -> list[str]:
+    """Give ``report --json`` without FILE the value ``-``: typer has no options whose value may be left out."""
+    if "report" not in arguments[:1]:
+        return arguments
+    out = []
+    for position, word in enumerate(arguments):
+        following = arguments[position + 1 : position + 2]
+        bare = word == "--json" and (not following or (following[0].startswith("-") and following[0] != _STDOUT))
+        out.append(f"--json={_STDOUT}" if bare else word)
+    return out
+
+
+def _worst(found: ReadReports) -> Verdict:
+    """Return the worst verdict. A file that could not be read may hide a failure: it is never a pass."""
+    verdicts = {report.verdict for report in found.reports}
+    if found.broken:
+        verdicts.add(Verdict.INCONCLUSIVE)
+    return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
+
+
+def _encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "schema": "checked_backend.reports",
+        "version": 1,
+        "verdict": verdict.value,
+        "reports": [{"path": str(report.path), "report": encode(report)} for report in found.reports],
+        "broken": [{"path": str(file), "reason": reason} for file, reason in found.broken],
+    }
+
+
+def _print_reports(reports: Sequence[Report]) -> None:
+    console = Console(markup=False, highlight=False, emoji=False)
+    for number, shown in enumerate(reports):
+        if number:
+            _print("\n" + "-" * 100 + "\n")
+        if console.is_terminal:
+            console.print(render_rich(shown), soft_wrap=False)
+        else:
+            _print(str(shown))
+
+
+@contextmanager
+def _users_code(as_json: bool) -> Iterator[None]:
+    """Run what the user wrote: what it prints does not mix with JSON, and its exit code is no verdict."""
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            yield
+    except SystemExit as stop:
+        code = "" if stop.code is None else repr(stop.code)
+        raise CheckedBackendError(f"the program called sys.exit({code}); it was not checked") from stop
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201
+
+
+def _complain(text: str) -> None:
+    print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201
+
+
+def _later(module: str) -> Any:
+    return importlib.import_module(module)
