@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from checked_backend.dump.region import saved_activations
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.graph_info import GraphInfo
 
 __all__ = ["graph_info", "graph_kind", "user_outputs"]
@@ -60,7 +61,7 @@ def graph_info(gm: fx.GraphModule, index: int) -> GraphInfo:
 
 def _outputs(gm: fx.GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
     (output,) = gm.graph.find_nodes(op="output")
-    values = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    values = outputs_of(gm.graph)
     descriptions = list(output.meta.get("desc") or ())
     return values, [*descriptions, *([None] * (len(values) - len(descriptions)))]
 

@@ -22,9 +22,10 @@ from checked_backend.dump.targets import (
     needed_import,
 )
 from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 
-__all__ = ["EncodedGraph", "encode_graph", "encode_value", "recorded", "tensor_bytes"]
+__all__ = ["EncodedGraph", "encode_graph", "encode_value", "tensor_bytes"]
 
 
 class EncodedGraph:
@@ -48,11 +49,6 @@ class EncodedGraph:
         self.unsupported: dict[str, None] = {}
         self.symbols: dict[str, dict[str, Any]] = {}
         self.relations: list[str] = []
-
-
-def recorded(node: fx.Node) -> Any:
-    """What tracing recorded of a node's value; None if nothing."""
-    return node.meta.get("val", node.meta.get("example_value"))
 
 
 def encode_graph(gm: fx.GraphModule) -> EncodedGraph:
@@ -120,7 +116,7 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
         "target": target,
         "args": args,
         "kwargs": kwargs,
-        "expected": _expected(recorded(node)),
+        "expected": _expected(recorded_value(node)),
         "source": source_line(node),
         "stack": stack,
     }
@@ -205,7 +201,7 @@ def _expected(value: Any) -> Any:
 def _facts(gm: fx.GraphModule, found: EncodedGraph) -> None:
     sizes: list[torch.SymInt] = []
     for node in gm.graph.nodes:
-        value = recorded(node)
+        value = recorded_value(node)
         candidates = [*value.shape, *value.stride()] if _strided(value) else [value]
         sizes += [size for size in candidates if isinstance(size, torch.SymInt)]
     hints: dict[str, int | float | bool | None] = {}

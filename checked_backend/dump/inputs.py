@@ -11,15 +11,15 @@ import torch
 from torch import fx
 
 from checked_backend._torch.symbols import size_hint
-from checked_backend.dump.encode import recorded
 from checked_backend.dump.tensors import TensorTable, unsupported_reason, value_range
+from checked_backend.graphs.nodes import recorded_value
 
 __all__ = ["describe_inputs", "input_names", "traced_inputs"]
 
 
 def traced_inputs(gm: fx.GraphModule) -> list[Any]:
     """What tracing recorded of each placeholder."""
-    return [recorded(node) for node in gm.graph.find_nodes(op="placeholder")]
+    return [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def input_names(gm: fx.GraphModule) -> list[tuple[str, str | None]]:

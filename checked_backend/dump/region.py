@@ -23,13 +23,14 @@ from torch import fx
 
 from checked_backend._torch.dynamo import dynamo_restarts
 from checked_backend._torch.modes import disable_current_modes
-from checked_backend.dump.encode import EncodedGraph, encode_graph, recorded, tensor_bytes
+from checked_backend.dump.encode import EncodedGraph, encode_graph, tensor_bytes
 from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.folders import DumpSlot, claim_slot
 from checked_backend.dump.inputs import describe_inputs, input_names, traced_inputs
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.dump.portable import portable
 from checked_backend.errors import DumpError, DumpWarning
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 from checked_backend.random_state import random_untouched
 from checked_backend.report.dot import graph_to_dot, render_svg
@@ -245,7 +246,7 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
     else:
         nodes = []
     return [
-        {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded(node))}
+        {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded_value(node))}
         for node in dict.fromkeys(nodes)
     ]
 

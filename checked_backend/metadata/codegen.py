@@ -30,13 +30,13 @@ from torch import fx
 
 from checked_backend._torch.graph_code import forward_from_source
 from checked_backend._torch.symbols import deferred_asserts
+from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import is_custom, read_only_inputs
 from checked_backend.metadata.codegen_tensor import TensorChecks
 from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, expected_leaves, recorded
 from checked_backend.metadata.plan import (
     NodePlan,
     Settings,
-    is_getitem,
     items_of,
     last_uses,
     producer,

@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
+from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import is_custom
-from checked_backend.metadata.plan import Settings, is_getitem
+from checked_backend.metadata.plan import Settings
 from checked_backend.metadata.symbols import UNKNOWN
 
 __all__ = ["Calls"]

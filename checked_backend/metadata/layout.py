@@ -8,9 +8,9 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
+from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import arguments, is_custom, operator_name
 from checked_backend.metadata.expected import recorded
-from checked_backend.metadata.plan import is_getitem
 
 __all__ = ["LAYOUT", "dependent"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
+from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import operator_name
 from checked_backend.metadata.expected import Leaf, Size, recorded
 
 __all__ = [
     "NodePlan",
     "Settings",
-    "is_getitem",
     "is_index",
     "items_of",
     "last_uses",
@@ -87,11 +87,6 @@ def plain_name(entry: str) -> str:
 def is_index(dtype: torch.dtype) -> bool:
     """Whether a dtype is an integer's: under `torch.vmap` indices are of another width than they were traced with."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
-def is_getitem(node: fx.Node) -> bool:
-    """Whether a node picks one output of another."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def producer(node: fx.Node) -> fx.Node:

@@ -19,8 +19,9 @@ from checked_backend.graphs.operators import (
 )
 from checked_backend.modes.base import OperatorMode
 from checked_backend.modes.exactness import adds_integers, counts, unrounded
-from checked_backend.modes.noise_source import NoiseSource, unit_roundoff
+from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.modes.random_tape import draws_by_values
+from checked_backend.numerics.bits import unit_roundoff
 
 __all__ = ["MonteCarloMode", "PoisonMode"]
 

@@ -7,7 +7,9 @@ import random
 
 import torch
 
-__all__ = ["NoiseSource", "unit_roundoff"]
+from checked_backend.numerics.bits import unit_roundoff
+
+__all__ = ["NoiseSource"]
 
 # Noise is cut at a random offset out of a pool of this many values: an op then costs two passes and no generator call.
 # On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
@@ -23,11 +25,6 @@ _UNIFORM_FROM = 2.0
 _INTEGERS = {
     torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16,
 }  # fmt: skip
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next value of a floating or complex dtype."""
-    return torch.finfo(dtype).eps / 2
 
 
 def _flat_view(tensor: torch.Tensor) -> torch.Tensor | None:

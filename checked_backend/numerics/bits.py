@@ -16,6 +16,7 @@ __all__ = [
     "max_ulp_distance",
     "numbers_up_to",
     "same_bits",
+    "unit_roundoff",
     "unsigned_gap",
     "unsigned_to_float64",
     "with_memory",
@@ -169,3 +170,10 @@ def numbers_up_to(value: float, dtype: torch.dtype) -> int:
 def _greatest_magnitude(integers: torch.Tensor) -> int:
     low, high = torch.aminmax(integers)
     return max(-int(low.item()), int(high.item()))
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number; 0 for integers and bools, which do not round."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps / 2

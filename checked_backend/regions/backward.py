@@ -209,11 +209,6 @@ class BackwardWatch:
             node.register_hook(partial(self._fired, number))
             catch_backward_error(node, partial(self._raised, number), again)
 
-    @property
-    def watches_anything(self) -> bool:
-        """Whether any result of the region can receive a gradient."""
-        return bool(self._sites)
-
     @dynamo_disable
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""

@@ -30,6 +30,7 @@ __all__ = [
     "own_random_compiler",
     "resolve_compiler",
     "unfused_compiler",
+    "with_mode_spelled_out",
 ]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -78,6 +79,13 @@ def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
         if name not in known:
             near = ", ".join(get_close_matches(name, sorted(known))) or "see torch._inductor.config"
             raise OptionError(f"option 'compiler_options' got {name!r}, which Inductor does not have. Near it: {near}.")
+
+
+def with_mode_spelled_out(options: CheckOptions, mode: str | None) -> CheckOptions:
+    """The user's options with what ``torch.compile(mode=...)`` means for Inductor among them."""
+    if options.compiler != "inductor":
+        return options
+    return options.model_copy(update={"compiler_options": inductor_patches(options, mode)})
 
 
 def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.recompile import compile_again
+from checked_backend.tensors.float64_copies import promoted_dtype
 
 __all__ = [
     "TwinError",
@@ -84,12 +85,6 @@ def _is_floating(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_is_floating(item) for item in value)
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
@@ -169,11 +164,11 @@ class _NumbersIn(TorchFunctionMode):
 
 
 def _is_narrow(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and _wide(value) is not value
+    return isinstance(value, torch.dtype) and promoted_dtype(value) is not value
 
 
 def _wide_leaf(value: Any) -> Any:
-    return _wide(value) if isinstance(value, torch.dtype) else value
+    return promoted_dtype(value) if isinstance(value, torch.dtype) else value
 
 
 def _promote_constants(gm: fx.GraphModule) -> None:
@@ -185,9 +180,9 @@ def _promote_constants(gm: fx.GraphModule) -> None:
         for step in path:
             owner = getattr(owner, step)
         value = getattr(owner, last)
-        if isinstance(value, torch.Tensor) and _wide(value.dtype) != value.dtype and owner is gm:
+        if isinstance(value, torch.Tensor) and promoted_dtype(value.dtype) != value.dtype and owner is gm:
             delattr(owner, last)
-            owner.register_buffer(last, value.detach().to(_wide(value.dtype)))
+            owner.register_buffer(last, value.detach().to(promoted_dtype(value.dtype)))
 
 
 def compile_twin(
@@ -206,4 +201,4 @@ def compile_twin(
         TwinError: The region cannot be rewritten.
     """
     with default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext():
-        return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, _wide)
+        return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, promoted_dtype)

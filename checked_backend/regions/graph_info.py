@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.dynamo import compile_id
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.late_writes import writes_in_backward
 
@@ -71,7 +72,7 @@ class GraphInfo:
                 for node in gm.graph.find_nodes(op="placeholder")
             ),
             output_sources=tuple(
-                (source_line(node) or "") if isinstance(node, fx.Node) else "" for node in _outputs(gm)
+                (source_line(node) or "") if isinstance(node, fx.Node) else "" for node in outputs_of(gm.graph)
             ),
             sources=tuple(dict.fromkeys(lines)),
             nodes=len(calls),
@@ -81,14 +82,6 @@ class GraphInfo:
                 for node in calls
             ),
         )
-
-
-def _outputs(gm: fx.GraphModule) -> Sequence[object]:
-    for node in reversed(gm.graph.nodes):
-        if node.op == "output":
-            returned = node.args[0]
-            return returned if isinstance(returned, (tuple, list)) else (returned,)
-    return ()
 
 
 def _placeholder_names(gm: fx.GraphModule) -> list[str]:

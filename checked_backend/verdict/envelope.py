@@ -21,16 +21,8 @@ __all__ = [
     "local_root_mean_square",
     "root_mean_square",
     "unconfirmed",
-    "unit_roundoff",
     "widened",
 ]
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next number; 0 for integers and bools, which do not round."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0.0
-    return torch.finfo(dtype).eps / 2
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.digits import least_digits, lost_digits
 from checked_backend.verdict.envelope import (
@@ -22,7 +23,6 @@ from checked_backend.verdict.envelope import (
     local_root_mean_square,
     root_mean_square,
     unconfirmed,
-    unit_roundoff,
     widened,
 )
 from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable

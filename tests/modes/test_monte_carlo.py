@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
-from checked_backend.modes.noise_source import unit_roundoff
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.numerics.bits import unit_roundoff
 from tests.support.mode_programs import CASES, relative, same
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -17,14 +17,13 @@ from checked_backend.diagnose.localize.subgraph import (
     is_item,
     is_symbolic,
     is_view,
-    outputs_of,
     part_of,
-    recorded_value,
     tensors_made,
     unshared,
 )
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import has_effects, writes
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -164,7 +163,7 @@ def _judged_prefix(
     items = [made for node in calls for made in tensors_made(node)]
     calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
     inside = set(calls)
-    results = {node for node in outputs_of(gm) if isinstance(node, fx.Node)}
+    results = {node for node in outputs_of(gm.graph) if isinstance(node, fx.Node)}
     frontier = [
         node
         for node in calls

@@ -17,15 +17,9 @@ from torch import fx
 from checked_backend._torch.pytree import tree_map_only
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, widening
 from checked_backend.diagnose.localize.graph_modes import modes_left
-from checked_backend.diagnose.localize.subgraph import (
-    calls_of,
-    is_item,
-    outputs_of,
-    part_of,
-    recorded_value,
-    tensors_made,
-)
+from checked_backend.diagnose.localize.subgraph import calls_of, is_item, part_of, tensors_made
 from checked_backend.graphs.effects import writes
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -95,7 +89,7 @@ class GradientSearch:
         last = calls[-1]
         items = [item for node in calls for item in tensors_made(node)]
         chosen = [*calls, *(item for item in dict.fromkeys(items) if item not in set(calls))]
-        inside, results = set(chosen), {node for node in outputs_of(self.graph) if isinstance(node, fx.Node)}
+        inside, results = set(chosen), {node for node in outputs_of(self.graph.graph) if isinstance(node, fx.Node)}
         frontier = [
             node
             for node in chosen
@@ -188,7 +182,7 @@ class _Values:
                     live[node] = value
             roots = [
                 (interpreter.env[node], search.cotangents[place])
-                for place, node in enumerate(outputs_of(gm))
+                for place, node in enumerate(outputs_of(gm.graph))
                 if place in search.cotangents and isinstance(node, fx.Node) and interpreter.env[node].requires_grad
             ]
             found: Sequence[torch.Tensor | None] = torch.autograd.grad(

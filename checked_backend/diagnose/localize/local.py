@@ -19,7 +19,8 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
 from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
-from checked_backend.modes.noise_source import NoiseSource, unit_roundoff
+from checked_backend.modes.noise_source import NoiseSource
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.compare_parts import Part, compare_parts
 from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.decide import decide

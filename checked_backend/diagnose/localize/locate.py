@@ -16,7 +16,7 @@ from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, s
 from checked_backend.diagnose.localize.subgraph import is_symbolic
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.regions.compile import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -76,7 +76,7 @@ def _located(
     dynamo = Recorded("dynamo", self_contained(failure.graph, failure.ambient), tuple(copy_values(inputs)))
     # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
     graphs = [*graphs, dynamo]
-    candidate = _candidate(failure)
+    candidate = with_mode_spelled_out(failure.options, failure.mode)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     oracle, gross = (partial(_tried, failing, one) for one in oracles)
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
@@ -120,7 +120,7 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
     inputs, _ = failure.inputs.fresh()
-    cut = cut_before(graph, inputs, node, _candidate(failure), finding)
+    cut = cut_before(graph, inputs, node, with_mode_spelled_out(failure.options, failure.mode), finding)
     return Location(stage, "dynamo", node, op, None, message, cut)
 
 
@@ -153,13 +153,6 @@ def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[
         return finding.detail in layouts or (finding.kind in kinds and finding.kind is not Kind.STRUCTURE)
 
     return [finding for finding in findings if fits(finding)]
-
-
-def _candidate(failure: Failure) -> CheckOptions:
-    """The options with the user's mode spelled out."""
-    if failure.options.compiler != "inductor":
-        return failure.options
-    return failure.options.model_copy(update={"compiler_options": inductor_patches(failure.options, failure.mode)})
 
 
 def _first_wrong_stage(

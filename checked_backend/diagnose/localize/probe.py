@@ -23,17 +23,10 @@ from checked_backend._torch.pytree import tree_flatten, tree_unflatten
 from checked_backend.diagnose.localize.bodies import is_higher_order
 from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
 from checked_backend.diagnose.localize.local import Call, call_oracle
-from checked_backend.diagnose.localize.subgraph import (
-    calls_of,
-    is_view,
-    part_of,
-    recorded_value,
-    tensors_made,
-    unshared,
-    with_outputs,
-)
+from checked_backend.diagnose.localize.subgraph import calls_of, is_view, part_of, tensors_made, unshared, with_outputs
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph

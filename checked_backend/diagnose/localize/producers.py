@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.cut import CallOracle, Cut
-from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, recorded_value, tensors_made
+from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, tensors_made
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import writes
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.graph_case import GraphCase
 
 __all__ = ["wrong_producer"]

@@ -27,16 +27,10 @@ from checked_backend.diagnose.localize.location import Location
 from checked_backend.diagnose.localize.probe import GROSS, MUCH, FaultyOperator, bytes_of, share_of
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Recorded, Stage
-from checked_backend.diagnose.localize.subgraph import (
-    calls_of,
-    can_be_walked,
-    is_symbolic,
-    operator_name,
-    outputs_of,
-    recorded_value,
-)
+from checked_backend.diagnose.localize.subgraph import calls_of, can_be_walked, is_symbolic, operator_name
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.graph_case import GraphCase
@@ -331,7 +325,7 @@ def _has(trial: GraphCase, node: fx.Node) -> bool:
 
 
 def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
-    for place, node in enumerate(outputs_of(gm)):
+    for place, node in enumerate(outputs_of(gm.graph)):
         if subject == f"output[{place}]" and isinstance(node, fx.Node):
             return node
     return None
@@ -339,6 +333,6 @@ def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
 
 def probe_limit(recorded: Recorded) -> int:
     """The region's own activations: what its forward graph makes and keeps, and its backward graph takes."""
-    made = [node for node in outputs_of(recorded.graph) if isinstance(node, fx.Node) and node.op != "placeholder"]
+    made = [node for node in outputs_of(recorded.graph.graph) if isinstance(node, fx.Node) and node.op != "placeholder"]
     kept = recorded.graph.graph.find_nodes(op="placeholder") if recorded.kind == "backward" else made
     return max(LEAST_PROBE_BYTES, sum(map(bytes_of, kept)))

@@ -12,6 +12,7 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.graph_modes import PartModes
 from checked_backend.graphs.effects import has_effects, sets_mode, writes
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
@@ -22,9 +23,7 @@ __all__ = [
     "is_view",
     "is_view_operator",
     "operator_name",
-    "outputs_of",
     "part_of",
-    "recorded_value",
     "tensors_made",
     "unshared",
     "with_outputs",
@@ -111,18 +110,6 @@ def operator_name(node: fx.Node) -> str:
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-
-
-def recorded_value(node: fx.Node) -> Any:
-    """What tracing recorded of a node's value: AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
-    return node.meta.get("val", node.meta.get("example_value"))
-
-
-def outputs_of(gm: fx.GraphModule) -> list[Any]:
-    """What a graph returns, flat."""
-    [output] = gm.graph.find_nodes(op="output")
-    returned = output.args[0]
-    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def tensors_made(node: fx.Node) -> list[fx.Node]:

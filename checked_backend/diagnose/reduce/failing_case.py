@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.graphs.nodes import is_getitem
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["Draft", "FailingCase", "call_nodes", "compact", "is_getitem", "outputs", "record_values", "walk_back"]
+__all__ = ["Draft", "FailingCase", "call_nodes", "compact", "record_values", "walk_back"]
 
 _OUTPUT = re.compile(r"output\[(\d+)\]")
 
@@ -130,17 +131,6 @@ class Draft:
 def call_nodes(graph: fx.Graph) -> list[fx.Node]:
     """The nodes that compute, ``getitem`` aside."""
     return [node for node in graph.nodes if node.op.startswith("call_") and not is_getitem(node)]
-
-
-def is_getitem(node: fx.Node) -> bool:
-    """Whether a node only takes one of several results."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def outputs(graph: fx.Graph) -> tuple[Any, ...]:
-    """What the graph returns."""
-    returned = graph.output_node().args[0]
-    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def record_values(program: FailingCase, names: frozenset[str] | None = None) -> dict[str, Any]:

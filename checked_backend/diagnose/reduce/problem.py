@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checked_backend.diagnose.oracle import Oracle, screen_trials, verdict_oracle
-from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.journal import Journal
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.diagnose.reduce.size import Size, fingerprint, measure_size
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.graph_case import GraphCase
 
 __all__ = ["OutOfTime", "Problem", "Progress"]
@@ -187,7 +188,7 @@ class Problem:
             raise OutOfTime
         found = self._oracle(program.trial, min(self._timeout, left)) or ()
         subjects = {item.subject for item in found if item.kind == self._kind}
-        count = len(outputs(program.trial.graph.graph))
+        count = len(outputs_of(program.trial.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]
 
     def first_of(self, candidates: Sequence[FailingCase]) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes
 from checked_backend.diagnose.reduce.forms import form_of
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.numerics.bits import with_memory
 
 __all__ = ["Size", "fingerprint", "measure_size"]
@@ -67,7 +68,7 @@ def measure_size(program: FailingCase) -> Size:
     tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
     return Size(
         calls=len(calls),
-        outputs=len(outputs(graph)),
+        outputs=len(outputs_of(graph)),
         dynamic=int(program.trial.dynamic),
         inputs=len(program.trial.inputs),
         elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs
+from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.compile_code import CompileCode, is_random
 from checked_backend.diagnose.repro.inputs_code import write_inputs
 from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import outputs_of
 
 __all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "is_drowned", "safe", "write_script"]
 
@@ -240,7 +241,7 @@ def safe(text: str) -> str:
 
 
 def _tail(program: FailingCase, finding: Finding) -> str:
-    returned = outputs(program.trial.graph.graph)
+    returned = outputs_of(program.trial.graph.graph)
     tracked = program.tracked
     index = "" if len(returned) == 1 else f"[{tracked or 0}]"
     tolerance, why = _tolerance(finding)

@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload, custom_op_module
-from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, is_getitem, outputs, record_values
+from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
 from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
 from checked_backend.diagnose.repro.spelling import Spelling, spellings
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
+from checked_backend.graphs.nodes import is_getitem, outputs_of
 
 __all__ = ["Untranslatable", "Written", "write_program"]
 
@@ -59,7 +60,7 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
             values |= record_values(program)
     writer = _Writer(program.trial.graph, values)
     lines = writer.body()
-    returned = [writer.text(value) for value in outputs(program.trial.graph.graph)]
+    returned = [writer.text(value) for value in outputs_of(program.trial.graph.graph)]
     if lines and len(returned) == 1 and lines[-1].startswith(f"{returned[0]} = "):
         lines[-1] = f"return {lines[-1].partition(' = ')[2]}"
     else:

@@ -32,7 +32,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
 from checked_backend.options import CheckOptions
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
-from checked_backend.regions.compile import Compiler, inductor_patches, resolve_compiler
+from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.rerun import rerun_failure
@@ -227,10 +227,7 @@ class WorkaroundSearch:
     @property
     def options(self) -> CheckOptions:
         """The user's options with the user's mode spelled out."""
-        options = self.failure.options
-        if options.compiler != "inductor":
-            return options
-        return options.model_copy(update={"compiler_options": inductor_patches(options, self.failure.mode)})
+        return with_mode_spelled_out(self.failure.options, self.failure.mode)
 
     def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Answer:
         """Try the region with another compiler."""

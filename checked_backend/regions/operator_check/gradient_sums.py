@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.operator_check.judged import Judged, alike, can_be_judged, own_error, roundoff_of
 from checked_backend.regions.operator_check.lane import Lane, Moved
-from checked_backend.verdict.envelope import unit_roundoff
 
 __all__ = ["GradientSums"]
 

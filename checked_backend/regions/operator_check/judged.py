@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.verdict.envelope import unit_roundoff
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict.local_error import LocalError, local_error
 
 __all__ = ["COARSEST_FLOAT32", "LOW", "Judged", "Wrong", "alike", "can_be_judged", "own_error", "roundoff_of"]

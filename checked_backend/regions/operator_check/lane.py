@@ -11,8 +11,8 @@ from torch import fx
 
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend.modes.float64 import to_float64
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.operator_check.probe import value_of
-from checked_backend.verdict.envelope import unit_roundoff
 
 __all__ = ["FEW_VALUES", "Lane", "Missing", "Moved"]
 

@@ -21,13 +21,13 @@ from checked_backend.graphs.effects import has_effects, sets_mode
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.judged import LOW, Judged, alike, can_be_judged, own_error, roundoff_of
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import Exposed, value_of
 from checked_backend.regions.operator_check.units import Units
-from checked_backend.verdict.envelope import unit_roundoff
 
 __all__ = ["Probed", "Walk"]
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from checked_backend.diagnose.localize import Location, isolated, locate
-from checked_backend.diagnose.localize.subgraph import calls_of, outputs_of
+from checked_backend.diagnose.localize.subgraph import calls_of
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.build import build_region
@@ -50,7 +51,7 @@ def located(compiler: Any) -> Location:
 
 
 def test_where_the_probe_dies_bisection_finds_it() -> None:
-    location = located(faults.dies_on(lambda gm: len(outputs_of(gm)) > 2, "aten.relu.default"))
+    location = located(faults.dies_on(lambda gm: len(outputs_of(gm.graph)) > 2, "aten.relu.default"))
     assert location.op == "aten.relu.default"
     assert "its process died: killed by SIGUSR1" in location.notes[0]
     assert location.cut is not None

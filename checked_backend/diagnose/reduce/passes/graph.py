@@ -7,16 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import (
-    Draft,
-    FailingCase,
-    call_nodes,
-    is_getitem,
-    outputs,
-    record_values,
-    walk_back,
-)
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, record_values, walk_back
 from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.graphs.nodes import is_getitem, outputs_of
 
 __all__ = [
     "bypass_calls",
@@ -35,7 +28,7 @@ _MANY = 60
 def drop_outputs(problem: Problem) -> None:
     """Return the tracked output alone, or as few outputs as it needs beside it."""
     program = problem.best
-    total = len(outputs(program.trial.graph.graph))
+    total = len(outputs_of(program.trial.graph.graph))
     if total <= 1:
         return
     tracked = program.tracked
@@ -44,9 +37,9 @@ def drop_outputs(problem: Problem) -> None:
     chunk = total // 2
     while chunk:
         place = 0
-        while place < len(outputs(problem.best.trial.graph.graph)):
+        while place < len(outputs_of(problem.best.trial.graph.graph)):
             best = problem.best
-            count = len(outputs(best.trial.graph.graph))
+            count = len(outputs_of(best.trial.graph.graph))
             kept = tuple(at for at in range(count) if not place <= at < place + chunk or at == best.tracked)
             if len(kept) == count or not problem.consider(_returning(best, kept)):
                 place += chunk
@@ -55,7 +48,7 @@ def drop_outputs(problem: Problem) -> None:
 
 def _returning(program: FailingCase, kept: tuple[int, ...]) -> FailingCase:
     draft = Draft(program)
-    returned = outputs(draft.graph)
+    returned = outputs_of(draft.graph)
     tracked = program.tracked
     draft.set_outputs([returned[at] for at in kept], kept.index(tracked) if tracked in kept else None)
     return draft.finish()
@@ -112,9 +105,9 @@ def near_output(problem: Problem) -> None:
 
 
 def _near(program: FailingCase, depth: int) -> set[str]:
-    returned = [node for node in outputs(program.trial.graph.graph) if isinstance(node, fx.Node)]
+    returned = [node for node in outputs_of(program.trial.graph.graph) if isinstance(node, fx.Node)]
     tracked = program.tracked
-    start = returned if tracked is None else [outputs(program.trial.graph.graph)[tracked]]
+    start = returned if tracked is None else [outputs_of(program.trial.graph.graph)[tracked]]
     return {node.name for root in start if isinstance(root, fx.Node) for node in walk_back(root, depth)}
 
 
@@ -126,7 +119,7 @@ def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
         names: The calls' nodes.
     """
     graph = program.trial.graph.graph
-    returned = set(outputs(graph))
+    returned = set(outputs_of(graph))
     wanted: set[str] = set()
     for node in graph.nodes:
         if node.name in names:
@@ -157,7 +150,7 @@ def recorded_calls(problem: Problem) -> None:
 def earlier_output(problem: Problem) -> None:
     """Return what the tracked output is made from, if that is wrong already."""
     while (program := problem.best).tracked is not None:
-        root = outputs(program.trial.graph.graph)[program.tracked]
+        root = outputs_of(program.trial.graph.graph)[program.tracked]
         if not isinstance(root, fx.Node) or root.op == "placeholder":
             return
         sources = [node for node in root.all_input_nodes if node.op.startswith("call_") and not _has_items(node)]

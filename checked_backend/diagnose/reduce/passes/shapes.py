@@ -14,8 +14,9 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, is_getitem
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
 from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.graphs.nodes import is_getitem
 
 __all__ = ["drop_dimensions", "make_static", "resized", "shrink_sizes"]
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import FailingCase, outputs, record_values
+from checked_backend.diagnose.reduce.failing_case import FailingCase, record_values
 from checked_backend.diagnose.reduce.forms import LITERAL_ELEMENTS, form_of, ramp, seeded
 from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.graphs.nodes import outputs_of
 
 __all__ = ["simplify_values"]
 
@@ -40,7 +41,7 @@ def _screened(problem: Problem, candidates: Iterable[FailingCase], told: bool) -
 def _tells(program: FailingCase) -> bool:
     """Whether eager's result is more than zeros. Truth values have little else, and need none."""
     place = program.tracked
-    if place is None or not isinstance(node := outputs(program.trial.graph.graph)[place], fx.Node):
+    if place is None or not isinstance(node := outputs_of(program.trial.graph.graph)[place], fx.Node):
         return False
     with contextlib.suppress(Exception):  # values that eager refuses
         value = record_values(program, frozenset({node.name}))[node.name]
