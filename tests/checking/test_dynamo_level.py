@@ -99,7 +99,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("killed_in", ["with_levels", "with_blame"])
+@pytest.mark.parametrize("killed_in", ["with_levels", "with_dynamo_cause"])
 def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, reports: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)

@@ -104,7 +104,7 @@ def test_a_check_that_gets_no_memory_itself_is_no_error(monkeypatch: pytest.Monk
     def short(*_args: Any, **_named: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(importlib.import_module("checked_backend.checking.check"), "run_trial", short)
+    monkeypatch.setattr(importlib.import_module("checked_backend.checking.check"), "run_program", short)
     monkeypatch.setattr(unsupported, "free_memory", lambda: 2**20)
     report = cb.check(torch.sin, (torch.ones(1),), compiler="eager", gradients=False, isolate=True)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
