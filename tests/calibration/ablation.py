@@ -1,0 +1,228 @@
+"""Which mechanism of the verdict pays: each is switched off in turn, and the verdicts that change are listed.
+
+``python -m tests.calibration.ablation --resume ablation.jsonl`` runs every n-th calibration case and the programs of
+``tests/cases`` that need no C++ compiler. A mechanism without which nothing changes is no reason for its lines; what it
+serves may still be a unit test of its own, which the table does not see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import checked_backend as cb
+from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.modes import float64, monte_carlo
+from checked_backend.regions import compare_call, float64_twin
+from checked_backend.regions import compile as compiling
+from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.operator_check.step import OperatorStep
+from checked_backend.verdict import decide, outliers, thresholds
+from checked_backend.verdict.decisions import Decisions
+from checked_backend.verdict.steps import candidate_again
+from checked_backend.verdict.steps.fused_rounding import FusedRounding
+from tests.cases import Case as Program
+from tests.cases.collection import ALL
+
+from .__main__ import cases
+from .compilers import candidate
+from .families import FAMILIES
+from .run import Case, run_case
+
+__all__ = ["MECHANISMS", "main"]
+
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+def _nothing(*_args: Any, **_named: Any) -> None:
+    return None
+
+
+def _false(*_args: Any, **_named: Any) -> bool:
+    return False
+
+
+def _without_step(name: str) -> Switch:
+    steps = tuple(step for step in decide.STEPS if step.__name__ != name)
+    if len(steps) == len(decide.STEPS):
+        raise ValueError(f"there is no step {name}")
+    return lambda: mock.patch.object(decide, "STEPS", steps)
+
+
+@contextmanager
+def _choices_not_held() -> Iterator[None]:
+    def dropping(run: Callable[..., Any]) -> Callable[..., Any]:
+        def ran(self: Any, *args: Any, replay_choices: bool = False, **named: Any) -> Any:
+            del replay_choices
+            return run(self, *args, **named)
+
+        return ran
+
+    with (
+        mock.patch.object(RegionControlRuns, "monte_carlo", dropping(RegionControlRuns.monte_carlo)),
+        mock.patch.object(RegionControlRuns, "high_precision", dropping(RegionControlRuns.high_precision)),
+        mock.patch.object(ProgramControls, "monte_carlo", dropping(ProgramControls.monte_carlo)),
+        mock.patch.object(ProgramControls, "high_precision", dropping(ProgramControls.high_precision)),
+    ):
+        yield
+
+
+@contextmanager
+def _everything_rounds() -> Iterator[None]:
+    with (
+        mock.patch.object(monte_carlo, "adds_integers", _false),
+        mock.patch.object(monte_carlo, "counts", _false),
+        mock.patch.object(monte_carlo, "unrounded", _false),
+    ):
+        yield
+
+
+@contextmanager
+def _no_digits_are_lost() -> Iterator[None]:
+    with mock.patch.object(outliers, "lost_digits", _nothing):
+        yield
+
+
+@contextmanager
+def _no_operator_check() -> Iterator[None]:
+    with (
+        mock.patch.object(OperatorStep, "forward", return_value=0),
+        mock.patch.object(OperatorStep, "backward", _nothing),
+    ):
+        yield
+
+
+def _undecided(*_args: Any, **_named: Any) -> Decisions:
+    return Decisions()
+
+
+def _same_findings(findings: Sequence[Any], *_args: Any, **_named: Any) -> tuple[list[Any], list[Any]]:
+    return list(findings), []
+
+
+@contextmanager
+def _no_fused_rounding() -> Iterator[None]:
+    with mock.patch.object(FusedRounding, "explains", _false), mock.patch.object(FusedRounding, "loses", _false):
+        yield
+
+
+def _mechanisms() -> Mapping[str, Switch]:
+    patched = mock.patch.object
+    return {
+        "choices held": _choices_not_held,
+        "choices given": lambda: patched(RegionControlRuns, "with_fixed_choices", _nothing),
+        "shapes that rounding changes": lambda: patched(compare_call, "excuse_flipped_shapes", _same_findings),
+        "fused rounding": _no_fused_rounding,
+        "lost digits": _no_digits_are_lost,
+        "what rounds nothing": _everything_rounds,
+        "grouped products": lambda: patched(float64, "_MEANINGS", {}),
+        "powers of negative numbers": lambda: patched(compiling, "powers_called", lambda graph: graph),
+        "windows of torch.signal": lambda: patched(float64_twin, "_WINDOWS", ""),
+        "own noise (Monte Carlo)": _without_step("explain_by_own_noise"),
+        "float64 and the twin": _without_step("ask_float64"),
+        "eager's repetition": _without_step("repeat_eager"),
+        "as good as eager, closer look": _without_step("close_what_is_as_good_as_eager"),
+        "the candidate again": _without_step("try_candidate_again"),
+        "random numbers explained": lambda: patched(candidate_again, "_explain_by_random_numbers", _nothing),
+        "correlated and strong roundings": lambda: patched(thresholds, "MORE_RUNS", 0),
+        "each operator by itself": _no_operator_check,
+        "signs of zeros": lambda: patched(compare_call, "zeros_of_another_sign", lambda *_args: iter(())),
+        "what goes into draws": lambda: patched(
+            compare_call, "judge_draw_inputs", lambda *_args, **_named: Decisions()
+        ),
+    }
+
+
+MECHANISMS = _mechanisms()
+"""What is switched off, and how."""
+
+
+def _programs(names: Sequence[str]) -> Iterator[tuple[str, bool, Callable[[], str]]]:
+    for program in ALL:
+        above = names.__contains__(program.name)
+        if program.category == "bug" and not above:
+            continue  # of code generation: it needs a C++ compiler
+        yield f"cases/{program.name}", program.category == "bug", lambda program=program: _checked(program)
+
+
+def _checked(program: Program) -> str:
+    function, args, kwargs = program.program()
+    compiler = "aot_eager" if program.category == "bug" else candidate("everything")
+    report = cb.check(function, args, kwargs, compiler=compiler, dynamic=program.dynamic, gradients=program.train)
+    return str(report.verdict)
+
+
+def _calibration(every: int) -> Iterator[tuple[str, bool, Callable[[], str]]]:
+    chosen = list(
+        cases(
+            list(FAMILIES), ["float32", "bfloat16"], ["inference", "training"], "eager", "check", ["clean", "bugs"], 0
+        )
+    )
+    for case in chosen[::every]:
+        yield case.key, bool(case.bug), lambda case=case: _ran(case)
+
+
+def _ran(case: Case) -> str:
+    return run_case(case, effects=False).verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and print one row for each mechanism."""
+    parser = argparse.ArgumentParser(prog="python -m tests.calibration.ablation", description=__doc__)
+    parser.add_argument("--mechanisms", nargs="*", default=list(MECHANISMS), choices=list(MECHANISMS), metavar="NAME")
+    parser.add_argument("--every", type=int, default=10, help="run every n-th calibration case only")
+    parser.add_argument("--bugs", nargs="*", default=(), help="names of bugs in tests/cases that aot_eager shows")
+    parser.add_argument("--resume", type=Path, required=True, help="JSON lines of verdicts, to go on from")
+    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds after which nothing is begun")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    known: dict[tuple[str, str], str] = {}
+    if options.resume.exists():
+        for line in options.resume.read_text().splitlines():
+            name, key, verdict = json.loads(line)
+            known[name, key] = verdict
+    wanted = [*_programs(options.bugs), *_calibration(options.every)]
+    until = time.monotonic() + options.time_limit
+    for name, switch in {"": nullcontext, **{name: MECHANISMS[name] for name in options.mechanisms}}.items():
+        for key, _, run in wanted:
+            if (name, key) in known or time.monotonic() > until:
+                continue
+            torch._dynamo.reset()
+            try:
+                with switch():
+                    verdict = run()
+            except Exception as error:  # a mechanism that others need
+                verdict = f"error: {type(error).__name__}"
+            known[name, key] = verdict
+            with options.resume.open("a") as file:
+                file.write(json.dumps([name, key, verdict]) + "\n")
+    print(
+        "| without | runs | clean accused | clean not decided | bugs missed | for instance |\n|---|---|---|---|---|---|"
+    )
+    for name in options.mechanisms:
+        print(_row(name, {key: bug for key, bug, _ in wanted}, known))
+    return 0
+
+
+def _row(name: str, bugs: Mapping[str, bool], known: Mapping[tuple[str, str], str]) -> str:
+    runs = [key for key in bugs if (name, key) in known and ("", key) in known]
+    changed = [key for key in runs if known[name, key] != known["", key]]
+    accused = [key for key in changed if not bugs[key] and known[name, key] not in ("pass", "inconclusive")]
+    undecided = [key for key in changed if not bugs[key] and known[name, key] == "inconclusive"]
+    missed = [key for key in changed if bugs[key] and known["", key] == "fail"]
+    return f"| {name} | {len(runs)} | {len(accused)} | {len(undecided)} | {len(missed)} | {', '.join(changed[:3])} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
