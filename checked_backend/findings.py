@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NoReturn
 
+from checked_backend.subjects import Subject, SubjectKind
+
 __all__ = [
     "DEPENDED_ON",
     "LOSES_GRADIENTS",
@@ -202,9 +204,14 @@ class Finding:
         return self.detail in _LAYOUT and not self.evidence.get(LOSES_GRADIENTS)
 
     @property
+    def about(self) -> Subject:
+        """What it is about, as data."""
+        return Subject(self.subject)
+
+    @property
     def of_node(self) -> bool:
         """Whether it is about what was traced of a node of a graph, not about results of a program."""
-        return self.subject.startswith("node[")
+        return self.about.kind is SubjectKind.NODE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ from torch import fx
 from checked_backend.dump.region import saved_activations
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["graph_info", "graph_kind", "user_outputs"]
 
 _PLACE = re.compile(r"idx=(\d+)")
+
+_FREE = (SubjectKind.GRADIENT, SubjectKind.SAVED)
 
 
 def graph_kind(gm: fx.GraphModule) -> str:
@@ -55,7 +58,7 @@ def graph_info(gm: fx.GraphModule, index: int) -> GraphInfo:
         name=f"{info.name}, {kind} graph {index}",
         graph=kind,
         outputs=tuple(name or f"output[{place}]" for place, name in enumerate(names)),
-        free_outputs=frozenset(place for place, name in enumerate(names) if name.startswith(("grad[", "saved["))),
+        free_outputs=frozenset(place for place, name in enumerate(names) if Subject(name).kind in _FREE),
     )
 
 

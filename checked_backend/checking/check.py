@@ -35,6 +35,7 @@ from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.ledger import Ledger
+from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["check"]
 
@@ -276,13 +277,13 @@ def _told_once(
     def named(subject: str) -> str:
         """The program's name of it; a result that the program does not return gets one of its own."""
         known = names.get((region, subject))
-        return known or (f"{subject} of {region}" if subject.startswith("output") else subject)
+        return known or (f"{subject} of {region}" if Subject(subject).kind is SubjectKind.OUTPUT else subject)
 
     limits = {named(subject): limit for subject, limit in regions.detection_limit.items()}
     own = {named(subject): limit for subject, limit in regions.own_precision_limit.items()}
     whole = dict(program.detection_limit)
     for name in limits.keys() & whole.keys():
-        if name.startswith(("grad[", "output")):
+        if Subject(name).kind in (SubjectKind.GRADIENT, SubjectKind.OUTPUT):
             own[name] = max(own.get(name, 0.0), whole[name])
             limits[name] = whole[name] = min(limits[name], whole[name])
     return (

@@ -26,6 +26,7 @@ from checked_backend.regions.process_state import FILTERS, settings_changed
 from checked_backend.regions.unsupported import unsupported_here
 from checked_backend.report.advice import PROGRAM_RUNS
 from checked_backend.report.ledger import Ledger
+from checked_backend.subjects import Subject, SubjectKind
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
@@ -35,7 +36,6 @@ from checked_backend.verdict.shapes import excuse_flipped_shapes
 __all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
 
 _MEND = "mend that first, or give arguments that the program takes"
-_CHANGED = ("mutated[", "param[", "buffer[", "attribute[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Comparison:
 
 def in_step(index: int, name: str) -> str:
     """The name of one call's tensor among those of all calls."""
-    return f"{index}:{name}"
+    return Subject(name, index).key
 
 
 def compare_runs(
@@ -117,8 +117,8 @@ def compare_runs(
         structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
         for skip in flipped:
             ledger.skip(skip)
-        if any(skip.matters for skip in flipped) and any(pair.name.startswith("grad[") for pair in mine):
-            mine = [pair for pair in mine if not pair.name.startswith("grad[")]
+        if any(skip.matters for skip in flipped) and any(Subject(pair.name).is_gradient for pair in mine):
+            mine = [pair for pair in mine if not Subject(pair.name).is_gradient]
             ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
@@ -132,8 +132,8 @@ def compare_runs(
     for skip in decisions.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in decisions.findings:
-        number, _, subject = finding.subject.partition(":")
-        found.append((int(number), replace(finding, subject=subject)))
+        subject = Subject.of(finding.subject)
+        found.append((first if subject.step is None else subject.step, replace(finding, subject=subject.text)))
     found.sort(key=lambda entry: entry[0])
     limits, own = _by_subject(decisions.limits), _by_subject(decisions.own_precision_limits)
     return Comparison(found, decisions.scales, limits, own)
@@ -153,8 +153,7 @@ def _by_subject(limits: Mapping[str, float]) -> dict[str, float]:
 
 
 def _plain(subject: str) -> str:
-    index, colon, rest = subject.partition(":")
-    return rest if colon and index.isdigit() else subject
+    return Subject.of(subject).text
 
 
 def compare_structure(
@@ -163,8 +162,8 @@ def compare_structure(
     """Compare everything but values. Returns the findings, and the tensors whose values can be compared."""
     mine, theirs = reference.subjects, candidate.subjects
     if reference.backward_error is not None or candidate.backward_error is not None:
-        mine = {name: value for name, value in mine.items() if not name.startswith("grad[")}
-        theirs = {name: value for name, value in theirs.items() if not name.startswith("grad[")}
+        mine = {name: value for name, value in mine.items() if not Subject(name).is_gradient}
+        theirs = {name: value for name, value in theirs.items() if not Subject(name).is_gradient}
     findings = [
         Finding(
             kind=Kind.STRUCTURE,
@@ -190,7 +189,8 @@ def compare_structure(
     incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
     pairs = []
     for part, name, one, other in value_pairs(judged, incomparable):
-        changed = part.subject.startswith(_CHANGED) and not (trained and part.subject.startswith("param["))
+        kind = Subject(part.subject).kind
+        changed = kind.is_changed_in_place and not (trained and kind is SubjectKind.PARAMETER)
         # the values as they were when the call was over
         one, other = reference.values.get(name, one), candidate.values.get(name, other)
         pairs.append(TensorPair(part.subject, name, one, other, Kind.MUTATION if changed else None))
@@ -230,12 +230,12 @@ def _is_numpys_scalar(reference: object, candidate: object) -> bool:
 
 def _free(finding: Finding) -> bool:
     """What a compiler may choose in a gradient."""
-    return finding.subject.startswith("grad[") and finding.detail in FREE_IN_GRADIENTS
+    return finding.about.is_gradient and finding.detail in FREE_IN_GRADIENTS
 
 
 def _settled(part: Part) -> Part:
     """Eager leaves None where AOT autograd leaves zeros: both say that there is no influence."""
-    if not part.subject.startswith("grad["):
+    if not Subject(part.subject).is_gradient:
         return part
     reference, candidate = settle_none(part.reference, part.candidate)
     return replace(part, reference=reference, candidate=candidate)

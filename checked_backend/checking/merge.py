@@ -86,7 +86,7 @@ def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> boo
     what, _, name = finding.subject.removesuffix("]").partition("[")
     if what not in ("param", "optimizer"):
         return False
-    gradients = [other.subject[len("grad[") : -1] for other in beside if other.subject.startswith("grad[")]
+    gradients = [other.about.name for other in beside if other.about.is_gradient]
     return any(searched or name == gradient or name.startswith(f"{gradient}.") for gradient in gradients)
 
 

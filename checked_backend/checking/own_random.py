@@ -20,6 +20,7 @@ from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.ranks import rank_sum_probability
 from checked_backend.report.ledger import Ledger
+from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["compare_own_random"]
 
@@ -232,9 +233,9 @@ def _statistics(numbers: torch.Tensor) -> Iterator[tuple[str, float]]:
 def _same_zeros(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[tuple[str, str], bool]]:
     """For each result and each gradient of one size: whether both are zero at the same places, and not everywhere."""
     zeros = {name: numbers == 0 for name, numbers in tensors.items() if numbers.numel() > 1}
-    gradients = {name: mask for name, mask in zeros.items() if name.startswith("grad[")}
+    gradients = {name: mask for name, mask in zeros.items() if Subject(name).is_gradient}
     for name, mask in zeros.items():
-        if name in gradients or not name.startswith("output"):
+        if name in gradients or Subject(name).kind is not SubjectKind.OUTPUT:
             continue
         for other, theirs in gradients.items():
             if mask.numel() == theirs.numel():

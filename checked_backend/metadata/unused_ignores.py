@@ -9,6 +9,7 @@ from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
 from checked_backend.findings import Kind
 from checked_backend.metadata.plan import plain_name
 from checked_backend.options import InterpreterOptions, MetadataCheck
+from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["Unmatched"]
 
@@ -49,7 +50,7 @@ class Unmatched:
                 found[f"ignore_ops entry {entry!r}"] = f"matches no node of the graphs that were compiled{known}"
         for entry in self._findings:
             unknown = "is neither a kind of finding nor a node of the graphs that were compiled"
-            waits = entry in self._matched or (to_come and entry.startswith("node["))
+            waits = entry in self._matched or (to_come and Subject(entry).kind is SubjectKind.NODE)
             found[f"ignore entry {entry!r}"] = "" if waits else unknown
         return found
 

@@ -42,6 +42,7 @@ from checked_backend._torch.settings import (
     sparse_invariants_checked,
 )
 from checked_backend.findings import Finding, Kind
+from checked_backend.subjects import SubjectKind
 
 __all__ = [
     "CHANGED_ELSEWHERE",
@@ -305,7 +306,7 @@ def settings_changed(
 
 def is_setting(finding: Finding) -> bool:
     """Whether a finding is about a setting, and so about no tensor."""
-    return finding.subject.startswith("state[")
+    return finding.about.kind is SubjectKind.STATE
 
 
 def _shown(name: str, state: ProcessState) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend.subjects import SubjectKind
 
 __all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "advise"]
 
@@ -219,7 +220,7 @@ def _is_low(finding: Finding) -> bool:
 def _key(finding: Finding) -> str:
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return "node.layout" if finding.is_layout else "node"
-    if finding.subject.startswith("state["):
+    if finding.about.kind is SubjectKind.STATE:
         return _STATE
     key = finding.detail
     while key and key not in ADVICE:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Finding
+from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["layout_sentence", "layout_warning"]
 
@@ -77,7 +78,7 @@ def _told(findings: Sequence[Finding]) -> Iterator[str]:
     for detail, (one, more, _) in _WORDS.items():
         subjects = {(finding.region, finding.subject) for finding in findings if finding.detail == detail}
         if subjects:
-            noun = "output" if all(subject.startswith("output") for _, subject in subjects) else "result"
+            noun = "output" if all(Subject(subject).kind is SubjectKind.OUTPUT for _, subject in subjects) else "result"
             yield f"1 {noun} {one}" if len(subjects) == 1 else f"{len(subjects)} {noun}s {more}"
 
 

@@ -159,7 +159,7 @@ class Ledger:
 
 def _key(finding: Finding) -> tuple[str, str, str]:
     # a node's name says something only in its graph; what else is found has no graph until it is localized
-    place = f"{finding.graph} " if finding.subject.startswith("node[") else ""
+    place = f"{finding.graph} " if finding.of_node else ""
     return finding.region, f"{place}{finding.subject}", finding.detail or finding.kind
 
 

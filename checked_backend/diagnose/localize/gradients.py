@@ -130,7 +130,7 @@ class GradientSearch:
             tuple(values.cotangent(one) for one in returned),
             frozenset(place for place, source in enumerate(sources) if source in values.differentiable),
         )
-        findings = [finding for finding in oracle(trial) if finding.subject.startswith("grad[")]
+        findings = [finding for finding in oracle(trial) if finding.about.is_gradient]
         while is_item(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return Cut(trial, node, findings[0]) if findings else None

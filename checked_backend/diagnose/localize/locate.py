@@ -89,7 +89,7 @@ def _located(
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
     """What can be looked into with gradients, if one of them failed."""
     cotangents, wanted = failure.cotangents, failure.inputs.requires_grad - failure.inputs.entangled
-    if cotangents is None or not wanted or not any(finding.subject.startswith("grad[") for finding in failing):
+    if cotangents is None or not wanted or not any(finding.about.is_gradient for finding in failing):
         return None
     inputs, _ = failure.inputs.fresh()
     graph = self_contained(failure.graph, failure.ambient, gradients=True)
