@@ -25,7 +25,7 @@ from checked_backend.subjects import Subject, SubjectKind
 __all__ = ["compare_own_random"]
 
 FALSE_ALARM = 1e-9
-"""The probability that a right compiler is accused because of what it happened to draw, in one check."""
+"""The probability that a right compiler is called wrong because of what it happened to draw, in one check."""
 
 RUNS = 40
 LEAST_RUNS = 20

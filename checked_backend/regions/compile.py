@@ -73,7 +73,7 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
 
 
 def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
-    """A setting that Inductor does not have is the caller's mistake; compiling would raise, and accuse Inductor."""
+    """A setting that Inductor does not have is the caller's mistake; compiling would look like a crash of Inductor."""
     known = inductor_setting_names() if given else frozenset()
     for name in given:
         if name not in known:

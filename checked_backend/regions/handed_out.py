@@ -1,7 +1,7 @@
 """Results of earlier calls that the program still holds: does a later call write to them?
 
 A compiler that hands out a buffer and writes to it again changes what the user holds. The user may change it too, and
-in ways that torch counts nowhere (``.data``, NumPy), so a result that differs from what it was accuses nobody. It is
+in ways that torch counts nowhere (``.data``, NumPy), so a result that changed is no evidence by itself. Results are
 looked at right before and right after the compiled program runs: what changes in between, and is no input of it, the
 compiled program changed. Results of two calls in the same memory are evidence by themselves, where eager makes new
 ones.

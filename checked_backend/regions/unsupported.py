@@ -1,7 +1,7 @@
 """What this machine cannot do, told apart from what the candidate does wrong.
 
 A missing compiler, a full disk, a limit of the system: the candidate raises, and so would plain torch, whatever the
-program. That makes a verdict impossible, and accuses nobody.
+program. That makes a verdict impossible, and is no finding.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The constants come from the calibration program: ``python -m tests.calibration`` prints, for each dtype, the worst
 clean case and the smallest bug that was caught, in units of what is allowed here. The numbers below are from torch 2.13
 on the CPU: 882 clean cases and 624 planted bugs of 39 families, in float32 and bfloat16, for inference and training.
-No clean one was accused, and all 595 bugs above the noise were caught. ``python -m tests.calibration.constants`` tried
-other values on the 24 cases nearest to a change of verdict: at a quarter of its value and at four times it, no constant
-here, in `digits`, or in `checked_backend.regions` changes one, but for `STRONG_MAGNITUDE`.
+No clean one was called wrong, and all 595 bugs above the noise were caught. Other values were tried on the 24 cases
+nearest to a change of verdict (``python -m tests.calibration.constants``): at a quarter of its value and at four times
+it, no number of `thresholds` changes one, but for `STRONG_MAGNITUDE`.
 """
 
 from __future__ import annotations

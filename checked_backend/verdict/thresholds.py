@@ -45,7 +45,7 @@ CORRELATED_MAGNITUDE = 2.0
 STRONG_MAGNITUDE = 16.0
 """The same in the strong control runs, which look for what jumps.
 
-At a quarter of it they miss bins of ``quantile`` that flip, and two clean cases are accused.
+At a quarter of it they miss bins of ``quantile`` that flip, and two clean cases are called wrong.
 """
 
 OUT_OF_PROPORTION = 2.0

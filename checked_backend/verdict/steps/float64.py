@@ -135,7 +135,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         )
         _compare(differing)
         jumping = [case for case in differing if case.logic_differs] if runs.controls.flips(in_float64=True) else []
-        if jumping:  # one choice that never flipped would be an accusation
+        if jumping:  # one choice that never flipped would look like wrong logic
             spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
             _compare(jumping)
         _give_choices([case for case in differing if not case.logic_differs], runs)
