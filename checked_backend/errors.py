@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,21 @@ __all__ = [
     "MetadataError",
     "OptionError",
     "SuiteError",
+    "is_out_of_memory",
 ]
+
+_NO_MEMORY = re.compile(r"can't allocate memory|^std::bad_alloc$|CUDA error: out of memory|_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: object) -> bool:
+    """Whether an exception says that memory has run out; of the CPU's, torch raises a plain ``RuntimeError``."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    # torch's class by its name: reports are read without importing torch
+    by_name = any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__)
+    return by_name or _NO_MEMORY.search(str(error)) is not None
 
 
 class CheckedBackendError(Exception):

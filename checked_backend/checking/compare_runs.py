@@ -12,10 +12,10 @@ import torch
 from checked_backend.checking.backward import roots_of
 from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.call_findings import (
     described_exception,
-    is_out_of_memory,
     rng_state_differs,
     same_exception,
     same_message,
@@ -25,8 +25,10 @@ from checked_backend.regions.compare_parts import Part, compare_aliasing, compar
 from checked_backend.regions.process_state import FILTERS, settings_changed
 from checked_backend.regions.unsupported import unsupported_here
 from checked_backend.report.advice import PROGRAM_RUNS
+from checked_backend.report.environment import here_and_now
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
+from checked_backend.verdict.classify import NOT_REPRODUCED
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
@@ -128,12 +130,15 @@ def compare_runs(
             random_state = []
         found += [(index, finding) for finding in random_state]
     decisions = decide(pairs, controls, dict(known or {}))
+    devices = {str(pair.candidate.device) for pair in pairs}
     ledger.count({"tensors": decisions.compared})
     for skip in decisions.skips:
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in decisions.findings:
         subject = Subject.of(finding.subject)
-        found.append((first if subject.step is None else subject.step, replace(finding, subject=subject.text)))
+        seen = here_and_now(devices) if finding.detail == NOT_REPRODUCED.detail else {}
+        named = replace(finding, subject=subject.text, evidence={**finding.evidence, **seen})
+        found.append((first if subject.step is None else subject.step, named))
     found.sort(key=lambda entry: entry[0])
     limits, own = _by_subject(decisions.limits), _by_subject(decisions.own_precision_limits)
     return Comparison(found, decisions.scales, limits, own)
@@ -285,14 +290,11 @@ def compare_errors(
                 f"{type(candidate).__name__}: Dynamo raises its own types"
             )
             return
-    # where eager alone fails for want of memory, the other had it
-    short = (
-        unsupported_here(reference, needed=needed, control=False)
-        if candidate is None and reference is not None
-        else unsupported_here(candidate, needed=needed)
-        if candidate is not None
-        else None
-    )
+    if is_out_of_memory(reference):  # eager alone fails for want of memory: that accuses nobody
+        what = f"unsupported: memory: eager ran out of it{_where(during)}: {described_exception(reference)}"
+        ledger.skip(Skip("results" if during == "running" else "gradients", what, matters=True))
+        return
+    short = None if candidate is None else unsupported_here(candidate, needed=needed)
     if short is not None:
         yield short
         return

@@ -13,8 +13,8 @@ through, and would keep every activation of the region.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from checked_backend._torch.autograd import (
 )
 from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
+from checked_backend.errors import is_out_of_memory
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
 from checked_backend.regions.inputs import copy_in_layout
@@ -134,6 +135,7 @@ class _Progress:
     keeps_graph: bool
     begun: object = None
     failed: bool = False
+    short: bool = False
     arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     overwritten: list[tuple[str, int]] = field(default_factory=list)
     fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class BackwardWatch:
         on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
             It may return gradients too.
         on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
+        on_short: Told what was raised where memory ran out while a pass was watched; nothing else comes of that pass.
         again: Asked first: under what to run that backward once more; None to leave it at that.
 
     Attributes:
@@ -191,7 +194,9 @@ class BackwardWatch:
         on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_begin: Callable[[], object] = lambda: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
+        on_short: Callable[[Exception], None] = lambda _error: None,
     ) -> None:
+        self._on_short = on_short
         self._edges = edges
         self._on_backward = on_backward
         self._on_error = on_error
@@ -217,10 +222,24 @@ class BackwardWatch:
             self._passes[task] = self._begun()
             if not self.can_replace:
                 call_after_backward(partial(self._finish, task))
-        arrived = self._passes[task].arrived
-        for output, place, index in self._sites[number].results:
-            if grad_outputs[output] is not None:
-                arrived[place, index] = _kept(grad_outputs[output])
+        progress = self._passes[task]
+        with self._unless_short(progress):
+            for output, place, index in self._sites[number].results:
+                if grad_outputs[output] is not None:
+                    progress.arrived[place, index] = _kept(grad_outputs[output])
+
+    @contextmanager
+    def _unless_short(self, progress: _Progress) -> Iterator[None]:
+        """Leave a pass unchecked, from where memory runs out."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not progress.short:
+                self._on_short(error)
+            progress.short = True
+            progress.arrived.clear()
 
     @dynamo_disable
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
@@ -228,16 +247,17 @@ class BackwardWatch:
         progress = self._passes[task]
         progress.left = ProcessState.capture()
         site = self._sites[number]
-        for output, place, index in site.results:
-            if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
-                progress.overwritten.append((place, index))
-        for index, position in site.to_inputs:
-            _add(progress.sent, position, grad_inputs[index])
-        for index, key in site.to_results:
-            _add(progress.fed, key, grad_inputs[index])
+        with self._unless_short(progress):
+            for output, place, index in site.results:
+                if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
+                    progress.overwritten.append((place, index))
+            for index, position in site.to_inputs:
+                _add(progress.sent, position, grad_inputs[index])
+            for index, key in site.to_results:
+                _add(progress.fed, key, grad_inputs[index])
         if number != self._exit:
             return None
-        if progress.failed:  # what is sent is eager's: there is nothing to check
+        if progress.failed or progress.short:  # what is sent is eager's, or nothing is known of what arrived
             del self._passes[task]
             return None
         replacements = self._finished(task)
@@ -261,6 +281,9 @@ class BackwardWatch:
             self._passes.pop(task, None)
             return None
         progress = self._passes[task]
+        if progress.short:  # it is not known what arrived
+            del self._passes[task]
+            return None
         progress.left = ProcessState.capture()
         site = self._sites[number]
         gradients = self._on_error(error, progress.summary())
@@ -273,7 +296,8 @@ class BackwardWatch:
 
     @dynamo_disable
     def _finish(self, task: int) -> None:
-        if task in self._passes and not self._passes[task].failed:
+        progress = self._passes.get(task)
+        if progress is not None and not progress.failed and not progress.short:
             self._finished(task)
         else:
             self._passes.pop(task, None)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from checked_backend._torch.dynamo import inner_exception
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "exception_differs",
     "exception_missing",
     "gradient_overwritten",
-    "is_out_of_memory",
     "rng_state_differs",
     "same_exception",
     "same_message",
@@ -32,11 +30,6 @@ _SHOWN_ERRORS = 3
 """Errors of a C++ compiler that are shown: those after them follow from the first."""
 
 _DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception says that memory has run out; of the CPU's, torch raises a plain ``RuntimeError``."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def candidate_crashed(error: BaseException, *, during: str) -> Finding:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.call_findings import (
@@ -27,9 +26,11 @@ from checked_backend.regions.call_findings import (
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
-from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, execute
+from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
+from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
 from checked_backend.regions.response import Response
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -51,7 +52,7 @@ RANDOM_STATE_RUNS = 5
 """How often reference and candidate are run again before a difference of what they leave is believed."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Call:
     """One checked call, kept until its backward passes are over.
 
@@ -73,10 +74,6 @@ class Call:
     left: Left | None = None
 
 
-class InputsChangedError(CheckedBackendError):
-    """The user wrote to inputs of a region that is to be run on them again."""
-
-
 class CallComparison:
     """Compares a region's candidate with its reference, and remembers the noise it has learned.
 
@@ -85,6 +82,7 @@ class CallComparison:
         variants: The region in eager, compiled, and what else can be made of it.
         response: Where the coverage goes.
         thorough: Compile the float64 twin for every difference.
+        memory: What to do where memory runs out.
         draws: The region with what goes into its draws as results; None if it draws by no values.
     """
 
@@ -95,9 +93,11 @@ class CallComparison:
         response: Response,
         *,
         thorough: bool,
+        memory: MemoryPressure,
         draws: DrawInputs | None = None,
     ) -> None:
         self._draws = draws
+        self._memory = memory
         self._info = info
         self._variants = variants
         self._response = response
@@ -177,6 +177,9 @@ class CallComparison:
         try:
             reference = self._reference_gradients(call, passed)
         except Exception as error:  # the checker's own failure: never a pass
+            if is_out_of_memory(error):
+                self._memory.not_compared("eager's backward pass", error, backward=True)
+                return None
             reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
             self._response.skip(Skip("gradients", reason, matters=True))
             return None
@@ -316,7 +319,7 @@ class CallComparison:
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
         return RegionControlRuns(
-            self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left
+            self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left, self._memory
         )
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
@@ -332,20 +335,7 @@ class CallComparison:
         return decisions.findings
 
     def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
-        if call.graph is not None:
-            graph = call.graph
-            if not passed.keeps_graph:
-                call.graph = None  # its activations are freed as the backward pass goes
-            with torch.no_grad():
-                return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
-        if call.inputs.written_since():
-            raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
-        arguments, leaves = call.inputs.fresh()
-        with _rng_untouched(call.rng):
-            call.rng.restore()
-            with call.ambient.entered():
-                recomputed = execute(self._variants.reference, arguments, leaves).graph(call.inputs.mutated)
-            return recomputed.backward(passed.cotangents, retain_graph=False)
+        return eager_gradients(self._variants.reference, call, passed, self._memory)
 
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
@@ -376,12 +366,3 @@ def settle_none(
     if candidate is None and reference is not None and not bool(reference.detach().count_nonzero()):
         return reference, reference
     return reference, candidate
-
-
-@contextmanager
-def _rng_untouched(rng: RngState) -> Iterator[None]:
-    before = RngState.capture(tuple(rng.cuda))
-    try:
-        yield
-    finally:
-        before.restore()

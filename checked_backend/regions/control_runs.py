@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import default_dtype
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -30,6 +32,9 @@ from checked_backend.verdict.control_runs import Control, ControlRuns, Values, n
 __all__ = ["RegionControlRuns", "Variants"]
 
 Region = Callable[..., Any]
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,28 @@ class Variants:
     operators: OperatorStep | None = None
 
 
+def _sparing(
+    *, float64: bool
+) -> Callable[
+    [Callable[Concatenate[RegionControlRuns, _Given], _Result]],
+    Callable[Concatenate[RegionControlRuns, _Given], _Result],
+]:
+    """Have a control run made with less where memory runs out."""
+
+    def decorate(
+        make: Callable[Concatenate[RegionControlRuns, _Given], _Result],
+    ) -> Callable[Concatenate[RegionControlRuns, _Given], _Result]:
+        @wraps(make)
+        def run(runs: RegionControlRuns, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            if runs.memory is None:
+                return make(runs, *args, **kwargs)
+            return runs.memory.control(lambda: make(runs, *args, **kwargs), float64=float64)
+
+        return run
+
+    return decorate
+
+
 @dataclass(slots=True)
 class RegionControlRuns:
     """Control runs of one call of a region.
@@ -73,6 +100,7 @@ class RegionControlRuns:
         subjects: Names.
         cotangents: With them, gradients are subjects instead of results.
         left: What the call left behind, if that is known.
+        memory: What to do where memory runs out; without it, nothing.
     """
 
     variants: Variants
@@ -82,12 +110,14 @@ class RegionControlRuns:
     subjects: Subjects
     cotangents: Cotangents | None = None
     left: Left | None = None
+    memory: MemoryPressure | None = None
     _tape: RandomTape | None = field(default=None, init=False)
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
     _flips: set[bool] = field(default_factory=set, init=False)
     _left_out: Mapping[Control, set[str]] = field(default_factory=nothing_left_out, init=False)
 
+    @_sparing(float64=False)
     def repeat(self, junk: int = 1) -> Values:
         """The reference again from the same random state, with junk in uninitialised memory; records the tapes."""
         tape, choices = RandomTape(), ChoiceTape()
@@ -96,18 +126,22 @@ class RegionControlRuns:
         self._tape, self._choices = tape, choices
         return values
 
+    @_sparing(float64=False)
     def bare(self) -> Values:
         """The reference again from the same random state, under no mode."""
         return self._run(self.variants.reference, modes=())
 
+    @_sparing(float64=False)
     def replay_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
         return self._run(self.variants.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
 
+    @_sparing(float64=False)
     def rerun_candidate(self) -> Values:
         """The candidate again, from the random state before the call."""
         return self._run(self.variants.candidate, modes=())
 
+    @_sparing(float64=False)
     def reseeded(self, seed: int) -> Values:
         """The reference on other random numbers."""
         return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
@@ -129,6 +163,7 @@ class RegionControlRuns:
                 return False
         return True
 
+    @_sparing(float64=False)
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""
         left = []
@@ -140,6 +175,7 @@ class RegionControlRuns:
                 left.append(RngState.capture(tuple(self.rng.cuda)))
         return left[0], left[1]
 
+    @_sparing(float64=False)
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """The reference with every operator's result perturbed."""
         tape = self._recorded()
@@ -153,6 +189,7 @@ class RegionControlRuns:
         self._take_note(hold, in_float64=False)
         return values
 
+    @_sparing(float64=False)
     def one_zero(self, *, negative: bool) -> Values:
         """The reference with the same zero wherever an operator may return either."""
         tape = self._recorded()
@@ -160,6 +197,7 @@ class RegionControlRuns:
             self.variants.reference, modes=(lambda: ReplayRandom(tape), lambda: OneZero(negative=negative))
         )
 
+    @_sparing(float64=True)
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
         """The reference in float64."""
         tape, choices = self._recorded(), ChoiceTape()
@@ -200,6 +238,7 @@ class RegionControlRuns:
         """Operators whose results the runs so far could not perturb, or not compute in float64."""
         return self._left_out
 
+    @_sparing(float64=True)
     def twin(self) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
         bare, _ = self.inputs.fresh(_wide)
@@ -208,6 +247,7 @@ class RegionControlRuns:
         with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
             return self._replayed(region, wide=True)
 
+    @_sparing(float64=True)
     def with_fixed_choices(self) -> ControlRuns | None:
         """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
         given = self.variants.given
@@ -228,12 +268,16 @@ class RegionControlRuns:
             make_unfused=None,
             make_again=None,
         )
-        return RegionControlRuns(variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents)
+        return RegionControlRuns(
+            variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents, memory=self.memory
+        )
 
+    @_sparing(float64=True)
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does, on the reference's recorded random numbers."""
         return self._of(self.variants.make_unfused)
 
+    @_sparing(float64=True)
     def recompiled(self) -> Values | None:
         """The candidate compiled once more, on the reference's recorded random numbers."""
         return self._of(self.variants.make_again)

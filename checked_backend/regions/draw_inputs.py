@@ -130,7 +130,9 @@ def judge_draw_inputs(
     with controls.undisturbed(), controls.ambient.entered():
         variants = draws.variants(controls.variants, bare)
     subjects = Subjects(controls.subjects.inputs, (*outputs, *draws.names))
-    probing = RegionControlRuns(variants, controls.inputs, controls.ambient, controls.rng, subjects)
+    probing = RegionControlRuns(
+        variants, controls.inputs, controls.ambient, controls.rng, subjects, memory=controls.memory
+    )
     reference = probing.repeat()
     candidate = _candidate_values(probing)
     pairs = [

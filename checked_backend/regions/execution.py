@@ -102,6 +102,18 @@ class Execution:
             self.leaves,
         )
 
+    def without_graph(self) -> Execution:
+        """The same values without their autograd graph, so that the activations it holds are freed.
+
+        What has a history requires grad here as a leaf. What stays is a tensor that requires grad for its base alone.
+        """
+        bare: dict[int, Any] = {}
+        for value in (*self.outputs, *self.arguments):
+            bare.setdefault(id(value), _without_history(value))
+        return Execution(
+            [bare[id(value)] for value in self.outputs], [bare[id(value)] for value in self.arguments], self.leaves
+        )
+
     def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
         """Outputs and mutated inputs under their subjects' names."""
         named = {subjects.output(index): value for index, value in enumerate(self.outputs)}
@@ -143,6 +155,12 @@ class Graph:
             allow_unused=True,
         )
         return dict(zip(self.leaves, found, strict=True))
+
+
+def _without_history(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or grad_fn(value) is None:
+        return value
+    return value if gradient_edge(value) is None else value.detach().requires_grad_(True)
 
 
 def _root(value: Any) -> tuple[GradientEdge, torch.dtype] | None:

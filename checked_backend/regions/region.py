@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
 from checked_backend._torch.tensors import inner_tensors
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
@@ -31,14 +31,16 @@ from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import Call, CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.execution import Cotangents, Execution, Subjects, execute
+from checked_backend.regions.eager_run import run_eager
+from checked_backend.regions.execution import Cotangents, Execution, Subjects
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.handed_out import HandedOut, Look, results_of
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
 from checked_backend.regions.left_settings import LeftSettings
+from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads
-from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.response import Response
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.session import active_sessions
@@ -48,6 +50,36 @@ from checked_backend.regions.unsupported import unsupported_here
 __all__ = ["CheckedRegion"]
 
 Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Sequence[Finding]]
+
+
+EAGER_FORWARD = "eager's forward pass"
+
+
+@dataclass(slots=True)
+class _BeforeCandidate:
+    """What a check gathers before the candidate runs.
+
+    Attributes:
+        call: The call.
+        reference: Eager's execution, or what it raised; None after it was freed.
+        fingerprints: Checksums of the inputs that must stay as they are.
+        settings: The settings of the process before the call, and as eager leaves them.
+        threads: The threads that run.
+        after_reference: The random state that eager leaves.
+        edges: Where in the user's autograd graph the gradients of the inputs arrive.
+        earlier: Results of earlier calls that the program holds.
+        since: The autograd sequence number.
+    """
+
+    call: Call
+    reference: Execution | Exception | None
+    fingerprints: Mapping[int, int | None]
+    settings: tuple[ProcessState, ProcessState]
+    threads: OtherThreads
+    after_reference: RngState
+    edges: Mapping[Any, int]
+    earlier: Look
+    since: int
 
 
 class CheckedRegion:
@@ -94,7 +126,10 @@ class CheckedRegion:
             recompile=recompile,
             remark=remark,
         )
-        self._judge = CallComparison(info, variants, self._response, thorough=thorough, draws=draws)
+        self._memory = MemoryPressure(self._response, keeps_activations=options.reference == "keep")
+        self._judge = CallComparison(
+            info, variants, self._response, thorough=thorough, memory=self._memory, draws=draws
+        )
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
         self._stopped = False
@@ -114,80 +149,137 @@ class CheckedRegion:
             self._response.passed_by()
             self._response.to([self._unsupported])
             return self._reference(*args)
-        if not self._stopped and self._schedule.due():
+        if not self._stopped and self._schedule.due() and self._memory.due():
             return self._checked_call(args)
+        if not self._stopped and not self._candidate.missing:
+            self._response.passed_by()
+        return self._unchecked(args)
+
+    def _unchecked(self, args: Sequence[Any]) -> Any:
         if self._stopped or self._candidate.missing:
             return self._reference(*args)
-        self._response.passed_by()
         for holder in self._holders():
             holder.unchecked = True
         return self._candidate(*args)
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
         began = time.perf_counter()
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
         effects, subjects = self._first_look(args)
         self._response.begin_call()
         if self._candidate.remark:
             self._response.note(self._candidate.remark)
-        call = Call(
-            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
-            TorchState.capture(sorted({"cpu", *(tensor.device.type for tensor in tensors)})),
-            RngState.capture(cuda),
-            subjects,
-        )
-        before = _fingerprints(args, call.inputs)
-        threads = OtherThreads.now()
-        settings = ProcessState.capture()
-        reference, expected = self._run_reference(call, settings)
-        after_reference = RngState.capture(cuda)
+        random = RngState.capture(_cuda(args))
+        try:
+            before = self._before_candidate(args, effects, subjects, random)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._memory.not_compared("copying what the check needs", error)
+            before = None
+        if before is None:
+            random.restore()
+            return self._unchecked(args)
+        call = before.call
         call.rng.restore()
-        edges = input_edges(args, call.inputs.requires_grad)
-        earlier = self._look_at_earlier(args)
-        since = autograd_sequence_number()
         candidate_began = time.perf_counter()
         try:
             returned = self._candidate.results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
-            left = self._settings_left(call, settings, expected, threads)
-            return self._candidate_raised(args, call, error, reference, left)
-        candidate_took = time.perf_counter() - candidate_began
-        left = self._settings_left(call, settings, expected, threads)
-        after_candidate = RngState.capture(cuda)
-        call.left = Left(after_reference, after_candidate, threads.active_since())
+            return self._candidate_raised(args, before, error)
+        took = time.perf_counter() - candidate_began
+        after_candidate = RngState.capture(tuple(random.cuda))
+        if isinstance(before.reference, Exception) and is_out_of_memory(before.reference):
+            self._memory.not_compared(EAGER_FORWARD, before.reference)
+            return returned
+        try:
+            good = self._after_candidate(args, before, returned, after_candidate)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._memory.not_compared("comparing the results", error)
+            after_candidate.restore()
+            good = True
+        self._schedule.spent(time.perf_counter() - began - took)
+        return returned if good else self._eager_instead(args, call)
+
+    def _before_candidate(
+        self, args: Sequence[Any], effects: Effects, subjects: Subjects, random: RngState
+    ) -> _BeforeCandidate:
+        """Copy what the check needs, and run eager."""
+        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
+        self._response.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
+        call = Call(
+            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
+            TorchState.capture(sorted(devices)),
+            random,
+            subjects,
+        )
+        fingerprints = _fingerprints(args, call.inputs)
+        threads = OtherThreads.now()
+        settings = ProcessState.capture()
+        reference, expected = run_eager(self._reference, call, settings, self._memory)
+        after_reference = RngState.capture(tuple(random.cuda))
+        if isinstance(reference, Execution) and not self._keeps_graph(call):
+            reference = reference.without_graph()
+        call.rng.restore()
+        return _BeforeCandidate(
+            call,
+            reference,
+            fingerprints,
+            (settings, expected),
+            threads,
+            after_reference,
+            input_edges(args, call.inputs.requires_grad),
+            self._look_at_earlier(args),
+            autograd_sequence_number(),
+        )
+
+    def _after_candidate(
+        self, args: Sequence[Any], before: _BeforeCandidate, returned: Any, after_candidate: RngState
+    ) -> bool:
+        """Compare what the candidate returned. Returns whether the program goes on with it."""
+        call, reference = before.call, before.reference
+        left = self._settings_left(call, *before.settings, before.threads)
+        call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
         if isinstance(reference, Exception):
-            short = unsupported_here(reference, needed=self._needed, control=False)
-            if short is not None:  # of memory, which eager did not get
-                self._respond([short, *left])
-                return returned
             self._respond([exception_missing(reference), *left], cause=reference, call=call)
             if self._stopped:
                 raise reference
-            return returned
+            return True
+        if reference is None:
+            raise RuntimeError("eager's results are gone before they were compared")
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
             self._respond([wrong_outputs(len(reference.outputs), returned), *left])
             self._response.note("eager's outputs were handed out: the program cannot go on with the candidate's")
-            return self._eager_instead(args, call)
-        overwritten = earlier.overwritten(self._calls, self._info.name, returned, reference.outputs)
+            return False
+        overwritten = before.earlier.overwritten(self._calls, self._info.name, returned, reference.outputs)
         findings = self._judge.forward(call, reference, returned, args)
-        changed = [position for position, value in before.items() if fingerprint(args[position]) != value]
-        findings += [*unexpected_mutation([subjects.mutated(position) for position in changed]), *overwritten]
-        if not after_candidate.same_as(after_reference) and not any(found.kind is Kind.RNG for found in findings):
+        changed = [position for position, value in before.fingerprints.items() if fingerprint(args[position]) != value]
+        findings += [*unexpected_mutation([call.subjects.mutated(position) for position in changed]), *overwritten]
+        if not after_candidate.same_as(before.after_reference) and not any(
+            found.kind is Kind.RNG for found in findings
+        ):
             findings += self._judge.random_state(call)
         findings += left
         after_candidate.restore()
         if self._respond(findings, call=call):
-            return self._eager_instead(args, call)
+            return False
         self._remember(args, call, returned)
         if call.inputs.requires_grad and self._options.gradients:
-            if self._options.reference == "keep":
+            if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
-            self._watch_backward(args, call, returned, edges, since)
-        self._schedule.spent(time.perf_counter() - began - candidate_took)
-        return returned
+                self._memory.holds(call)
+            self._watch_backward(args, call, returned, before.edges, before.since)
+        else:
+            self._memory.compared()
+        return True
+
+    def _keeps_graph(self, call: Call) -> bool:
+        """Whether eager's activations are kept for its backward pass."""
+        wanted = bool(call.inputs.requires_grad) and self._options.gradients
+        return wanted and self._memory.keeps_activations
 
     # results of earlier calls
 
@@ -225,23 +317,6 @@ class CheckedRegion:
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
             return self._known
 
-    def _run_reference(self, call: Call, before: ProcessState) -> tuple[Execution | Exception, ProcessState]:
-        """Eager's execution, and the settings as it leaves them; they are set back."""
-        arguments, leaves = call.inputs.fresh()
-        start = end = before
-        result: Execution | Exception
-        try:
-            with call.ambient.entered():
-                start = ProcessState.capture()
-                try:
-                    result = execute(self._reference, arguments, leaves)
-                finally:
-                    end = ProcessState.capture()
-        except Exception as error:  # the user's: raised to them, unless only eager raises
-            result = error
-        before.restore([name for name in start.changed(end) if name not in CHANGED_ELSEWHERE])
-        return result, before.moved(start, end)
-
     def _settings_left(
         self, call: Call, before: ProcessState, expected: ProcessState, threads: OtherThreads
     ) -> list[Finding]:
@@ -269,22 +344,40 @@ class CheckedRegion:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
                 return None
             left = self._backward_settings_left(call, passed)
+            # asked before eager runs, while memory is as short as it was
+            short = self._unsupported_here(error) if is_out_of_memory(error) else None
+            crowded = self._memory.keeps_activations
             eager = self._judge.eager_gradients(call, passed)
+            if isinstance(eager, Exception) and is_out_of_memory(eager):
+                if not same_exception(eager, error):
+                    self._memory.not_compared("eager's backward pass", eager, backward=True)
+                return None  # so that it is raised
             if isinstance(eager, Exception):
                 differs = self._judge.backward_exceptions(eager, error)
                 self._respond([*left] if differs is None else [differs, *left], cause=error, raises=False)
                 return None  # so that it is raised
-            short = self._unsupported_here(error)
+            if short is not None and crowded:
+                # it may be what the check keeps that left too little, which it does no more
+                self._memory.not_compared(
+                    "the compiled backward pass, beside what the check held,", error, backward=True
+                )
+                return eager
+            short = short or self._unsupported_here(error)
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
             return eager
 
         begun = partial(self._look_at_earlier, ())
         again = self._candidate.backward_again
-        watch = BackwardWatch(outputs, mutated, edges, since, on_backward, on_error, begun, again)
+        watch = BackwardWatch(
+            outputs, mutated, edges, since, on_backward, on_error, begun, again, self._gradients_not_copied
+        )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+
+    def _gradients_not_copied(self, error: Exception) -> None:
+        self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked_backward(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
         if self._stopped or not passed.cotangents:
@@ -295,8 +388,16 @@ class CheckedRegion:
         overwritten = (
             earlier.overwritten(self._calls, self._info.name, counted=False) if isinstance(earlier, Look) else []
         )
-        with random_untouched():
-            findings, gradients = self._judge.backward(call, passed) or ([], None)
+        try:
+            with random_untouched():
+                findings, gradients = self._judge.backward(call, passed) or ([], None)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._memory.not_compared("comparing the gradients", error, backward=True)
+            return None
+        if gradients is not None:
+            self._memory.compared()
         findings += [*overwritten, *left]
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         self._schedule.spent(time.perf_counter() - began)
@@ -311,14 +412,25 @@ class CheckedRegion:
 
     # when it cannot go on with the candidate
 
-    def _candidate_raised(
-        self,
-        args: Sequence[Any],
-        call: Call,
-        error: Exception,
-        reference: Execution | Exception,
-        left: Sequence[Finding],
-    ) -> Any:
+    def _candidate_raised(self, args: Sequence[Any], before: _BeforeCandidate, error: Exception) -> Any:
+        call = before.call
+        eager_ran_out = is_out_of_memory(before.reference)
+        crowded = isinstance(before.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))
+        if is_out_of_memory(error) and crowded and not self._candidate.missing:
+            if not eager_ran_out:
+                before.reference = None
+            try:
+                return self._candidate_alone(args, before, error.with_traceback(None))
+            except StopRecomputationError:
+                raise
+            except Exception as again:
+                error = again
+        reference = before.reference
+        if isinstance(reference, Exception) and eager_ran_out:
+            if not same_exception(reference, error):
+                self._memory.not_compared(EAGER_FORWARD, reference)
+            raise error
+        left = self._settings_left(call, *before.settings, before.threads)
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._unsupported_here(error)
         if short is not None:
@@ -335,6 +447,19 @@ class CheckedRegion:
         during = "compiling" if self._candidate.missing else "running"
         self._respond([candidate_crashed(error, during=during), *left], cause=error, call=call)
         return self._eager_instead(args, call)
+
+    def _candidate_alone(self, args: Sequence[Any], before: _BeforeCandidate, error: Exception) -> Any:
+        """Run a candidate that ran out of memory once more, without what the check holds.
+
+        Raises:
+            Exception: What it raises this time too.
+        """
+        before.call.inputs.undo(args)
+        before.call.rng.restore()
+        self._memory.release()
+        returned = self._candidate(*args)
+        self._memory.not_compared("the compiled program, beside what the check held,", error)
+        return returned
 
     def _unsupported_here(self, error: Exception) -> Finding | None:
         inductor = self._options.compiler == "inductor"
@@ -380,6 +505,10 @@ class CheckedRegion:
         if fall_back:
             self._stopped = True
         return self._stopped
+
+
+def _cuda(args: Sequence[Any]) -> list[int]:
+    return sorted({arg.device.index or 0 for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda})
 
 
 def _fingerprints(args: Sequence[Any], inputs: Inputs) -> dict[int, int | None]:

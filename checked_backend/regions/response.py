@@ -16,9 +16,11 @@ from checked_backend.regions.folding import fold_other_random_numbers
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.session import active_sessions, investigations
 from checked_backend.report import Report
+from checked_backend.report.environment import here_and_now
 from checked_backend.report.kept import KeptReport
 from checked_backend.report.layout import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
+from checked_backend.verdict.classify import NOT_REPRODUCED
 
 __all__ = ["Response"]
 
@@ -41,12 +43,16 @@ class Response:
         info: The region's names and source lines.
         options: The user's options.
         silent: Write no report to disk.
+
+    Attributes:
+        devices: Where the tensors of the latest call are: ``cuda:0``.
     """
 
     def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
         self._info = info
         self._silent = silent
         self._options = options
+        self.devices: frozenset[str] = frozenset()
         self._own = Ledger()
         self._other_random_numbers: Finding | None = None
 
@@ -86,6 +92,18 @@ class Response:
         for ledger in self._ledgers():
             ledger.skip(replace(skip, region=self._info.name))
 
+    def skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
+        """Note a call that was to be checked, and was not; it matters unless another of the region is.
+
+        Args:
+            skip: What was not checked.
+            backward: Whether it is the backward pass that was not.
+        """
+        if not backward:
+            self._region(checked=-1)  # it was counted as it began
+        for ledger in self._ledgers():
+            ledger.skip_until_compared(replace(skip, region=self._info.name), backward=backward)
+
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""
         for ledger in self._ledgers():
@@ -119,6 +137,7 @@ class Response:
                 finding,
                 region=self._info.name,
                 graph=finding.graph or self._info.graph,
+                evidence={**finding.evidence, **self._where_and_when(finding)},
             )
             for finding in findings
         ]
@@ -143,6 +162,12 @@ class Response:
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
+
+    def _where_and_when(self, finding: Finding) -> Mapping[str, str]:
+        """On which machine and device a difference was seen that does not repeat: hardware may be at fault."""
+        if finding.detail != NOT_REPRODUCED.detail:
+            return {}
+        return here_and_now(self.devices)
 
     def _folded(self, reported: Sequence[Finding]) -> list[Finding]:
         """Name other random numbers once: what follows from them, in later calls too, is told with the first."""

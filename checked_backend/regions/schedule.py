@@ -4,7 +4,34 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Schedule"]
+__all__ = ["GrowingDistance", "Schedule"]
+
+FARTHEST = 1024
+"""Occasions that are left out at most before what failed is tried again."""
+
+
+class GrowingDistance:
+    """When to try again what failed: after one occasion that is left out, then after two, four, ..."""
+
+    def __init__(self) -> None:
+        self._distance = 0
+        self._left = 0
+
+    def due(self) -> bool:
+        """Count an occasion, and say whether to try."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def failed(self) -> None:
+        """Note that trying failed."""
+        self._distance = min(2 * self._distance or 1, FARTHEST)
+        self._left = self._distance
+
+    def succeeded(self) -> None:
+        """Note that it did not."""
+        self._distance = self._left = 0
 
 
 class Schedule:

@@ -23,8 +23,9 @@ import torch
 
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend._torch.inductor import compile_trifle
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
-from checked_backend.regions.call_findings import described_exception, is_out_of_memory
+from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import subprocess
 import sys
+from collections.abc import Iterable
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-__all__ = ["compiler_command", "environment"]
+__all__ = ["compiler_command", "environment", "here_and_now"]
 
 _PACKAGES = ("triton", "transformers", "numpy")
 _TIMEOUT_S = 10
@@ -40,6 +43,20 @@ def environment() -> dict[str, str]:
         **{name: _version(name) for name in _PACKAGES},
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
+    """Return host, device and time, for a finding that the hardware may be to blame for.
+
+    Args:
+        devices: Where the tensors were: ``cpu``, ``cuda:0``.
+    """
+    used = sorted(set(devices)) or ["cpu"]
+    return {
+        "host": socket.gethostname(),
+        "device": ", ".join(f"{device}: {_device_name(device)}" for device in used),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def compiler_command() -> str:
@@ -85,10 +102,16 @@ def _compiler() -> str:
     return next((line for line in answer.stdout.splitlines() if line.strip()), command)
 
 
-def _gpu() -> str:
+def _device_name(device: str) -> str:
+    if not device.startswith("cuda"):
+        return _cpu() if device == "cpu" else device
+    return _gpu(device)
+
+
+def _gpu(device: str | None = None) -> str:
     if not torch.cuda.is_available():
         return ""
     try:
-        return str(torch.cuda.get_device_name())
+        return str(torch.cuda.get_device_name(device))
     except Exception as error:  # a GPU that is listed but does not start must not cost the report
         return f"not usable: {type(error).__name__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.findings import Coverage, Finding, RegionInfo, Skip
@@ -23,6 +23,7 @@ class Ledger:
         self._repeats: Counter[tuple[str, str, str]] = Counter()
         self._ignored: dict[tuple[str, str, str], Finding] = {}
         self._skips: dict[Skip, None] = {}
+        self._until_compared: dict[Skip, bool] = {}
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
         self._limits: dict[str, float] = {}
@@ -70,6 +71,22 @@ class Ledger:
         """Note something that was not checked."""
         with self._lock:
             self._skips.setdefault(skip)
+
+    def skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
+        """Note a call that was not checked, which matters as long as no other call of its region was.
+
+        Args:
+            skip: What was not checked.
+            backward: Whether it is about the region's backward pass.
+        """
+        with self._lock:
+            self._until_compared.setdefault(skip, backward)
+
+    def _uncompared(self) -> Iterator[Skip]:
+        for skip, backward in self._until_compared.items():
+            region = self._regions.get(skip.region)
+            times = 0 if region is None else region.checked_backwards if backward else region.checked_calls
+            yield replace(skip, matters=times <= 0)
 
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""
@@ -140,7 +157,7 @@ class Ledger:
             return Coverage(
                 regions=tuple(self._regions.values()),
                 checked=dict(self._checked),
-                skipped=tuple(self._skips),
+                skipped=(*self._skips, *self._uncompared()),
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_limit=dict(self._limits),

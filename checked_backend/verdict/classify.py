@@ -14,10 +14,12 @@ from checked_backend.verdict.evidence import Evidence, is_floating
 __all__ = [
     "CHANGES_IN_FLOAT64",
     "NONDETERMINISTIC",
+    "NOT_REPRODUCED",
     "READS_JUNK",
     "UNSUPPORTED",
     "Classification",
     "classify",
+    "is_many_times_its_noise",
     "singular",
 ]
 
@@ -54,6 +56,13 @@ CHANGES_IN_FLOAT64 = Classification(
     "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "
     "noise would hide any error, so there is nothing to compare with",
 )
+NOT_REPRODUCED = Classification(
+    Kind.LOGIC,
+    "logic.this_call",
+    "not reproduced: possibly hardware. It is wrong in this call only: run again from the same inputs and random "
+    "numbers, the compiled program does not give this again. If it keeps no state of its own from call to call (a "
+    "counter, a cache, a buffer), test this machine's memory and processor",
+)
 UNSUPPORTED = Classification(
     Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
 )
@@ -70,6 +79,8 @@ def singular(count: int) -> str:
 
 def classify(case: Evidence) -> Classification:
     """Name what is wrong with a tensor that neither noise nor anything else explains."""
+    if case.only_then and not case.logic_differs:
+        return NOT_REPRODUCED
     if case.outside.nonfinite:
         high = "eager and float64 have" if case.high_precision is not None else "eager has"
         return _plain(Kind.NONFINITE, f"NaN or infinity where {high} none, or the reverse")
@@ -84,12 +95,6 @@ def classify(case: Evidence) -> Classification:
     if case.logic_differs:
         hidden = "" if case.outside else f"; the noise of {_name(case)} hides how wrong"
         return _plain(Kind.LOGIC, f"wrong also when compiled in float64, so this is no rounding error{hidden}")
-    if case.only_then:
-        return Classification(
-            Kind.LOGIC,
-            "logic.this_call",
-            "wrong in this call only: run again from the same inputs, the compiled program does not give this again",
-        )
     if case.logic_differs is False and case.right_recompiled:
         return Classification(
             Kind.LOGIC,
@@ -104,7 +109,7 @@ def classify(case: Evidence) -> Classification:
             f"{case.outside.digits} of its smaller elements have lost their digits, and neither eager's nor this "
             "program's rounding does that to any",
         )
-    if case.logic_differs is False and (_is_many_times_its_noise(case) or _in_proportion(case)):
+    if case.logic_differs is False and (is_many_times_its_noise(case) or _in_proportion(case)):
         again = "" if case.right_recompiled is None else ", and wrong again where it is compiled once more"
         return Classification(
             Kind.LOGIC,
@@ -143,8 +148,11 @@ def _beyond_any_precision(case: Evidence) -> bool:
     return case.outside.worst * thresholds.ENVELOPE_FACTOR > coarser
 
 
-def _is_many_times_its_noise(case: Evidence) -> bool:
-    """The same of the tensor as a whole: small elements may lose all of their digits to rounding inside a kernel."""
+def is_many_times_its_noise(case: Evidence) -> bool:
+    """Whether a tensor as a whole is further off than the coarsest dtype would make it.
+
+    Small elements alone may lose all of their digits to rounding inside a kernel.
+    """
     if case.envelope is None or not is_floating(case.pair.reference):
         return False
     coarser = max(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Skip
 from checked_backend.verdict.control_runs import Control, ControlRuns, MadeElsewhereError
 from checked_backend.verdict.decisions import Decisions
@@ -25,17 +26,21 @@ class ControlRunner:
         controls: As given.
         missing: Why, for each control that could not run.
         elsewhere: Those that another check of the same program makes.
+        short_of_memory: Those that could not run for want of memory.
     """
 
     def __init__(self, controls: ControlRuns, decisions: Decisions) -> None:
         self.controls = controls
         self.missing: dict[Control, str] = {}
         self.elsewhere: set[Control] = set()
+        self.short_of_memory: set[Control] = set()
         self._decisions = decisions
 
     def of(self, controls: ControlRuns) -> ControlRunner:
         """Runs of other controls; those that could not run are in the same coverage."""
-        return ControlRunner(controls, self._decisions)
+        runs = ControlRunner(controls, self._decisions)
+        runs.short_of_memory = self.short_of_memory
+        return runs
 
     def run(self, control: Control, make: Callable[[], Given | None]) -> Given | None:
         """What a control gives; None if it could not run, or has nothing to give."""
@@ -45,8 +50,12 @@ class ControlRunner:
             self.elsewhere.add(control)
             return None
         except Exception as error:  # recorded: a control that could not run is in the coverage
-            self.missing[control] = short(error)
-            skip = Skip(f"control: {control.value}", short(error))
+            why = short(error)
+            if is_out_of_memory(error):
+                self.short_of_memory.add(control)
+                why = f"unsupported: memory: {why}"
+            self.missing[control] = why
+            skip = Skip(f"control: {control.value}", why)
             if skip not in self._decisions.skips:
                 self._decisions.skips.append(skip)
             return None

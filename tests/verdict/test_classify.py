@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import torch
@@ -44,7 +46,49 @@ def test_an_error_in_one_call():
         number = itertools.count(1)
         return lambda *args: [result * (1.5 if next(number) == 3 else 1) for result in gm.forward(*args)]
 
+    report = trained(nn.Linear(8, 2), compiler)
+    assert details(report) == {"logic.this_call"}
+    finding = report.findings[0]
+    assert "not reproduced: possibly hardware" in finding.message
+    assert finding.evidence["host"] == socket.gethostname()
+    assert finding.evidence["device"].startswith("cpu: ")
+    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(finding.evidence["time"])) < timedelta(hours=1)
+
+
+@pytest.mark.parametrize("spoil", [lambda out: out * float("nan"), lambda out: out * 0], ids=["nan", "zeros"])
+def test_an_error_in_one_call_has_that_name_whatever_it_is(spoil):
+    def compiler(gm, _example_inputs):
+        number = itertools.count(1)
+        return lambda *args: [spoil(result) if next(number) == 3 else result for result in gm.forward(*args)]
+
     assert details(trained(nn.Linear(8, 2), compiler)) == {"logic.this_call"}
+
+
+def test_a_changed_input_wrong_in_one_call_only():
+    def compiler(gm, _example_inputs):
+        number = itertools.count(1)
+
+        def run(*args):
+            results = gm.forward(*args)
+            if next(number) == 3:
+                args[-1].mul_(3)
+            return results
+
+        return run
+
+    compiled = checked(lambda x: x.add_(1).sum(), compiler)
+    report = gathered(lambda: [compiled(torch.arange(6.0)) for _ in range(4)])
+    assert details(report) == {"logic.this_call"}
+
+
+def test_an_error_that_repeats_names_no_machine():
+    def compiler(gm, _example_inputs):
+        return lambda *args: [result * 1.5 for result in gm.forward(*args)]
+
+    report = trained(nn.Linear(8, 2), compiler)
+    assert report.findings
+    assert all("host" not in finding.evidence for finding in report.findings)
+    assert "hardware" not in str(report)
 
 
 @pytest.mark.parametrize(

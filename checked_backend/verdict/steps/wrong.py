@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from checked_backend.findings import Skip
-from checked_backend.verdict.classify import UNSUPPORTED, classify, singular
+from checked_backend.verdict.classify import UNSUPPORTED, classify, is_many_times_its_noise, singular
 from checked_backend.verdict.closing import close_as, close_unjudged
 from checked_backend.verdict.context import Context
+from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.envelope import root_mean_square
 from checked_backend.verdict.evidence import Evidence, is_floating
 from checked_backend.verdict.outliers import distances_from
 
 __all__ = ["close_what_is_left"]
+
+_INDISPENSABLE = frozenset({Control.REPEAT, Control.BARE, Control.MONTE_CARLO, Control.CANDIDATE_REPLAYED})
+"""Without one of these no difference is more than noise."""
+
+_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.GIVEN_CHOICES, Control.UNFUSED})
+"""Without one of these only a difference many times the noise is."""
 
 
 def close_what_is_left(context: Context) -> None:
@@ -22,6 +31,13 @@ def close_what_is_left(context: Context) -> None:
 
 
 def _close_as_wrong(context: Context, case: Evidence) -> None:
+    lost = context.runs.short_of_memory & (_INDISPENSABLE | _PRECISE)
+    if lost and not _stands_without(case, lost):
+        names = ", ".join(sorted(control.value for control in lost))
+        close_unjudged(
+            context, case, f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
+        )
+        return
     if case.envelope is None and case.high_precision is None:
         reason = "no control could run, so it was not judged"
         context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
@@ -46,6 +62,13 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
     if not case.same_bits:
         case.evidence["elements outside of the noise"] = case.outside.count
     close_as(context, case, classify(case))
+
+
+def _stands_without(case: Evidence, lost: Collection[Control]) -> bool:
+    """Whether a tensor is wrong whatever the control runs would have said for which there was no memory."""
+    if not _INDISPENSABLE.isdisjoint(lost):
+        return False
+    return bool(case.outside.nonfinite) or is_many_times_its_noise(case)
 
 
 def _has_half_of_its_digits(case: Evidence) -> bool:

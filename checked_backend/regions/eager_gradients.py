@@ -1,0 +1,83 @@
+"""Eager's gradients in a backward pass: from the activations that were kept, or from running it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.regions.backward import BackwardPass
+from checked_backend.regions.execution import execute
+from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.torch_state import RngState
+
+if TYPE_CHECKING:
+    from checked_backend.regions.compare_call import Call
+
+__all__ = ["InputsChangedError", "eager_gradients"]
+
+_WHERE = "eager's backward pass"
+
+
+class InputsChangedError(CheckedBackendError):
+    """The user wrote to inputs of a region that is to be run on them again."""
+
+
+def eager_gradients(
+    reference: Callable[..., Any], call: Call, passed: BackwardPass, memory: MemoryPressure
+) -> dict[int, torch.Tensor | None]:
+    """The gradients that eager sends to a region's inputs.
+
+    Where memory runs out, eager is run again without what the checks hold.
+
+    Args:
+        reference: The region in eager.
+        call: The call; its graph is used up, unless the pass may be repeated.
+        passed: The backward pass.
+        memory: What to do where memory runs out.
+
+    Raises:
+        InputsChangedError: There is no graph, and the inputs were written to.
+        Exception: What eager raises.
+    """
+    graph = call.graph
+    if graph is None:
+        return memory.twice(lambda: _run_again(reference, call, passed), _WHERE)
+    if not passed.keeps_graph:
+        call.graph = None  # its activations are freed as the backward pass goes
+    try:
+        with torch.no_grad():
+            return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        told = type(error).__name__
+    # not before the exception is gone, whose frames hold tensors
+    call.graph = graph = None
+    memory.release()
+    gradients = _run_again(reference, call, passed)
+    memory.went_on(_WHERE, told)
+    return gradients
+
+
+def _run_again(reference: Callable[..., Any], call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
+    if call.inputs.written_since():
+        raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+    arguments, leaves = call.inputs.fresh()
+    with _rng_untouched(call.rng):
+        call.rng.restore()
+        with call.ambient.entered():
+            graph = execute(reference, arguments, leaves).graph(call.inputs.mutated)
+        return graph.backward(passed.cotangents, retain_graph=False)
+
+
+@contextmanager
+def _rng_untouched(rng: RngState) -> Iterator[None]:
+    before = RngState.capture(tuple(rng.cuda))
+    try:
+        yield
+    finally:
+        before.restore()

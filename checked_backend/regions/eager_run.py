@@ -1,0 +1,61 @@
+"""Run a region in eager for a check: on copies, with the settings of the process set back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from checked_backend.errors import is_out_of_memory
+from checked_backend.regions.compare_call import Call
+from checked_backend.regions.execution import Execution, execute
+from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
+
+__all__ = ["run_eager"]
+
+
+def run_eager(
+    reference: Callable[..., Any], call: Call, before: ProcessState, memory: MemoryPressure
+) -> tuple[Execution | Exception, ProcessState]:
+    """Run a region in eager; once more where memory runs out, after releasing what the checks hold.
+
+    Args:
+        reference: The region in eager.
+        call: The call.
+        before: The settings of the process before the call.
+        memory: What to do where memory runs out.
+
+    Returns:
+        The execution, or what it raised, which is the user's; and the settings as it leaves them.
+    """
+
+    def run() -> tuple[Execution | Exception, ProcessState]:
+        call.rng.restore()
+        result, left = _run(reference, call, before)
+        if isinstance(result, Exception) and is_out_of_memory(result):
+            raise result
+        return result, left
+
+    try:
+        return memory.twice(run, "eager's forward pass")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return error.with_traceback(None), before  # its frames hold tensors
+
+
+def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tuple[Execution | Exception, ProcessState]:
+    start = end = before
+    result: Execution | Exception
+    arguments, leaves = call.inputs.fresh()
+    try:
+        with call.ambient.entered():
+            start = ProcessState.capture()
+            try:
+                result = execute(reference, arguments, leaves)
+            finally:
+                end = ProcessState.capture()
+    except Exception as error:  # the user's: raised to them, unless only eager raises
+        result = error
+    before.restore([name for name in start.changed(end) if name not in CHANGED_ELSEWHERE])
+    return result, before.moved(start, end)

@@ -1,0 +1,162 @@
+"""A region's checks where memory runs out: never a finding, nor the user's problem, but told; and done with less.
+
+What a check does without, in this order: eager's activations, which are computed again in the backward pass; control
+runs in float64; calls. Control runs and calls are tried again later, at growing distances.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.findings import Skip
+from checked_backend.regions.call_findings import described_exception
+from checked_backend.regions.execution import Graph
+from checked_backend.regions.response import Response
+from checked_backend.regions.schedule import GrowingDistance
+from checked_backend.tensors.caches import empty_caches
+
+__all__ = ["LeftOutError", "MemoryPressure"]
+
+Result = TypeVar("Result")
+
+_LONGEST = 200
+
+
+class LeftOutError(CheckedBackendError, MemoryError):
+    """A control run that is not made, because memory ran out in an earlier one."""
+
+
+class _Holder(Protocol):
+    graph: Graph | None
+
+
+class MemoryPressure:
+    """How much a region's checks may ask for, after memory ran out in one of them.
+
+    Args:
+        response: Where the coverage goes.
+        keeps_activations: Whether the user wants eager's activations kept for its backward pass.
+
+    Attributes:
+        keeps_activations: Whether they may be.
+    """
+
+    def __init__(self, response: Response, *, keeps_activations: bool) -> None:
+        self.keeps_activations = keeps_activations
+        self._response = response
+        self._calls = GrowingDistance()
+        self._float64 = GrowingDistance()
+        self._affords_float64 = True
+        self._short = False
+        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+        self._told: dict[tuple[str, str], Skip] = {}
+
+    def due(self) -> bool:
+        """Count a call, and say whether there may be memory to check it."""
+        if not self._calls.due():
+            return False
+        self._affords_float64 = self._float64.due()
+        self._short = False
+        return True
+
+    def holds(self, holder: _Holder) -> None:
+        """Note a call for which an autograd graph is kept, with activations that can be computed again."""
+        self._holders.add(holder)
+
+    def release(self) -> None:
+        """Free what this region's checks hold and can compute again."""
+        self.keeps_activations = False
+        for holder in list(self._holders):
+            holder.graph = None
+        empty_caches()
+
+    def not_compared(self, where: str, error: BaseException, *, backward: bool = False) -> None:
+        """Tell that a call, or its backward pass, is not compared for want of memory. The next are tried later.
+
+        Args:
+            where: What ran out of it: "eager's forward pass".
+            error: What it raised.
+            backward: Whether it is the backward pass.
+        """
+        self.keeps_activations = False
+        self._fewer_calls()
+        subject = "gradients" if backward else "results"
+        what = "this backward pass was not compared" if backward else "this call was not compared"
+        reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
+        skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
+        self._response.skip_until_compared(skip, backward=backward)
+        empty_caches()
+
+    def compared(self) -> None:
+        """Note that a call was compared."""
+        if not self._short:
+            self._calls.succeeded()
+
+    def _fewer_calls(self) -> None:
+        if not self._short:
+            self._short = True
+            self._calls.failed()
+
+    def twice(self, run: Callable[[], Result], where: str) -> Result:
+        """Run something; once more where memory runs out, after releasing what the checks hold.
+
+        Args:
+            run: What to run.
+            where: What reports call it.
+
+        Raises:
+            Exception: What it raised, out of memory for the second time or for another reason.
+        """
+        try:
+            return run()
+        except Exception as error:
+            if not is_out_of_memory(error) or isinstance(error, LeftOutError):
+                raise
+            told = _short(error)
+        # not before the exception is gone, whose frames hold tensors
+        self.release()
+        result = run()
+        self.went_on(where, told)
+        return result
+
+    def went_on(self, where: str, told: str) -> None:
+        """Tell that memory ran out, and that it was enough once the checks had released theirs.
+
+        Args:
+            where: What ran out of it.
+            told: What was raised.
+        """
+        reason = (
+            f"unsupported: memory: it ran out at first, and was enough after what the check held was freed ({told})"
+        )
+        self._response.skip(self._told.setdefault(("", where), Skip(where, reason)))
+
+    def control(self, run: Callable[[], Result], *, float64: bool) -> Result:
+        """Make a control run, with less where memory runs out.
+
+        Args:
+            run: Makes it.
+            float64: Whether it is one of those that need most, and are the first to be left out.
+
+        Raises:
+            LeftOutError: Memory ran out in an earlier one, and this call does without.
+        """
+        if float64 and not self._affords_float64:
+            raise LeftOutError("left out, because memory ran out in an earlier call; it is tried again later")
+        try:
+            return self.twice(run, "control runs")
+        except Exception as error:
+            if not is_out_of_memory(error) or isinstance(error, LeftOutError):
+                raise
+            self._float64.failed()
+            self._affords_float64 = False
+            if not float64:
+                self._fewer_calls()
+            raise
+
+
+def _short(error: BaseException) -> str:
+    return described_exception(error).strip().partition("\n")[0][:_LONGEST]

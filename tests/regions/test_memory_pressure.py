@@ -1,0 +1,448 @@
+"""Memory that runs out in a check is told in the coverage: it accuses no candidate, and is not the user's problem."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import checked_backend as cb
+from checked_backend.regions import backward, region
+from checked_backend.regions.execution import Execution
+from checked_backend.regions.schedule import GrowingDistance
+from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
+
+Plan = Callable[[int], bool]
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "device": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    "cpu": lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+    "python": MemoryError,
+}
+
+
+def never(_number: int) -> bool:
+    return False
+
+
+def always(_number: int) -> bool:
+    return True
+
+
+@dataclass
+class Plans:
+    """When the operator's forward and backward run out of memory; the runs are counted from 1."""
+
+    forward: Plan = never
+    backward: Plan = never
+    error: Callable[[], Exception] = MemoryError
+    runs: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
+
+    def ran(self, what: str) -> None:
+        self.runs[what] += 1
+        if getattr(self, what)(self.runs[what]):
+            raise self.error()
+
+
+PLANS = Plans()
+
+
+@torch.library.custom_op("checked_backend_tests::greedy", mutates_args=())
+def greedy(x: Tensor) -> Tensor:
+    PLANS.ran("forward")
+    return x.clone()
+
+
+def _greedy_backward(_ctx: Any, grad: Tensor) -> Tensor:
+    PLANS.ran("backward")
+    return grad.clone()
+
+
+greedy.register_fake(torch.empty_like)
+greedy.register_autograd(_greedy_backward)
+
+
+@contextmanager
+def planned(**given: Any) -> Iterator[Plans]:
+    before = PLANS.__dict__.copy()
+    PLANS.__dict__.update(Plans(**given).__dict__)
+    try:
+        yield PLANS
+    finally:
+        PLANS.__dict__.update(before)
+
+
+def net(x: Tensor) -> Tensor:
+    return torch.tanh(greedy(x)) * 2
+
+
+def sparing(factor: float = 2.0, spoil: Callable[[Tensor], Tensor] = lambda out: out) -> Any:
+    """A compiler whose program computes `net` without the operator, and so never runs out of memory."""
+
+    def compiler(_gm: Any, _example_inputs: Any) -> Any:
+        return lambda *args: (spoil(torch.tanh(args[-1]) * factor),)
+
+    return compiler
+
+
+def trained(compiler: Any, times: int = 1, folder: Path | None = None, **options: Any) -> cb.Report:
+    """Train with the default policy, which raises; what the user gets must be right."""
+    torch._dynamo.reset()
+    given = {"on_divergence": "raise", **options, **({} if folder is None else {"report_dir": folder})}
+    compiled = checked(net, compiler, **given)
+
+    def run() -> None:
+        for number in range(times):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(number), requires_grad=True)
+            out = compiled(x)
+            assert torch.equal(out, torch.tanh(x) * 2)
+            out.sum().backward()
+            assert x.grad is not None
+            torch.testing.assert_close(x.grad, 2 * (1 - torch.tanh(x) ** 2))
+
+    return gathered(run)
+
+
+def told(report: cb.Report, where: str) -> list[cb.Skip]:
+    return [skip for skip in report.coverage.skipped if "memory" in skip.reason and where in str(skip)]
+
+
+# eager
+
+
+@pytest.mark.parametrize(
+    ("what", "reference", "error"),
+    [
+        *(("forward", "keep", error) for error in ERRORS),
+        *(("backward", "keep", error) for error in ERRORS),
+        ("forward", "recompute", "python"),
+        ("backward", "recompute", "python"),
+    ],
+)
+def test_eager_that_never_gets_memory_accuses_nobody(what: str, reference: str, error: str) -> None:
+    with planned(**{what: always, "error": ERRORS[error]}):
+        report = trained(sparing(), times=3, reference=reference)
+    assert not report.findings
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert any(skip.matters and "unsupported: memory" in skip.reason for skip in told(report, f"eager's {what} pass"))
+
+
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_eager_that_gets_memory_the_second_time_is_compared(what: str) -> None:
+    with planned(**{what: lambda number: number == 1}):
+        report = trained(sparing(), times=2)
+    assert agreed(report)
+    assert (calls(report), backwards(report)) == (2, 2)
+    assert told(report, f"eager's {what} pass")
+
+
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_a_call_that_is_compared_later_makes_up_for_one_that_was_not(what: str) -> None:
+    with planned(**{what: lambda number: number <= 2}):
+        report = trained(sparing(), times=4)
+    assert agreed(report)
+    assert backwards(report) == 4 - 2  # one is not compared, one is left out
+    assert told(report, f"eager's {what} pass")
+
+
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_calls_are_tried_again_at_growing_distances(what: str) -> None:
+    with planned(**{what: always}) as plans:
+        trained(sparing(), times=16)
+        tried = [0, 2, 5, 10]
+        assert plans.runs[what] == 2 * len(tried)
+
+
+def test_growing_distances_end_and_begin_anew() -> None:
+    distance = GrowingDistance()
+    for expected in (1, 2, 4):
+        distance.failed()
+        assert [distance.due() for _ in range(expected + 1)] == [False] * expected + [True]
+    distance.succeeded()
+    distance.failed()
+    assert [distance.due(), distance.due()] == [False, True]
+
+
+def test_after_memory_ran_out_a_wrong_program_is_still_caught() -> None:
+    compiled = checked(net, sparing(2.5))
+    with planned(forward=lambda number: number <= 2):
+        report = gathered(lambda: [compiled(torch.randn(4, 3)) for _ in range(4)])
+    assert {subject for _, subject in found(report)} == {"output[0]"}
+
+
+def test_what_both_raise_is_the_programs_own() -> None:
+    compiled = checked(net, "eager", on_divergence="raise")
+
+    def run() -> None:
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            compiled(torch.ones(3))
+
+    with planned(forward=always, error=ERRORS["device"]):
+        report = gathered(run)
+    assert not report.findings
+    assert not told(report, "")
+
+
+def test_another_exception_of_eager_alone_is_still_missing() -> None:
+    with planned(forward=always, error=lambda: ValueError("out of bounds")):
+        report = gathered(lambda: checked(net, sparing())(torch.ones(3)))
+    assert ("exception.missing", "candidate") in found(report)
+
+
+def test_check_accuses_nobody_either() -> None:
+    with planned(forward=lambda number: number == 1, error=ERRORS["cpu"]):
+        report = cb.check(net, (torch.ones(3),), compiler=sparing())
+    assert not report.findings, str(report)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert told(report, "eager ran out of it")
+
+
+# control runs
+
+
+def noisy(out: Tensor) -> Tensor:
+    return out * (1 + torch.finfo(out.dtype).eps) if out.dtype is torch.float32 else out
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_control_runs_without_memory_leave_a_difference_unjudged(error: str) -> None:
+    with planned(forward=lambda number: number > 1, error=ERRORS[error]), torch.no_grad():
+        report = gathered(lambda: checked(net, sparing(spoil=noisy))(torch.randn(4, 3)))
+    assert not report.findings
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert told(report, "control: ")
+    assert any(skip.matters for skip in told(report, "output[0]"))
+
+
+def twin_without_memory(factor: float, spoil: Callable[[Tensor], Tensor] = noisy) -> Any:
+    """Its float64 twin runs out of memory, each time."""
+
+    def spoilt(out: Tensor) -> Tensor:
+        if out.dtype is torch.float64:
+            raise MemoryError
+        return spoil(out)
+
+    return sparing(factor, spoilt)
+
+
+def test_a_twin_without_memory_is_told_and_noise_stays_noise() -> None:
+    with torch.no_grad():
+        report = gathered(
+            lambda: checked(net, twin_without_memory(2.0), reference="keep")(torch.randn(4, 3, dtype=torch.float32))
+        )
+        half = gathered(lambda: checked(net, twin_without_memory(2.0, lambda out: out))(torch.randn(4, 3).bfloat16()))
+    assert agreed(report)
+    assert not half.findings
+    assert told(half, "control: float64 twin")
+
+
+def test_a_twin_without_memory_hides_no_gross_error() -> None:
+    with torch.no_grad():
+        report = gathered(lambda: checked(net, twin_without_memory(3.0))(torch.randn(4, 3)))
+    assert {subject for _, subject in found(report)} == {"output[0]"}
+    assert told(report, "control: float64 twin")
+
+
+def test_float64_is_left_out_for_some_calls_after_it_ran_out() -> None:
+    tries: list[int] = []
+
+    def spoilt(out: Tensor) -> Tensor:
+        if out.dtype is torch.float64:
+            tries.append(1)
+            raise MemoryError
+        return out
+
+    compiled = checked(net, sparing(spoil=spoilt))
+    with torch.no_grad():
+        report = gathered(lambda: [compiled(torch.randn(4, 3).bfloat16()) for _ in range(8)])
+    assert not report.findings
+    assert 0 < len(tries) <= 2 * 3
+    assert any("left out" in skip.reason for skip in told(report, "control: "))
+
+
+# the candidate
+
+
+def crowded(times: int, **more: Any) -> Any:
+    """A compiler whose program runs out of memory some times."""
+    ran: list[int] = []
+
+    def spoilt(out: Tensor) -> Tensor:
+        ran.append(1)
+        if len(ran) <= times:
+            raise torch.OutOfMemoryError("no memory")
+        return out
+
+    return sparing(spoil=spoilt, **more)
+
+
+def test_a_candidate_that_runs_once_the_check_lets_go_is_no_crash() -> None:
+    report = trained(crowded(1), times=4)
+    assert agreed(report)
+    assert told(report, "the compiled program, beside what the check held")
+
+
+def test_a_candidate_that_runs_out_of_memory_by_itself_is_a_crash() -> None:
+    report = gathered(lambda: checked(net, crowded(99))(torch.randn(4, 3)))
+    assert ("crash.memory", "candidate") in found(report)
+
+
+def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> None:
+    failed: list[int] = []
+
+    def compiler(gm: Any, _example_inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            if not failed:
+                failed.append(1)
+                raise MemoryError
+            return results
+
+        return run
+
+    x = torch.zeros(3)
+    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, compiler)(x))
+    assert torch.equal(x, torch.ones(3))
+    assert not report.findings
+
+
+# what the check itself copies
+
+
+def test_copies_that_find_no_memory_leave_the_call_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: Any, **_kwargs: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(region.Inputs, "capture", fails)
+    x = torch.zeros(3)
+    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, "eager")(x))
+    assert torch.equal(x, torch.ones(3))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert told(report, "copying what the check needs")
+
+
+def test_arriving_gradients_that_cannot_be_copied_leave_the_pass_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_grad: Tensor) -> Any:
+        raise ERRORS["cpu"]()
+
+    monkeypatch.setattr(backward, "_kept", fails)
+    report = trained("aot_eager")
+    assert not report.findings
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert told(report, "copying the gradients that arrive")
+
+
+# for real
+
+PROGRAM = """
+import sys
+import torch
+import checked_backend as cb
+
+def attention(x):  # eager's scores are quadratic
+    return torch.softmax(x[:, None] * x[None, :], 1).sum(1)
+
+def compiler(gm, example_inputs):
+    return lambda *args: (args[-1].new_ones(args[-1].shape),)
+
+def wanted():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmSize"):
+            return int(line.split()[1]) * 1024
+
+with cb.collect() as session, torch.no_grad():
+    compiled = torch.compile(attention, backend="numcheck", options={"compiler": compiler, "report_dir": sys.argv[1]})
+    import resource
+    room = wanted() + (600 << 20)
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    out = compiled(torch.zeros(20_000))
+assert out.shape == (20_000,) and bool((out == 1).all())
+assert not session.report.findings, session.report
+print(session.report.verdict, *session.report.coverage.skipped)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, sets RLIMIT_AS")
+def test_eager_that_really_runs_out_of_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("inconclusive")
+    assert "unsupported: memory: eager's forward pass ran out of it" in done.stdout
+
+
+def test_eagers_values_without_their_graph() -> None:
+    x = torch.randn(3, requires_grad=True)
+    out = torch.tanh(x)
+    execution = Execution([out, out, x, 3], [x]).without_graph()
+    first, second, passed_through, number = execution.outputs
+    assert first is second
+    assert first.requires_grad
+    assert first.grad_fn is None
+    assert torch.equal(first, out)
+    assert passed_through is x is execution.arguments[0]
+    assert number == 3
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+
+def resident(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)))
+options = {"compiler": "aot_eager", "reference": sys.argv[1]}
+checked = {"backend": "numcheck", "options": options}
+compiled = torch.compile(model, **({"backend": "aot_eager"} if sys.argv[1] == "plain" else checked))
+x = torch.randn(16_384, 64)
+for step in range(5):  # the fifth is held against the noise that is known
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    compiled(x).sum().backward()
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_recomputing_needs_no_more_memory_than_the_program_itself() -> None:
+    # large blocks go back to the system as soon as they are freed, so that the peak is that of live tensors
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    peaks = {
+        variant: int(
+            subprocess.run(
+                [sys.executable, "-c", PEAK, variant],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=True,
+                env=environment,
+            ).stdout
+        )
+        for variant in ("plain", "keep", "recompute")
+    }
+    assert peaks["recompute"] < 1.3 * peaks["plain"] < peaks["keep"], peaks
