@@ -53,7 +53,6 @@ class ControlRunner:
             why = short(error)
             if is_out_of_memory(error):
                 self.short_of_memory.add(control)
-                why = f"unsupported: memory: {why}"
             self.missing[control] = why
             skip = Skip(f"control: {control.value}", why)
             if skip not in self._decisions.skips:
@@ -62,6 +61,7 @@ class ControlRunner:
 
 
 def short(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line; of one for want of memory, that it is that."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    told = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"unsupported: memory: {told}" if is_out_of_memory(error) else told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import short
@@ -38,7 +39,12 @@ def excuse_flipped_shapes(
             for seed in range(thresholds.SHAPE_RUNS):
                 values = made.monte_carlo(seed, magnitude)
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
-    except Exception as error:  # recorded: without controls the shape counts as wrong
+    except Exception as error:  # recorded: without controls the shape counts as wrong, but for want of memory
+        if is_out_of_memory(error):
+            return [finding for finding in findings if finding not in doubtful], [
+                Skip(finding.subject, f"another shape than eager's; control runs: {short(error)}", matters=True)
+                for finding in doubtful
+            ]
         return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
     excused = [finding for finding in doubtful if name(finding) in changing]
     reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 import checked_backend as cb
+from checked_backend.verdict.shapes import excuse_flipped_shapes
 from tests.support import faults
 from tests.support.noise_tools import in_float32
 from tests.support.region_tools import checked, found, gathered
@@ -23,3 +26,15 @@ def test_a_shape_that_rounding_changes_is_not_judged() -> None:
         assert found(gathered(lambda: checked(kept, few)(torch.arange(9.0) - 3))) == {("structure.shape", "output[0]")}
     report = cb.check(lambda x: x[torch.tanh(x) * 1.3 > 0.4], (x.requires_grad_(),), compiler=in_float32)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
+
+
+def test_without_memory_for_control_runs_another_shape_is_not_judged() -> None:
+    finding = cb.Finding(kind=cb.Kind.STRUCTURE, subject="output[0]", message="", detail="structure.shape")
+
+    def fails() -> None:
+        raise MemoryError
+
+    remaining, [skip] = excuse_flipped_shapes([finding], lambda: SimpleNamespace(repeat=fails))  # type: ignore[arg-type,return-value]
+    assert remaining == []
+    assert skip.matters
+    assert "unsupported: memory" in skip.reason

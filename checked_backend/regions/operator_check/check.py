@@ -28,6 +28,7 @@ from checked_backend.regions.operator_check.probe import Exposed, expose
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.verdict.control_runner import short
 
 __all__ = ["OperatorCheck", "OperatorDecisions"]
 
@@ -101,8 +102,7 @@ class OperatorCheck:
             with _undisturbed(rng), ambient.entered():
                 self._judge(inputs, rng, subjects, decisions)
         except Exception as error:  # the region is judged as a whole all the same
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            decisions.skips.append(Skip(SUBJECT, f"not judged: {text}"))
+            decisions.skips.append(Skip(SUBJECT, f"not judged: {short(error)}"))
         return decisions
 
     def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
