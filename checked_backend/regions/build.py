@@ -130,7 +130,9 @@ def build_region(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(candidate, NotCompiled):
-        operators = OperatorStep(OperatorCheck(compiler, pristine, traced, gradients=options.gradients))
+        operators = OperatorStep(
+            OperatorCheck(compiler, pristine, traced, gradients=options.gradients, candidate=candidate)
+        )
     # reference: calling the module would print a traceback when the user's program raises
     variants = Variants(
         reference=eager_graph(pristine).forward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import checked_backend as cb
+from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.operator_check import check as operator_check
 from tests.support import faults
 from tests.support.region_tools import agreed, audit, checked, clean_reports, found, gathered
@@ -254,3 +256,55 @@ def test_random_state_and_gradients_are_left_alone() -> None:
         states.append((torch.get_rng_state(), [parameter.grad for parameter in model.parameters()]))
     assert torch.equal(states[0][0], states[1][0])
     assert all(map(torch.equal, states[0][1], states[1][1]))
+
+
+def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Two parts written into memory that begins without values."""
+    made = left.new_empty(*left.shape[:-1], left.shape[-1] + right.shape[-1])
+    made[..., : left.shape[-1]].copy_(left * 1.5)
+    made[..., left.shape[-1] :].copy_(right.sin())
+    return made.exp().sum(-1)
+
+
+def with_junk(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler whose programs find other values in memory that nothing was written to, at each run."""
+    seeds = itertools.count(2)
+
+    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = compiler(gm, inputs)
+
+        def run(*args: Any) -> Any:
+            with PoisonMode(next(seeds)):
+                return compiled(*args)
+
+        return run
+
+    return compile_
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_memory_that_nothing_was_written_to_is_not_judged(dtype: torch.dtype) -> None:
+    parts = [torch.randn(4, 64).to(dtype) for _ in range(2)]
+    compiled = checked(joined, with_junk(lambda gm, _inputs: gm.forward))
+    report = gathered(lambda: compiled(*parts))
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert report.coverage.checked["operators"] >= 3
+    wrong = faults.wrong_operator("aten.sin.default", times(1.05), "aot")
+    report = gathered(lambda: checked(joined, wrong)(*parts))
+    assert report.verdict is cb.Verdict.FAIL
+    assert {finding.detail for finding in report.findings} <= {"logic.this_dtype", "precision.operator"}
+
+
+def test_an_error_of_the_probe_alone_is_none_of_the_program() -> None:
+    """A compiler may fuse, and get wrong, a graph that hands out more: the user does not run that."""
+
+    def wrong_where_much_is_handed_out(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        [output] = gm.graph.find_nodes(op="output")
+        if len(output.args[0]) <= 2:
+            return gm.forward
+        return faults.wrong_operator("aten.gelu.default", times(1.5), "aot")(gm, inputs)
+
+    report = trained(wrong_where_much_is_handed_out, torch.bfloat16)
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    [reason] = [skip.reason for skip in report.coverage.skipped if skip.subject == operator_check.SUBJECT]
+    assert "with the tensors inside handed out the compiler makes another program" in reason

@@ -19,6 +19,7 @@ from torch import fx
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
@@ -29,6 +30,7 @@ from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.control_runner import short
+from checked_backend.verdict.envelope import difference, root_mean_square
 
 __all__ = ["OperatorCheck", "OperatorDecisions"]
 
@@ -37,6 +39,9 @@ LARGEST = 1 << 31
 
 SHARE = 1 / 12
 """And at most this share of the memory: taps, gradients and float64 copies take several times as much."""
+
+FAR = 4.0
+"""A probe this many times as far from the region as the region is from eager is another program than the region."""
 
 SUBJECT = "operators by themselves"
 
@@ -75,15 +80,23 @@ class OperatorCheck:
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
         gradients: Whether to judge the operators' backward passes too.
+        candidate: The compiled region, whose results say whether the probe is the same program.
     """
 
     def __init__(
-        self, compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, gradients: bool = True
+        self,
+        compiler: Compiler,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        gradients: bool = True,
+        candidate: Callable[..., Any],
     ) -> None:
         self._compiler = compiler
         self._graph = gm
         self._example_inputs = list(example_inputs)
         self._gradients = gradients
+        self._candidate = candidate
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
@@ -120,10 +133,51 @@ class OperatorCheck:
         decisions.judged = sum(map(len, judged.limits))
         decisions.forward = findings_of(gm, [one for one in judged.wrong if not one.gradient], subjects)
         decisions.backward = findings_of(gm, [one for one in judged.wrong if one.gradient], subjects)
-        if not judged.unjudged:
+        if judged.wrong and (other := self._other_program(probed, decisions.outputs, inputs, rng, subjects)):
+            decisions.forward, decisions.backward = [], []
+            decisions.skips.append(Skip(SUBJECT, f"not judged: {other}"))
+        elif not judged.unjudged:
             decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
         if judged.unjudged:
             decisions.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
+
+    def _other_program(
+        self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState, subjects: Subjects
+    ) -> str:
+        """Why the probe is not the program that the user runs; "" if it is, so that what it gets wrong counts.
+
+        To hand out what is inside changes how a compiler fuses and schedules. Where the probe's results and gradients
+        are far from those of the region as it was compiled, and these near eager's, the error is the probe's alone.
+        """
+        own, eager = (self._ran(region, probed, inputs, rng) for region in (self._candidate, self._graph_in_eager()))
+        names = [subjects.output(place) for place in range(len(outputs))]
+        names += [subjects.gradient(place) for place in probed.gradients]
+        results = [*outputs, *probed.gradients.values()]
+        for name, found, region, right in zip(names, results, own, eager, strict=False):
+            if _is_elsewhere(found, region, right):
+                return (
+                    "with the tensors inside handed out the compiler makes another program, which is wrong where the "
+                    f"region as it was compiled is not: {name}"
+                )
+        return ""
+
+    def _graph_in_eager(self) -> Callable[..., Any]:
+        return eager_graph(self._graph).forward
+
+    def _ran(self, region: Callable[..., Any], probed: Probed, inputs: Inputs, rng: RngState) -> list[Any]:
+        """A region's results, and its gradients for the cotangents that the probe was given."""
+        arguments, leaves = inputs.fresh()
+        rng.restore()
+        results = list(region(*arguments))
+        gradients: Sequence[Any] = [None] * len(leaves)
+        if probed.cotangents and leaves:
+            gradients = torch.autograd.grad(
+                [results[place] for place in probed.cotangents],
+                list(leaves.values()),
+                list(probed.cotangents.values()),
+                allow_unused=True,
+            )
+        return [*(value.detach() if isinstance(value, torch.Tensor) else value for value in results), *gradients]
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:
@@ -195,6 +249,17 @@ def _limits(
             if node.name in backward:
                 limits[subjects.gradient(place)] = max(common, backward[node.name])
     return limits
+
+
+def _is_elsewhere(found: Any, region: Any, right: Any) -> bool:
+    """Whether the probe's tensor is much further from the region's than the region's is from eager's."""
+    tensors = (found, region, right)
+    if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in tensors):
+        return False
+    if not found.shape == region.shape == right.shape or not found.numel():
+        return False
+    noise = unit_roundoff(right.dtype) * root_mean_square(right)
+    return root_mean_square(difference(region, found)) > FAR * max(root_mean_square(difference(right, region)), noise)
 
 
 def _memory(values: Sequence[Any]) -> float:

@@ -26,6 +26,9 @@ _KEPT = (
 )  # fmt: skip
 
 
+_BLANK = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+
+
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """One tensor that is handed out, or a result of the region.
@@ -79,6 +82,10 @@ class Units:
         if node not in self._units:
             self._units[node] = self._found(node)
         return self._units[node]
+
+    def is_blank(self, node: fx.Node) -> bool:
+        """Whether a call makes a tensor of which no element has a value yet."""
+        return node.op in CALLS and _name(node) in _BLANK
 
     def carries(self, node: fx.Node) -> bool:
         """Whether what reads this tensor may have computed it anew, from other roundings than the tensor handed out."""

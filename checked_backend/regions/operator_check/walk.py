@@ -8,6 +8,7 @@ rounded, while the value that is handed out was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Walk:
         self._units = Units(gm, exposed.values.keys())
         self._tape = RandomTape()
         self._random: set[fx.Node] = set()
+        self._blank: set[fx.Node] = set()  # tensors with elements to which nothing was written yet: they are NaN
         self._by_values: set[fx.Node] = set()
         self._eager = Lane(gm)
         self._moved = [Moved(1 + seed) for seed in range(SAMPLES)]
@@ -155,7 +157,13 @@ class Walk:
         for name, place in self._exposed.versions.get(node.name, {}).items():
             self._rewritten(node, name, self._take(place))
         if node.name in self._exposed.values:
-            self._judge(node, self._take(self._exposed.values[node.name]))
+            found = self._take(self._exposed.values[node.name])
+            if self._units.is_blank(node) and found.is_floating_point():
+                self._blank.add(node)
+                blank = [lane.values[node] for lane in self._lanes]
+                self._go_on(node, torch.full_like(found, math.nan), blank[1:], tapped=False)
+            else:
+                self._judge(node, found)
 
     def _take(self, place: int) -> Any:
         value, self._probed.results[place] = self._probed.results[place], None
@@ -166,7 +174,7 @@ class Walk:
         made = [lane.values[node] for lane in self._lanes]
         unit = self._units.of(node)
         tapped = node.name in self._exposed.taps
-        same = self._compare(node, found, made, jumps=unit.jumps)
+        same = self._reads_values(node, unit.sources) and self._compare(node, found, made, jumps=unit.jumps)
         if tapped and same:
             arriving = self._probed.taps.get(node.name)
             self._gradients.pass_back(node, unit.sources, arriving, roundoff=roundoff_of(found), jumps=unit.jumps)
@@ -193,7 +201,13 @@ class Walk:
         """A tensor that the node wrote to: what it wrote is judged, and views of it are made anew."""
         owner = next(node for node in self._units.order if node.name == name)
         made = [lane.values.get(owner) for lane in self._lanes]
-        self._compare(writer, found, made, jumps=self._units.of(writer).jumps)
+        blank = self._still_blank(owner, made[0])
+        if blank is None:
+            self._compare(writer, found, made, jumps=self._units.of(writer).jumps)
+        else:
+            filled: list[Any] = [_filled(value, blank) for value in made]
+            self._compare(writer, found.masked_fill(blank, 0.0), filled, jumps=self._units.of(writer).jumps)
+            found = found.masked_fill(blank, math.nan)
         self._go_on(owner, found, made[1:], tapped=False)
         key = storage_key(value_of(owner))
         for node, place in self._units.order.items():
@@ -208,6 +222,22 @@ class Walk:
                         lane.values[node] = lane.values.get(node.args[0])
                     else:
                         lane.run(node)
+
+    def _still_blank(self, owner: fx.Node, value: Any) -> torch.Tensor | None:
+        """Where nothing has been written to a tensor that began without values; None if all of it has been written."""
+        if owner in self._blank and isinstance(value, torch.Tensor):
+            blank = value.detach().isnan()
+            if bool(blank.any()):
+                return blank
+        self._blank.discard(owner)
+        return None
+
+    def _reads_values(self, node: fx.Node, sources: Sequence[fx.Node]) -> bool:
+        """Whether all that a node is made of has been written: of junk each run has another."""
+        if self._blank.isdisjoint(sources):
+            return True
+        self.judged.unjudged[node.name] = "it reads memory to which nothing may have been written"
+        return False
 
     def _compare(
         self, node: fx.Node, found: Any, made: Sequence[Any], *, jumps: bool, output: int | None = None
@@ -238,7 +268,11 @@ class Walk:
                 continue
             found = self._probed.results[place]
             known = any(wrong.node is source and not wrong.gradient for wrong in self.judged.wrong)
-            if not known and source.op != "placeholder":
+            if (
+                not known
+                and source.op != "placeholder"
+                and self._reads_values(source, (source, *self._units.of(source).sources))
+            ):
                 made = [lane.values.get(source) for lane in self._lanes]
                 self._compare(source, found, made, jumps=self._units.of(source).jumps, output=place)
             sources = (source,) if self._units.is_source(source) else self._units.of(source).sources
@@ -265,6 +299,11 @@ class Walk:
             return self._probed.taps.get(node.name)
         place = [one for one in self._units.order if one.op == "placeholder"].index(node)
         return self._probed.gradients.get(place)
+
+
+def _filled(value: Any, blank: torch.Tensor) -> Any:
+    alike = isinstance(value, torch.Tensor) and value.shape == blank.shape
+    return value.masked_fill(blank, 0.0) if alike else value
 
 
 def _is_wide(value: Any) -> bool:
