@@ -67,6 +67,10 @@ def eager_repeats_itself(make: Callable[[], Case], precision: str) -> bool:
     return all(map(torch.equal, one, other))
 
 
+def has_numbers(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
 def cases() -> list[Any]:
     return [
         pytest.param(
@@ -83,10 +87,16 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("make", "precision"), cases())
 def test_clean_model_in_16_bits(make: Callable[[], Case], precision: str) -> None:
     report = gathered(lambda: train(make, precision, lambda model: checked(model, "inductor")))
-    if {finding.kind for finding in report.findings if finding.fails} == {cb.Kind.CRASH}:
+    failing = {finding.kind for finding in report.findings if finding.fails}
+    if failing == {cb.Kind.CRASH}:
         # The C++ that Inductor makes of some of these models does not compile on some processors: without a check too.
         with pytest.raises(RuntimeError, match="compile error"):
             train(make, precision, torch.compile)
+        return
+    if failing == {cb.Kind.NONFINITE}:
+        # Inductor's gradient of amax is NaN in bfloat16: without a check too.
+        assert not has_numbers(train(make, precision, torch.compile))
+        assert has_numbers(train(make, precision, lambda model: model))
         return
     about_values = [finding for finding in report.findings if finding.detail not in LAYOUT]
     if report.verdict is cb.Verdict.INCONCLUSIVE:
