@@ -135,6 +135,7 @@ class OperatorCheck:
         decisions.backward = findings_of(gm, [one for one in judged.wrong if one.gradient], subjects)
         if judged.wrong and (other := self._other_program(probed, decisions.outputs, inputs, rng, subjects)):
             decisions.forward, decisions.backward = [], []
+            decisions.judged = 0  # of the region nothing was
             decisions.skips.append(Skip(SUBJECT, f"not judged: {other}"))
         elif not judged.unjudged:
             decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
