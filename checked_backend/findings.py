@@ -233,7 +233,17 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class RegionInfo:
-    """One region that Dynamo handed to the backend, and how much of it was checked."""
+    """One region that Dynamo handed to the backend, and how much of it was checked.
+
+    Attributes:
+        name: Its name.
+        sources: Lines of the user's that it was traced from.
+        nodes: Nodes of its graph.
+        calls: How often it was called.
+        checked_calls: How many of these calls were checked.
+        checked_backwards: How many of its backward passes were.
+        last_checked_call: The last call that was checked, counted from 1; 0 if none was.
+    """
 
     name: str
     sources: tuple[str, ...] = ()
@@ -241,6 +251,7 @@ class RegionInfo:
     calls: int = 0
     checked_calls: int = 0
     checked_backwards: int = 0
+    last_checked_call: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class CheckOptions(BackendOptions):
     )
     gradients: bool = Field(True, description="check the backward pass too")
     every: int = Field(1, ge=1, description="check every n-th call of each region")
-    budget: float | None = Field(None, gt=0, le=1, description="share of run time that checking may cost")
+    budget: float | None = Field(None, gt=0, le=1, description="share of the whole run's time that checking may take")
     reference: Literal["keep", "recompute"] = Field(
         "keep", description="keep eager's activations until backward, or recompute them there"
     )
@@ -122,6 +122,10 @@ class CheckOptions(BackendOptions):
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
 
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)
+
+    def unsampled(self) -> CheckOptions:
+        """The same with every call checked: where few calls are made, and each for the sake of its check."""
+        return self.model_copy(update={"every": 1, "budget": None})
 
     @field_validator("compiler")
     @classmethod

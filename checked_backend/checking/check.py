@@ -113,7 +113,7 @@ def check(
     given: dict[str, Any] = {"compiler": compiler, "compiler_options": dict(compiler_options or {})}
     options = parse_options(
         CheckOptions, "check", {**given, "on_divergence": "record", "layout": "raise", "localize": localize}
-    )
+    ).unsampled()
     candidate = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),

@@ -75,7 +75,7 @@ def replay(
     }
     options = parse_options(
         CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
-    )
+    ).unsampled()
     resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
     if not rehearsed:
         rehearse(dump, seed)

@@ -41,6 +41,7 @@ from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
+from checked_backend.regions.schedule import clock_of_run, schedule_of
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 
 __all__ = ["build_region"]
@@ -75,6 +76,8 @@ def build_region(
     Raises:
         OptionError: The compiler is unknown.
     """
+    clock = clock_of_run()
+    began = clock()
     compiler = resolve_compiler(options, mode)
     gm, example_inputs, spread = spread_lists(gm, example_inputs)
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
@@ -90,12 +93,14 @@ def build_region(
     candidate: Callable[..., Any]
     remark = ""
     settings = ProcessState.capture()
+    before_compiling = clock()
     try:
         candidate = compile_candidate(compiler, gm, example_inputs)
     except dynamo_control_flow():
         raise
     except Exception as error:  # becomes a finding at the first call
         candidate, remark = _compiled_anew(compiler, pristine, example_inputs, error)
+    compiling = clock() - before_compiling
     left = _left_by_compiler(settings)
 
     unfused = unfused_compiler(options, mode)
@@ -146,10 +151,12 @@ def build_region(
         low_precision=low_precision,
         operators=operators,
     )
+    building = clock() - began - compiling
     region = CheckedRegion(
         info,
         variants,
         options,
+        schedule_of(options, compiling=compiling, building=building, nodes=info.nodes, low_precision=low_precision),
         thorough=thorough,
         silent=silent,
         remark=remark,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
+from checked_backend.regions.budget import Due
 from checked_backend.regions.call_findings import (
     described_exception,
     exception_differs,
@@ -64,6 +65,7 @@ class Call:
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
         left: What both sides left behind; None before they ran.
+        due: What of it is checked.
     """
 
     inputs: Inputs
@@ -72,6 +74,7 @@ class Call:
     subjects: Subjects
     graph: Graph | None = None
     left: Left | None = None
+    due: Due = field(default_factory=Due)
 
 
 class CallComparison:
@@ -299,7 +302,9 @@ class CallComparison:
             known = dict(self._scales)
             self._judged[cotangents is not None] += 1
             number = self._judged[cotangents is not None]
-            recheck = number & (number - 1) == 0  # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
+            asked = call.due.anew if cotangents is None else call.due.backward_anew
+            # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
+            recheck = number & (number - 1) == 0 if asked is None else asked
         controls = partial(self._controls, call, cotangents)
         decisions = decide(
             pairs,

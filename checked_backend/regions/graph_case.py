@@ -55,7 +55,7 @@ class GraphCase:
         Raises:
             Exception: Whatever the graph raises in eager.
         """
-        options = self.options.model_copy(
+        options = self.options.unsampled().model_copy(
             update={"on_divergence": "record", "layout": "raise", "localize": False, "ignore": ()}
         )
         backend = partial(_region, options=options, thorough=thorough)

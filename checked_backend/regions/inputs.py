@@ -13,7 +13,8 @@ from checked_backend._torch.autograd import transforms_unharmed
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
-from checked_backend._torch.tensors import is_zero_tensor, negative_view
+from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view
+from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
 
@@ -192,6 +193,14 @@ class Inputs:
                 if position not in chosen and not tensor.is_inference()
             },
         )
+
+    def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
+        """Checksums of those among the user's inputs that must stay as they are."""
+        return {
+            position: fingerprint(arg)
+            for position, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor) and position not in self.mutated and not inner_tensors(arg)
+        }
 
     def written_since(self) -> bool:
         """Whether somebody wrote to an input that the region leaves alone, after the call."""

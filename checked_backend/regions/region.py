@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
-from checked_backend._torch.tensors import inner_tensors
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.backward import BackwardPass, BackwardWatch, input_edges
+from checked_backend.regions.budget import Due
 from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
@@ -42,7 +41,7 @@ from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.response import Response
-from checked_backend.regions.schedule import Schedule
+from checked_backend.regions.schedule import Meter, Schedule
 from checked_backend.regions.session import active_sessions
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.unsupported import unsupported_here
@@ -89,6 +88,7 @@ class CheckedRegion:
         info: The region's names and source lines.
         variants: The region in eager, compiled, and what else can be made of it.
         options: The user's options.
+        schedule: Says which calls are checked.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
         remark: What to note of how the candidate was compiled.
@@ -104,6 +104,7 @@ class CheckedRegion:
         info: GraphInfo,
         variants: Variants,
         options: CheckOptions,
+        schedule: Schedule,
         *,
         thorough: bool = False,
         silent: bool = False,
@@ -117,7 +118,7 @@ class CheckedRegion:
         self._info = info
         self._reference = variants.reference
         self._options = options
-        self._schedule = Schedule(options.every, options.budget)
+        self._schedule = schedule
         self._response = Response(info, options, silent=silent)
         self._candidate = Candidate(
             variants.candidate,
@@ -149,28 +150,31 @@ class CheckedRegion:
             self._response.passed_by()
             self._response.to([self._unsupported])
             return self._reference(*args)
-        if not self._stopped and self._schedule.due() and self._memory.due():
-            return self._checked_call(args)
+        due = None if self._stopped else self._schedule.due()
+        if due is None and self._calls == 1 and (self._candidate.missing or self._left_compiling):
+            due = Due()  # what compiling has shown is told at once
+        if due is not None and self._memory.due():
+            with self._schedule.paid(due) as meter:
+                return self._checked_call(args, due, meter)
         if not self._stopped and not self._candidate.missing:
-            self._response.passed_by()
-        return self._unchecked(args)
+            self._response.passed_by(unearned=self._schedule.limited and due is None)
+        return self._unchecked(args, self._schedule.unchecked)
 
-    def _unchecked(self, args: Sequence[Any]) -> Any:
+    def _unchecked(self, args: Sequence[Any], run: Callable[[Callable[..., Any], Sequence[Any]], Any]) -> Any:
         if self._stopped or self._candidate.missing:
             return self._reference(*args)
         for holder in self._holders():
             holder.unchecked = True
-        return self._candidate(*args)
+        return run(self._candidate, args)
 
-    def _checked_call(self, args: Sequence[Any]) -> Any:
-        began = time.perf_counter()
+    def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
         effects, subjects = self._first_look(args)
         self._response.begin_call()
         if self._candidate.remark:
             self._response.note(self._candidate.remark)
         random = RngState.capture(_cuda(args))
         try:
-            before = self._before_candidate(args, effects, subjects, random)
+            before = self._before_candidate(args, effects, subjects, random, due)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -178,17 +182,17 @@ class CheckedRegion:
             before = None
         if before is None:
             random.restore()
-            return self._unchecked(args)
+            with meter.program():
+                return self._unchecked(args, lambda candidate, given: candidate(*given))
         call = before.call
         call.rng.restore()
-        candidate_began = time.perf_counter()
         try:
-            returned = self._candidate.results(args, call)
+            with meter.program():
+                returned = self._candidate.results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(args, before, error)
-        took = time.perf_counter() - candidate_began
         after_candidate = RngState.capture(tuple(random.cuda))
         if isinstance(before.reference, Exception) and is_out_of_memory(before.reference):
             self._memory.not_compared(EAGER_FORWARD, before.reference)
@@ -201,11 +205,10 @@ class CheckedRegion:
             self._memory.not_compared("comparing the results", error)
             after_candidate.restore()
             good = True
-        self._schedule.spent(time.perf_counter() - began - took)
         return returned if good else self._eager_instead(args, call)
 
     def _before_candidate(
-        self, args: Sequence[Any], effects: Effects, subjects: Subjects, random: RngState
+        self, args: Sequence[Any], effects: Effects, subjects: Subjects, random: RngState, due: Due
     ) -> _BeforeCandidate:
         """Copy what the check needs, and run eager."""
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
@@ -215,8 +218,9 @@ class CheckedRegion:
             TorchState.capture(sorted(devices)),
             random,
             subjects,
+            due=due,
         )
-        fingerprints = _fingerprints(args, call.inputs)
+        fingerprints = call.inputs.fingerprints(args)
         threads = OtherThreads.now()
         settings = ProcessState.capture()
         reference, expected = run_eager(self._reference, call, settings, self._memory)
@@ -268,6 +272,11 @@ class CheckedRegion:
             return False
         self._remember(args, call, returned)
         if call.inputs.requires_grad and self._options.gradients:
+            self._schedule.has_gradients()
+            if not call.due.backward:
+                self._response.gradients_unearned()
+                self._memory.compared()
+                return True
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)
@@ -278,7 +287,7 @@ class CheckedRegion:
 
     def _keeps_graph(self, call: Call) -> bool:
         """Whether eager's activations are kept for its backward pass."""
-        wanted = bool(call.inputs.requires_grad) and self._options.gradients
+        wanted = bool(call.inputs.requires_grad) and self._options.gradients and call.due.backward
         return wanted and self._memory.keeps_activations
 
     # results of earlier calls
@@ -338,7 +347,8 @@ class CheckedRegion:
 
         # The callback must not hold the outputs: they hold the nodes whose hooks hold the callback.
         def on_backward(passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
-            return self._checked_backward(call, passed)
+            with self._schedule.paid(call.due, backward=True):
+                return self._checked_backward(call, passed)
 
         def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
@@ -382,7 +392,6 @@ class CheckedRegion:
     def _checked_backward(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
         if self._stopped or not passed.cotangents:
             return None
-        began = time.perf_counter()
         left = self._backward_settings_left(call, passed)
         earlier = passed.begun
         overwritten = (
@@ -400,7 +409,6 @@ class CheckedRegion:
             self._memory.compared()
         findings += [*overwritten, *left]
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
-        self._schedule.spent(time.perf_counter() - began)
         return gradients if fell_back else None
 
     def _backward_settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
@@ -509,12 +517,3 @@ class CheckedRegion:
 
 def _cuda(args: Sequence[Any]) -> list[int]:
     return sorted({arg.device.index or 0 for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda})
-
-
-def _fingerprints(args: Sequence[Any], inputs: Inputs) -> dict[int, int | None]:
-    """Checksums of the inputs that must stay as they are."""
-    return {
-        position: fingerprint(arg)
-        for position, arg in enumerate(args)
-        if isinstance(arg, torch.Tensor) and position not in inputs.mutated and not inner_tensors(arg)
-    }

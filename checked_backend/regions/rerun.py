@@ -28,7 +28,7 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     Raises:
         Exception: Whatever the region raises in eager.
     """
-    options = failure.options.model_copy(
+    options = failure.options.unsampled().model_copy(
         update={
             "compiler": compiler,
             "compiler_options": {},

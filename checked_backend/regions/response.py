@@ -26,6 +26,9 @@ __all__ = ["Response"]
 
 log = logging.getLogger(__name__)
 
+_CALLS, _GRADIENTS = "all calls", "gradients"
+"""Parts of a region that a budget may leave unchecked."""
+
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
@@ -54,27 +57,48 @@ class Response:
         self._options = options
         self.devices: frozenset[str] = frozenset()
         self._own = Ledger()
+        self._unchecked = RegionInfo(info.name, info.sources, info.nodes, calls=1)
         self._other_random_numbers: Finding | None = None
 
     def _ledgers(self) -> tuple[Ledger, ...]:
         return (self._own, *(session.ledger for session in active_sessions()))
 
     def _region(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
-        info = RegionInfo(self._info.name, self._info.sources, self._info.nodes, calls, checked, backwards)
+        last = calls if checked else 0
+        info = RegionInfo(self._info.name, self._info.sources, self._info.nodes, calls, checked, backwards, last)
         for ledger in self._ledgers():
             ledger.region(info)
 
     def begin_call(self) -> None:
         """Note that a call is being checked."""
         self._region(calls=1, checked=1)
+        self._earned(_CALLS)
 
-    def passed_by(self) -> None:
-        """Note that a call is not being checked."""
-        self._region(calls=1)
+    def passed_by(self, *, unearned: bool = False) -> None:
+        """Note that a call is not being checked.
+
+        Args:
+            unearned: Whether that is because its check is not earned yet (option ``budget``).
+        """
+        for ledger in self._ledgers():
+            ledger.region(self._unchecked)
+            if unearned:
+                ledger.unearned(self, _CALLS, self._info.name)
+
+    def _earned(self, subject: str) -> None:
+        if self._options.budget is not None:
+            for ledger in self._ledgers():
+                ledger.earned(self, subject)
+
+    def gradients_unearned(self) -> None:
+        """Note that a call is being checked, and its backward pass is not, because that is not earned yet."""
+        for ledger in self._ledgers():
+            ledger.unearned(self, _GRADIENTS, self._info.name)
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
         self._region(backwards=1)
+        self._earned(_GRADIENTS)
         self.count(checked)
 
     def count(self, checked: Mapping[str, int]) -> None:

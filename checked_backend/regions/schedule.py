@@ -1,10 +1,23 @@
-"""Which calls of a region are checked."""
+"""Which calls of a region are checked, and what of them."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
-__all__ = ["GrowingDistance", "Schedule"]
+from checked_backend.options import CheckOptions
+from checked_backend.regions.budget import OVERHEAD, Account, Due
+
+__all__ = ["Accounts", "GrowingDistance", "Meter", "Schedule", "accounts_used", "clock_of_run", "schedule_of"]
+
+TIMED = 8
+"""How many unchecked calls of a region are timed, to estimate what a check will cost."""
+
 
 FARTHEST = 1024
 """Occasions that are left out at most before what failed is tried again."""
@@ -34,40 +47,202 @@ class GrowingDistance:
         self._distance = self._left = 0
 
 
-class Schedule:
-    """Every n-th call, or as many as a share of the run time allows.
+class Meter:
+    """What a check takes, without what the program would have taken anyway.
 
     Args:
-        every: Check the first call and every n-th after it.
-        budget: Instead of ``every``: the share of the time since the first call that checking may take. The first
-            call is always checked.
+        clock: Gives the time in seconds.
+
+    Attributes:
+        own: Seconds of the program's own.
     """
 
-    def __init__(self, every: int, budget: float | None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.own = 0.0
+        self._clock = clock
+
+    @contextmanager
+    def program(self) -> Iterator[None]:
+        """A block that the program would have run unchecked, too."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.own += self._clock() - began
+
+
+class Schedule(Protocol):
+    """Says which calls of one region are checked.
+
+    Attributes:
+        limited: Whether a region may be left unchecked altogether.
+    """
+
+    limited: bool
+
+    def due(self) -> Due | None:
+        """Count a call, and say what of it is to be checked; None: nothing is."""
+
+    def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Run a call that is not checked."""
+
+    def paid(self, due: Due, *, backward: bool = False) -> AbstractContextManager[Meter]:
+        """A block that checks a call, or the backward pass of one; entering it gives its `Meter`."""
+
+    def has_gradients(self) -> None:
+        """Note that the region has gradients to check."""
+
+
+class EveryNth:
+    """The first call and every n-th after it.
+
+    Args:
+        every: n.
+    """
+
+    limited = False
+
+    def __init__(self, every: int) -> None:
         self._every = every
-        self._budget = budget
-        self._calls = 0
-        self._spent = 0.0
-        self._began = 0.0
+        self._calls = itertools.count()
 
-    def due(self) -> bool:
+    def due(self) -> Due | None:
         """Count a call, and say whether it is to be checked."""
-        number = self._calls
-        self._calls += 1
-        if self._budget is None:
-            return number % self._every == 0
-        now = time.perf_counter()
-        if number == 0:
-            self._began = now
-            return True
-        return self._spent <= self._budget * (now - self._began)
+        return Due() if next(self._calls) % self._every == 0 else None
 
-    def spent(self, seconds: float) -> None:
-        """Note the time that a check took beyond the candidate's own run.
+    def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Run a call that is not checked."""
+        return run(*args)
 
-        The first call's check, with its check, is set-up and does not count.
-        """
-        if self._calls > 1:
-            self._spent += seconds
-        else:
-            self._began = time.perf_counter()
+    @contextmanager
+    def paid(self, _due: Due, *, backward: bool = False) -> Iterator[Meter]:
+        """A block that checks a call, or the backward pass of one."""
+        yield Meter(time.perf_counter)
+
+    def has_gradients(self) -> None:
+        """Nothing depends on that here."""
+
+
+class Earned:
+    """The calls that the account of the run has earned the check of.
+
+    Args:
+        account: The account.
+        clock: Gives the time in seconds.
+        compiling: Seconds that the region's candidate took to compile.
+        building: What building the region took beyond that.
+        nodes: Nodes of its graph.
+        low_precision: Whether it computes in half precision somewhere.
+    """
+
+    limited = True
+
+    def __init__(
+        self,
+        account: Account,
+        clock: Callable[[], float],
+        *,
+        compiling: float,
+        building: float,
+        nodes: int,
+        low_precision: bool,
+    ) -> None:
+        self._account = account
+        self._clock = clock
+        self._turn = account.region(
+            now=clock(), compiling=compiling, building=building, nodes=nodes, low_precision=low_precision
+        )
+        self._asked = 0.0
+        self._timed = 0
+
+    def due(self) -> Due | None:
+        """Count a call, and say what of it is to be checked."""
+        self._asked = now = self._clock()
+        step = self._account.ask(self._turn, now)
+        return None if step is None else self._turn.due(step)
+
+    def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Run a call that is not checked. What skipping took is paid for too."""
+        turn, began = self._turn, self._clock()
+        turn.unpaid += max(0.0, began - self._asked) + OVERHEAD
+        result = run(*args)
+        if self._timed < TIMED:
+            self._timed += 1
+            turn.own = min(turn.own, self._clock() - began)
+        return result
+
+    @contextmanager
+    def paid(self, due: Due, *, backward: bool = False) -> Iterator[Meter]:
+        """A block that checks a call, or the backward pass of one; it is paid for however it ends."""
+        meter, began = Meter(self._clock), self._clock()
+        try:
+            yield meter
+        finally:
+            now = self._clock()
+            self._account.charge(self._turn, due.step, max(0.0, now - began - meter.own), now, backward=backward)
+
+    def has_gradients(self) -> None:
+        """Note that the region has gradients to check."""
+        self._turn.gradients = True
+
+
+class Accounts:
+    """The accounts of a run: one for each share that is asked for.
+
+    Args:
+        clock: Gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[float, Account] = {}
+
+    def of(self, share: float) -> Account:
+        """The account of all regions that ask for this share."""
+        with self._lock:
+            return self._accounts.setdefault(share, Account(share))
+
+
+# The process is one run: Dynamo hands over each region by itself, and nothing but the process holds them together.
+_accounts: ContextVar[Accounts] = ContextVar("checked_backend_accounts", default=Accounts())  # noqa: B039
+
+
+@contextmanager
+def accounts_used(accounts: Accounts) -> Iterator[None]:
+    """Let regions that are built in a block spend from other accounts than the process's."""
+    token = _accounts.set(accounts)
+    try:
+        yield
+    finally:
+        _accounts.reset(token)
+
+
+def clock_of_run() -> Callable[[], float]:
+    """The clock by which regions that are built now are paid for."""
+    return _accounts.get().clock
+
+
+def schedule_of(
+    options: CheckOptions, *, compiling: float, building: float, nodes: int, low_precision: bool
+) -> Schedule:
+    """The schedule of a region that was built just now.
+
+    Args:
+        options: The user's options.
+        compiling: Seconds that its candidate took to compile.
+        building: What building it took beyond that.
+        nodes: Nodes of its graph.
+        low_precision: Whether it computes in half precision somewhere.
+    """
+    if options.budget is None:
+        return EveryNth(options.every)
+    accounts = _accounts.get()
+    return Earned(
+        accounts.of(options.budget),
+        accounts.clock,
+        compiling=compiling,
+        building=building,
+        nodes=nodes,
+        low_precision=low_precision,
+    )

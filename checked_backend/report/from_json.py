@@ -252,7 +252,7 @@ _FINDING: Mapping[str, _Decoder] = {
 _REGION: Mapping[str, _Decoder] = {
     "name": _text,
     "sources": _tuple_of(_text),
-    **dict.fromkeys(("nodes", "calls", "checked_calls", "checked_backwards"), _count),
+    **dict.fromkeys(("nodes", "calls", "checked_calls", "checked_backwards", "last_checked_call"), _count),
 }
 _SKIP: Mapping[str, _Decoder] = {"subject": _text, "reason": _text, "matters": _bool, "region": _text}
 

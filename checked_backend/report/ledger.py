@@ -13,6 +13,8 @@ from checked_backend.report.environment import environment
 
 __all__ = ["Ledger", "split_ignored"]
 
+_UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
+
 
 class Ledger:
     """Findings, skips and counts, safe to add to from several threads."""
@@ -29,6 +31,7 @@ class Ledger:
         self._limits: dict[str, float] = {}
         self._own_precision_limits: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
+        self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._ignoring: dict[str, str] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
@@ -123,7 +126,30 @@ class Ledger:
                     calls=known.calls + info.calls,
                     checked_calls=known.checked_calls + info.checked_calls,
                     checked_backwards=known.checked_backwards + info.checked_backwards,
+                    last_checked_call=known.calls + info.last_checked_call
+                    if info.last_checked_call
+                    else known.last_checked_call,
                 )
+
+    def unearned(self, region: object, subject: str, name: str) -> None:
+        """Note that no check of a part of a region is earned yet, unless one was made before.
+
+        Args:
+            region: The region; others may have its name.
+            subject: The part.
+            name: The region's name.
+        """
+        if (region, subject) not in self._unearned:
+            with self._lock:
+                self._unearned.setdefault((region, subject), Skip(subject, _UNEARNED, matters=True, region=name))
+
+    def _never_earned(self) -> dict[Skip, None]:
+        return dict.fromkeys(skip for skip in self._unearned.values() if skip is not None)
+
+    def earned(self, region: object, subject: str) -> None:
+        """Note that a part of a region is checked."""
+        with self._lock:
+            self._unearned[region, subject] = None
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Add what another ledger has gathered of one call."""
@@ -157,7 +183,7 @@ class Ledger:
             return Coverage(
                 regions=tuple(self._regions.values()),
                 checked=dict(self._checked),
-                skipped=(*self._skips, *self._uncompared()),
+                skipped=(*self._skips, *self._uncompared(), *self._never_earned()),
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_limit=dict(self._limits),

@@ -274,6 +274,8 @@ def _region(region: RegionInfo) -> str:
     lines = f"; {', '.join(region.sources[:3])}" if region.sources else ""
     backwards = f", {_plural(region.checked_backwards, 'backward')}" if region.checked_backwards else ""
     checked = f"{region.checked_calls} of {_plural(region.calls, 'call')}{backwards} checked"
+    if 0 < region.last_checked_call < region.calls:
+        checked += f", the last at call {region.last_checked_call}"
     return clean(f"{region.name}: {_plural(region.nodes, 'node')}, {checked}{lines}")
 
 

@@ -1,0 +1,295 @@
+"""The account of a run: the share really spent, turns, judgements anew, and no bursts. Time is a number here."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checked_backend.regions.budget import Account, Step, Turn
+
+
+@dataclass
+class Region:
+    """A region that is simulated: seconds of its own run, and of its checks.
+
+    Attributes:
+        own: Seconds of an unchecked call.
+        known: Those of a check against known noise, for each of the forward and the backward part.
+        anew: Those of a judgement anew.
+        period: It is called every so many steps.
+        until: It is not called after this time.
+    """
+
+    own: float = 0.2
+    known: float = 1.0
+    anew: float = 6.0
+    period: int = 1
+    until: float = float("inf")
+    compiling: float = 0.0
+    checks: list[tuple[float, Step]] = field(default_factory=list)
+    turn: Turn | None = None
+
+    def cost(self, step: Step, *, backward: bool) -> float:
+        dear = step is (Step.GRADIENTS_ANEW if backward else Step.RESULTS_ANEW)
+        return self.anew if dear else self.known
+
+
+class Run:
+    """A program that calls regions in turn, step by step."""
+
+    def __init__(self, share: float, *regions: Region, gradients: bool = True) -> None:
+        self.account = Account(share)
+        self.now = 0.0
+        self.paid: list[tuple[float, float]] = []
+        self.regions = regions
+        self.gradients = gradients
+        self.steps = 0
+        for region in regions:
+            region.turn = self.account.region(now=0.0, compiling=region.compiling, nodes=10)
+
+    def until(self, seconds: float, scale: float = 1.0) -> Run:
+        while self.now < seconds:
+            self.step(scale)
+        return self
+
+    def step(self, scale: float = 1.0) -> None:
+        self.steps += 1
+        backward = []
+        for region in self.regions:
+            if self.steps % region.period or self.now > region.until or region.turn is None:
+                continue
+            step = self.account.ask(region.turn, self.now)
+            self.now += region.own
+            if step is None:
+                region.turn.own = min(region.turn.own, region.own)
+                continue
+            region.checks.append((self.now, step))
+            self.pay(region, step, scale)
+            region.turn.gradients = self.gradients
+            if region.turn.due(step).backward:
+                backward.append((region, step))
+        for region, step in backward:
+            self.pay(region, step, scale, backward=True)
+        self.now += 0.2
+
+    def pay(self, region: Region, step: Step, scale: float, *, backward: bool = False) -> None:
+        seconds = region.cost(step, backward=backward) * scale
+        self.now += seconds
+        self.paid.append((self.now, seconds))
+        if region.turn is not None:
+            self.account.charge(region.turn, step, seconds, self.now, backward=backward)
+
+    def share(self, since: float = 0.0) -> float:
+        return sum(seconds for at, seconds in self.paid if at > since) / (self.now - since)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
+def test_the_share_is_of_the_run_however_many_regions_it_has(share: float, count: int) -> None:
+    run = Run(share, *(Region() for _ in range(count))).until((100.0 + 50.0 * count) / share)
+    assert 0.8 * share < run.share() < 1.2 * share
+    assert run.share() == pytest.approx(run.account.spent / run.now)
+
+
+@pytest.mark.parametrize("seconds", [10.0, 100.0, 1000.0, 4000.0])
+@pytest.mark.parametrize("count", [1, 5])
+def test_short_runs_do_not_begin_what_they_have_not_earned(seconds: float, count: int) -> None:
+    """What an unknown judgement costs is estimated high: 6 s are not begun before they are earned."""
+    run = Run(0.01, *(Region() for _ in range(count))).until(seconds)
+    assert run.share() <= 0.012
+
+
+def test_a_budget_of_everything_checks_nearly_every_call() -> None:
+    region = Region()
+    run = Run(1.0, region).until(3000.0)
+    assert len(region.checks) > 0.9 * run.steps
+
+
+_region = st.builds(
+    Region,
+    own=st.floats(0.2, 0.6),
+    known=st.floats(0.2, 2.0),
+    anew=st.floats(1.0, 5.0),
+    period=st.sampled_from([1, 1, 2, 7]),
+    compiling=st.floats(0, 30.0),
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    share=st.sampled_from([0.05, 0.1, 0.2]),
+    regions=st.lists(_region, min_size=1, max_size=3),
+    scales=st.lists(st.floats(0.4, 2.5), min_size=1, max_size=6),
+)
+def test_any_sequence_of_costs_spends_the_share_and_starves_no_region(
+    share: float, regions: list[Region], scales: list[float]
+) -> None:
+    """However costs vary from one check to the next, and between regions.
+
+    What was saved for an estimate that proved too high is paid out slowly, so that the share is reached from below.
+    """
+    regions = [Region(r.own, r.known, r.anew, r.period, compiling=r.compiling) for r in regions]
+    run = Run(share, *regions)
+    until = sum(60 * r.own + 0.1 * r.compiling + 60 * r.anew for r in regions) * 2 / share
+    steps = 0
+    while run.now < until:
+        run.step(scales[steps // 7 % len(scales)])
+        steps += 1
+    assert run.share() <= 1.1 * share
+    late = run.share(since=until / 2)
+    dearest = 2 * max(scales) * max(max(r.known, r.anew) for r in regions)
+    lump = dearest / (run.now - until / 2)  # one check more or less, at the edge of what is looked at
+    assert late <= 1.2 * share + lump
+    could = steps * sum(2 * r.known * min(scales) / r.period for r in regions) / run.now
+    assert late >= 0.8 * share - lump or could < 1.5 * share  # else there may be no more to check
+    assert all({step for _, step in region.checks} == set(Step) for region in regions)
+
+
+def test_regions_take_turns() -> None:
+    regions = [Region() for _ in range(5)]
+    Run(0.05, *regions).until(20000.0)
+    counts = [sum(at > 5000.0 for at, _ in region.checks) for region in regions]
+    assert max(counts) < 1.2 * min(counts)
+    gaps = [later[0] - one[0] for r in regions for one, later in zip(r.checks[20:], r.checks[21:], strict=False)]
+    assert max(gaps) < 20 * sum(gaps) / len(gaps)
+
+
+def test_a_region_that_comes_first_after_each_rest_leaves_others_their_turn() -> None:
+    """Its checks end so shortly before the other regions are called that these always come during the rest."""
+    first, *others = regions = [Region(own=0.01, known=0.1, anew=0.2) for _ in range(3)]
+    run = Run(0.3, *regions, gradients=False)
+    for _ in range(100):
+        run.step()
+        run.now += 10.0
+    assert first.checks
+    assert all(len(region.checks) > 20 for region in others)
+
+
+def test_a_region_that_is_seldom_called_gets_its_turn() -> None:
+    often, seldom = Region(), Region(known=2.0, anew=12.0, period=300)
+    Run(0.05, often, seldom).until(20000.0)
+    assert {step for _, step in seldom.checks} == set(Step)
+    assert len(seldom.checks) > 20
+
+
+def test_a_region_that_is_called_no_more_does_not_hold_up_the_others() -> None:
+    """It waits for a judgement that costs a hundred times what the others' do."""
+    left, other = Region(compiling=1000.0, until=60.0), Region()
+    Run(0.05, left, other).until(20000.0)
+    assert not left.checks
+    assert len(other.checks) > 400
+
+
+def test_a_region_that_is_compiled_anew_has_the_same_account() -> None:
+    run = Run(0.05, Region()).until(5000.0)
+    for _ in range(4):
+        run.regions = (Region(),)
+        run.regions[0].turn = run.account.region(now=run.now, nodes=10)
+        run.until(run.now + 1000.0)
+    assert run.share() <= 0.06
+    assert run.share(since=5000.0) <= 0.06
+
+
+def test_what_is_judged_anew_does_not_hold_up_other_checks() -> None:
+    """While the second judgement of one region waits, calls are held against known noise."""
+    dear = Region(anew=40.0)
+    Run(0.05, dear).until(20000.0)
+    at = [now for now, step in dear.checks if step is not Step.KNOWN]
+    between = [sum(one < now < two for now, _ in dear.checks) for one, two in itertools.pairwise(at)]
+    assert len(at) > 8
+    assert sum(between) > 50
+
+
+def test_results_and_gradients_are_judged_anew_in_different_calls() -> None:
+    region = Region()
+    Run(0.05, region).until(1000.0)
+    steps = [step for _, step in region.checks]
+    assert steps.index(Step.RESULTS_ANEW) == 0 < steps.index(Step.GRADIENTS_ANEW)
+    turn = region.turn
+    assert turn is not None
+    dues = [turn.due(step) for step in Step]
+    assert not any(due.anew and due.backward_anew for due in dues)
+    assert [due.backward for due in dues] == [False, True, True]
+
+
+def test_judgements_anew_become_fewer() -> None:
+    region = Region()
+    Run(0.2, region, gradients=False).until(5000.0)
+    numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is Step.RESULTS_ANEW]
+    assert numbers[0] == 1
+    assert len(numbers) <= len(region.checks).bit_length()
+    assert len(numbers) >= len(region.checks).bit_length() - 2
+
+
+def test_nothing_is_spent_in_a_burst_after_an_idle_hour() -> None:
+    run = Run(0.05, Region(), Region()).until(4000.0)
+    run.now += 36000.0
+    before = run.now
+    run.until(before + 1000.0)
+    assert run.share(since=before) <= 0.07
+
+
+def test_an_estimate_that_was_too_high_leaves_no_burst() -> None:
+    """A hundred seconds were saved for what took one."""
+    region = Region(anew=1.0, compiling=900.0)
+    run = Run(0.05, region).until(8000.0)
+    first = region.checks[0][0]
+    assert first > 1500.0
+    assert run.share(since=first + 10.0) <= 0.06
+
+
+def test_checks_are_spread_out() -> None:
+    run = Run(0.05, *(Region() for _ in range(4))).until(10000.0)
+    windows = range(4000, 10000, 500)
+    shares = [sum(s for at, s in run.paid if start < at <= start + 500) / 500 for start in windows]
+    assert max(shares) < 1.5 * 0.05
+
+
+def test_compiling_earns_nothing() -> None:
+    account = Account(0.1)
+    turn = account.region(now=0.0)
+    turn.own = 0.001
+    assert account.ask(turn, 0.0) is None
+    account.region(now=1000.0, compiling=1000.0)
+    assert account.ask(turn, 1000.0) is None
+    assert account.ask(turn, 1100.0) is Step.RESULTS_ANEW
+
+
+def test_building_a_region_is_paid_for() -> None:
+    account = Account(0.1)
+    account.region(now=0.0, building=3.0)
+    assert account.spent == 3.0
+    turn = account.region(now=0.0)
+    turn.own = 0.001
+    account.ask(turn, 0.0)
+    assert account.ask(turn, 40.0) is None
+    assert account.ask(turn, 60.0) is Step.RESULTS_ANEW
+
+
+def test_skipped_calls_are_paid_for() -> None:
+    account = Account(0.1)
+    turn = account.region(now=0.0)
+    turn.own = 0.001
+    for call in range(1000):
+        turn.unpaid += 1e-4
+        assert account.ask(turn, call * 1e-3) is None
+    assert account.spent == pytest.approx(0.1)
+
+
+def test_equal_events_give_equal_decisions() -> None:
+    runs = [[Region(period=period) for period in (1, 3, 5)] for _ in range(2)]
+    for regions in runs:
+        Run(0.05, *regions).until(3000.0)
+    assert [region.checks for region in runs[0]] == [region.checks for region in runs[1]]
+
+
+def test_a_clock_that_goes_back_earns_nothing() -> None:
+    account = Account(0.5)
+    turn = account.region(now=0.0)
+    turn.own = 0.001
+    for now in (10.0, 0.0, 9.0, 1.0, 10.0):
+        assert account.ask(turn, now) is None
