@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
     from checked_backend.numerics.measure import measure
     from checked_backend.numerics.randomize import randomize
-    from checked_backend.regions.session import collect
     from checked_backend.report import Report
+    from checked_backend.report.session import collect
     from checked_backend.tensors.deterministic import deterministic
 
     __version__: str
@@ -84,7 +84,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "SuiteError",
         ),
         "tensors.deterministic": ("deterministic",),
-        "regions.session": ("collect",),
+        "report.session": ("collect",),
         "numerics.measure": ("measure",),
         "numerics.randomize": ("randomize",),
         "findings": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),

@@ -25,16 +25,15 @@ with random_untouched():
     from checked_backend.diagnose.investigate import investigate
     from checked_backend.dump import RegionDump, graph_name
     from checked_backend.errors import CheckedBackendError, OptionError
-    from checked_backend.findings import Finding, RegionInfo
+    from checked_backend.findings import Finding
     from checked_backend.metadata.dropped_call_check import DroppedCallCheck
     from checked_backend.metadata.dropped_calls import Site, dropped_calls, operators_in
     from checked_backend.metadata.history import History
     from checked_backend.metadata.interpreter import MetadataInterpreter
-    from checked_backend.metadata.reporter import Answer
+    from checked_backend.metadata.reporter import MetadataReporter
     from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
     from checked_backend.regions.build import build_region
     from checked_backend.regions.graph_info import GraphInfo
-    from checked_backend.regions.session import active_sessions, investigations
 
 __all__ = ["debug_interpreter", "graph_dumper", "nop", "numcheck"]
 
@@ -119,13 +118,7 @@ def debug_interpreter(
     """
     _refuse_mode("debug_interpreter", mode)
     parsed = parse_options(InterpreterOptions, "debug_interpreter", options)
-    info = GraphInfo.of(gm)
-    answer = Answer(
-        parsed,
-        RegionInfo(info.name, info.sources, info.nodes),
-        lambda: [session.ledger for session in active_sessions()],
-        lambda: investigations().told,
-    )
+    reporter = MetadataReporter(parsed, GraphInfo.of(gm).region)
 
     history = History()
     compiled_calls: Counter[Site] = Counter()
@@ -151,11 +144,11 @@ def debug_interpreter(
             if kind == "inference":
                 compiled_calls.update(operators_in(graph))
             if kind not in parsed.graphs:
-                return _after(aot_compilers.nop(graph, inputs), lambda: answer.left_out(kind))
-            interpreter = interpreter_of(graph, kind, answer.to, immediate=parsed.on_divergence == "raise")
-            answer.compiled(kind, interpreter.ignoring)
+                return _after(aot_compilers.nop(graph, inputs), lambda: reporter.left_out(kind))
+            interpreter = interpreter_of(graph, kind, reporter.report, immediate=parsed.on_divergence == "raise")
+            reporter.compiled(kind, interpreter.ignoring)
             counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
-            return _after(interpreter, lambda: answer.ran(kind, *counts))
+            return _after(interpreter, lambda: reporter.ran(kind, *counts))
 
         return compile_graph
 
@@ -171,7 +164,7 @@ def debug_interpreter(
     if not dropped:
         return compiled
     alone = DroppedCallCheck(
-        gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), answer
+        gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), reporter
     )
 
     def run(*args: Any) -> Any:

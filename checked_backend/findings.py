@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = [
-    "DEPENDED_ON",
-    "LOSES_GRADIENTS",
     "Coverage",
     "Finding",
     "Kind",
@@ -151,12 +149,6 @@ class NoiseScale:
     detection_power = _renamed("detection_power", "detection_limit")
 
 
-LOSES_GRADIENTS = "gradients are lost"
-"""What the evidence of a finding says where gradients flow back through eager's result alone."""
-
-DEPENDED_ON = "depended on"
-"""What the evidence of a finding about a node calls the reason why its layout matters to later nodes or the caller."""
-
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad", "logic.sign_of_zero"})
 _LAYOUT_OF_NODES = frozenset({"structure.stride", "structure.offset"})
 
@@ -166,6 +158,13 @@ class Finding:
     """One problem. The names of its fields are the package's public interface.
 
     A finding about layout alone (option ``layout``) may have the severity of a warning: it is told and fails nothing.
+    ``evidence`` is for people; what code reads is a field.
+
+    Attributes:
+        more_than_layout: Why a difference in layout matters: a later node depends on it, or gradients are lost; or "".
+        inherited: Whether it is about a node of a graph, an input of which was wrong already.
+        ignored: Which of the user's options hides it, or that it follows from a node that is hidden; or "".
+        script: A Python script that shows the operator alone.
     """
 
     kind: Kind
@@ -186,6 +185,10 @@ class Finding:
     workaround: str | None = None
     repro: str | None = None
     severity: Severity = Severity.ERROR
+    more_than_layout: str = ""
+    inherited: bool = False
+    ignored: str = ""
+    script: str | None = None
 
     @property
     def fails(self) -> bool:
@@ -199,9 +202,7 @@ class Finding:
         A result through which gradients flow in eager and not in the compiled program is more than that. A node of a
         graph has other strides, or begins elsewhere in its storage, than was traced, and nothing depends on that.
         """
-        if self.of_node:
-            return self.detail in _LAYOUT_OF_NODES and not self.evidence.get(DEPENDED_ON)
-        return self.detail in _LAYOUT and not self.evidence.get(LOSES_GRADIENTS)
+        return self.detail in (_LAYOUT_OF_NODES if self.of_node else _LAYOUT) and not self.more_than_layout
 
     @property
     def about(self) -> Subject:

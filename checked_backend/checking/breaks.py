@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checked_backend.findings import Skip
-from checked_backend.regions.tracing import DynamoLog
+from checked_backend.report.dynamo_log import DynamoLog
 
 __all__ = ["Tracing"]
 

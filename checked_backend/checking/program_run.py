@@ -27,8 +27,8 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure, Keep
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.session import Session, collect
 from checked_backend.report.ledger import Ledger
+from checked_backend.report.session import Session, collect
 
 __all__ = ["ProgramRun", "Variants", "fresh_dynamo", "run_program"]
 

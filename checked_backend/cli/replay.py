@@ -24,8 +24,8 @@ from checked_backend.process.worker import Death, how_it_died, run_in_worker
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Failure, Investigator
-from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
+from checked_backend.report.session import Session, collect
 
 __all__ = ["replay", "replay_of_death"]
 

@@ -15,7 +15,7 @@ from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.findings import Finding, Skip
 from checked_backend.metadata.dropped_calls import TRANSFORM, Dropped, calls_alone
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from checked_backend.metadata.reporter import Answer
+from checked_backend.metadata.reporter import MetadataReporter
 
 __all__ = ["DroppedCallCheck", "Interpreters"]
 
@@ -29,14 +29,14 @@ class DroppedCallCheck:
         dynamo: Dynamo's graph.
         dropped: The calls in it that are missing from the compiled graphs.
         interpreter: Makes what runs and checks a graph.
-        answer: What happens with findings.
+        reporter: What happens with findings.
     """
 
     def __init__(
-        self, dynamo: fx.GraphModule, dropped: Sequence[Dropped], interpreter: Interpreters, answer: Answer
+        self, dynamo: fx.GraphModule, dropped: Sequence[Dropped], interpreter: Interpreters, reporter: MetadataReporter
     ) -> None:
         self._lock = threading.Lock()
-        self._answer = answer
+        self._reporter = reporter
         self._ran = False
         self._found: list[Finding] = []
         self._calls = [call for call in dropped if not call.inside]
@@ -47,7 +47,7 @@ class DroppedCallCheck:
             try:
                 part, self._names = calls_alone(dynamo, self._calls)
                 self._interpreter = interpreter(part, self._found.extend)
-                answer.compiled("dynamo", self._interpreter.ignoring)
+                reporter.compiled("dynamo", self._interpreter.ignoring)
             except Exception as error:
                 self._fail(str(error))
 
@@ -67,8 +67,8 @@ class DroppedCallCheck:
             if not self._ran:
                 self._run(args)
         notes = [_note(call) for call in self._calls]
-        self._answer.dropped(len(notes), notes, self._skips)
-        self._answer.to(self._found)
+        self._reporter.dropped(len(notes), notes, self._skips)
+        self._reporter.report(self._found)
 
     def _run(self, args: Sequence[Any]) -> None:
         self._ran = True
@@ -81,7 +81,7 @@ class DroppedCallCheck:
                 interpreter(list(args))
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
-        told = [f for f in self._found if f.node in self._names and not f.evidence["inherited"]]
+        told = [f for f in self._found if f.node in self._names and not f.inherited]
         self._found = [
             replace(finding, message=f"{finding.message}\n    compilation dropped this call: nothing takes its results")
             for finding in told

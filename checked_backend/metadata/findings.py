@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
 from checked_backend.errors import MetadataError
-from checked_backend.findings import DEPENDED_ON, Finding, Kind
+from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import module_path, source_line
 from checked_backend.metadata.attribution import attribute
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.metadata.script import operator_script
 
-__all__ = ["Problem", "metadata_error", "subject_of", "to_finding"]
+__all__ = ["Problem", "depended_on", "metadata_error", "subject_of", "to_finding"]
 
 _LISTED = 10  # findings spelled out in a message; the rest follow from these as a rule
+_DEPENDED_ON = "depended on"  # for people: why the layout of a node matters
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
 
 
@@ -94,7 +95,7 @@ def to_finding(problem: Problem) -> Finding:
         lines.append(f"    likely at fault: {fault}")
         script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
     evidence: dict[str, Any] = {"inherited": problem.inherited}
-    evidence |= {DEPENDED_ON: problem.depended} if problem.depended else {}
+    evidence |= {_DEPENDED_ON: problem.depended} if problem.depended else {}
     evidence |= {"likely at fault": fault} if fault else {}
     evidence |= {"module": module} if module else {}
     evidence |= {"remark": mismatch.remark} if mismatch.remark else {}
@@ -113,7 +114,21 @@ def to_finding(problem: Problem) -> Finding:
         node=node.name,
         op=operator,
         source=source,
+        more_than_layout=problem.depended,
+        inherited=problem.inherited,
+        ignored=problem.ignored,
+        script=script,
     )
+
+
+def depended_on(finding: Finding, why: str) -> Finding:
+    """The finding about a node's layout as one that matters.
+
+    Args:
+        finding: The finding.
+        why: What depends on it.
+    """
+    return replace(finding, more_than_layout=why, evidence={**finding.evidence, _DEPENDED_ON: why})
 
 
 def _difference(mismatch: Mismatch) -> str:
@@ -134,7 +149,7 @@ def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> 
         findings: At least one finding, in graph order.
         remarks: More lines, for example on options.
     """
-    local = [finding for finding in findings if not finding.evidence.get("inherited")]
+    local = [finding for finding in findings if not finding.inherited]
     first = (local or list(findings))[0]
     lines = ["what ran does not have the metadata that was recorded when the graph was traced."]
     if all(finding.kind is Kind.NONFINITE for finding in findings):
@@ -148,9 +163,8 @@ def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> 
             "its schema say what its kernel does; for an operator of torch report it with this text."
         )
     lines += remarks
-    script = first.evidence.get("script")
     if first.repro:
         lines.append(f"This operator alone: {first.repro}")
-    elif script:
-        lines += ["This operator alone:", *(f"    {line}" for line in str(script).splitlines())]
+    elif first.script is not None:
+        lines += ["This operator alone:", *(f"    {line}" for line in first.script.splitlines())]
     return MetadataError("\n".join(lines), first)

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves, tree_map_only
-from checked_backend.findings import DEPENDED_ON, Finding
+from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault
 from checked_backend.metadata.expected import ExpectedTensor, Mismatch, Size, compare
-from checked_backend.metadata.findings import Problem, to_finding
+from checked_backend.metadata.findings import Problem, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
 from checked_backend.metadata.plan import NodePlan, producer
@@ -297,9 +297,8 @@ class Run:
         """Something is wrong because of these findings, and depended on: so are they."""
         for number in numbers:
             finding = self.findings[number]
-            if DEPENDED_ON not in finding.evidence:
-                evidence = {**finding.evidence, DEPENDED_ON: f"{subject} follows from it"}
-                self.findings[number] = replace(finding, evidence=evidence)
+            if not finding.more_than_layout:
+                self.findings[number] = depended_on(finding, f"{subject} follows from it")
 
 
 def place_of(owner: MetadataInterpreter) -> str:

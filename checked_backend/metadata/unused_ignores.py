@@ -11,12 +11,12 @@ from checked_backend.metadata.plan import plain_name
 from checked_backend.options import InterpreterOptions, MetadataCheck
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["Unmatched"]
+__all__ = ["UnusedIgnores"]
 
 _STRUCTURE = frozenset({*get_args(MetadataCheck), "indices", "outputs"})
 
 
-class Unmatched:
+class UnusedIgnores:
     """What one region's graphs say of the entries.
 
     An operator that exists may legitimately be missing from a graph: from this region's, or from all that were

@@ -8,8 +8,8 @@ from typing import Any
 
 from checked_backend.checking import check
 from checked_backend.pytest_plugin.watch import TestCheck, Watch
-from checked_backend.regions.session import Session, collect
 from checked_backend.report import Report
+from checked_backend.report.session import Session, collect
 
 __all__ = ["Numcheck"]
 

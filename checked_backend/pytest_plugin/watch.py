@@ -19,8 +19,8 @@ from checked_backend.findings import Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
 from checked_backend.regions.compile import resolve_compiler
-from checked_backend.regions.session import Session, active_sessions, collect
 from checked_backend.report import Report
+from checked_backend.report.session import Session, active_sessions, collect
 
 __all__ = ["CheckingBackend", "TestCheck", "Watch"]
 

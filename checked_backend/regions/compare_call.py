@@ -33,7 +33,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
-from checked_backend.regions.response import Response
+from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
@@ -83,7 +83,7 @@ class CallComparison:
     Args:
         info: The region's names and source lines.
         variants: The region in eager, compiled, and what else can be made of it.
-        response: Where the coverage goes.
+        reporter: Where the coverage goes.
         thorough: Compile the float64 twin for every difference.
         memory: What to do where memory runs out.
         draws: The region with what goes into its draws as results; None if it draws by no values.
@@ -93,7 +93,7 @@ class CallComparison:
         self,
         info: GraphInfo,
         variants: Variants,
-        response: Response,
+        reporter: RegionReporter,
         *,
         thorough: bool,
         memory: MemoryPressure,
@@ -103,7 +103,7 @@ class CallComparison:
         self._memory = memory
         self._info = info
         self._variants = variants
-        self._response = response
+        self._reporter = reporter
         self._thorough = thorough
         self._lock = threading.Lock()
         self._scales: dict[str, NoiseBaseline] = {}
@@ -132,16 +132,16 @@ class CallComparison:
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         structure, skips = excuse_flipped_shapes(structure, partial(self._controls, call, None))
         for skip in skips:
-            self._response.skip(skip)
+            self._reporter.skip(skip)
         aliasing = self._aliasing(call, reference, outputs, args, parts)
         aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         decisions = self._values(call, parts, incomparable, pristine, None)
-        self._response.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
+        self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         found = [*structure, *aliasing]
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
             checked = self._variants.operators.forward(call, outputs, decisions, self._scales)
-            self._response.count({"operators": checked})
+            self._reporter.count({"operators": checked})
         names = [call.subjects.output(index) for index in range(len(outputs))]
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
 
@@ -160,9 +160,9 @@ class CallComparison:
             )
         except Exception as error:
             words = f"could not be compared: {type(error).__name__}: {error}".splitlines()[0]
-            self._response.skip(Skip("inputs of random operators", words, matters=unknown))
+            self._reporter.skip(Skip("inputs of random operators", words, matters=unknown))
             return []
-        self._response.count({"inputs of random operators": found.compared})
+        self._reporter.count({"inputs of random operators": found.compared})
         return self._absorb(found)
 
     def backward(
@@ -175,7 +175,7 @@ class CallComparison:
             is then in the coverage.
         """
         if passed.differentiable:
-            self._response.skip(Skip("double backward", "gradients of gradients are not checked"))
+            self._reporter.skip(Skip("double backward", "gradients of gradients are not checked"))
         before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
         try:
             reference = self._reference_gradients(call, passed)
@@ -184,7 +184,7 @@ class CallComparison:
                 self._memory.not_compared("eager's backward pass", error, backward=True)
                 return None
             reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
-            self._response.skip(Skip("gradients", reason, matters=True))
+            self._reporter.skip(Skip("gradients", reason, matters=True))
             return None
         wanted = {position: grad for position, grad in passed.gradients.items() if position in reference}
         parts = [
@@ -201,7 +201,7 @@ class CallComparison:
         decisions = self._values(call, parts, incomparable, {}, passed.cotangents)
         if self._variants.operators is not None:
             self._variants.operators.backward(decisions)
-        self._response.end_backward({"gradients": len(parts)})
+        self._reporter.end_backward({"gradients": len(parts)})
         return [*structure, *self._absorb(decisions)], {position: reference[position] for position in wanted}
 
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
@@ -223,15 +223,15 @@ class CallComparison:
             if not same_exception(reference, candidate):
                 return exception_differs(reference, candidate), False
             words = f"eager {described_exception(reference)}; the candidate {described_exception(candidate)}"
-            self._response.note(f"both raise, with other words: {words}")
+            self._reporter.note(f"both raise, with other words: {words}")
         return None, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
         """Judge that both backward passes raise, as they do where an input was written to in between."""
         if isinstance(reference, InputsChangedError):
-            self._response.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
+            self._reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
         elif same_exception(reference, candidate) or same_message(reference, candidate):
-            self._response.note(f"both backward passes raise {type(reference).__name__}: {reference}".splitlines()[0])
+            self._reporter.note(f"both backward passes raise {type(reference).__name__}: {reference}".splitlines()[0])
         else:
             return exception_differs(reference, candidate)
         return None
@@ -248,7 +248,7 @@ class CallComparison:
         try:
             left = [controls.random_states() for _ in range(RANDOM_STATE_RUNS)]
         except Exception as error:  # a run that fails here only was disturbed too
-            self._response.skip(
+            self._reporter.skip(
                 Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
             )
             return []
@@ -264,7 +264,7 @@ class CallComparison:
             reason = "it moves while neither eager nor the compiled program runs: another thread draws random numbers"
         else:
             return [rng_state_differs(sum(not one.same_as(two) for one, two in left), len(left))]
-        self._response.skip(Skip("rng state", reason))
+        self._reporter.skip(Skip("rng state", reason))
         return []
 
     def _aliasing(
@@ -331,12 +331,12 @@ class CallComparison:
         with self._lock:
             for name, scale in decisions.scales.items():
                 self._scales[name] = scale if decisions.recheck else scale.widened(self._scales.get(name))
-        self._response.count({"tensors": decisions.compared})
-        self._response.limits(decisions.limits, decisions.own_precision_limits)
+        self._reporter.count({"tensors": decisions.compared})
+        self._reporter.limits(decisions.limits, decisions.own_precision_limits)
         for skip in decisions.skips:
-            self._response.skip(skip)
+            self._reporter.skip(skip)
         for note in decisions.notes:
-            self._response.note(note)
+            self._reporter.note(note)
         return decisions.findings
 
     def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:

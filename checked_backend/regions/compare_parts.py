@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.findings import LOSES_GRADIENTS, Finding, Kind
+from checked_backend.findings import Finding, Kind
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
 from checked_backend.regions.inputs import storage_key
@@ -17,6 +17,7 @@ from checked_backend.regions.inputs import storage_key
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
 
 
+_LOST = "gradients are lost"  # what is told where gradients flow back through eager's result alone
 _SHOWN_PLACES = 8
 
 
@@ -59,7 +60,8 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                     ),
                     expected=difference.expected,
                     actual=difference.actual,
-                    evidence={LOSES_GRADIENTS: True} if lost else {},
+                    evidence={_LOST: True} if lost else {},
+                    more_than_layout=_LOST if lost else "",
                     source=part.source or None,
                 )
         elif not _same_value(part.reference, part.candidate):

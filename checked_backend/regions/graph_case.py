@@ -16,7 +16,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.session import Session, collect
+from checked_backend.report.session import Session, collect
 
 __all__ = ["GraphCase"]
 

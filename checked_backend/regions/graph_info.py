@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.dynamo import compile_id
+from checked_backend.findings import RegionInfo
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.late_writes import writes_in_backward
@@ -42,6 +43,8 @@ class GraphInfo:
         outputs: For each output, its name, where it is not ``output[place]``.
         free_outputs: Places of outputs that only another compiled graph or autograd gets to see: their strides are the
             compiler's to choose, and they need not share the memory that eager's share.
+        writes_late: Whether its backward pass writes to something that it did not make there.
+        enables_grad: Whether it switches grad mode on.
     """
 
     name: str
@@ -55,6 +58,11 @@ class GraphInfo:
     free_outputs: frozenset[int] = frozenset()
     writes_late: bool = False
     enables_grad: bool = False
+
+    @property
+    def region(self) -> RegionInfo:
+        """The region as reports have it, before any call."""
+        return RegionInfo(self.name, self.sources, self.nodes)
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> GraphInfo:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from checked_backend._torch.tensors import (
     storage_again,
     storage_users,
 )
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["HandedOut", "Look", "Result", "results_of"]
@@ -115,6 +115,11 @@ class HandedOut:
         gone = {id(result) for result in results}
         with self._lock:
             self._results = [result for result in self._results if id(result) not in gone]
+
+    def close(self) -> Iterator[Skip]:
+        """Look a last time at the results: those that changed while calls ran unchecked could not be checked."""
+        for subject, reason in Look((self,)).unexplained.items():
+            yield Skip(subject, reason, matters=True)
 
     def held(self) -> tuple[Result, ...]:
         """Those that the program still holds."""

@@ -14,7 +14,7 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Skip
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.execution import Graph
-from checked_backend.regions.response import Response
+from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import GrowingDistance
 from checked_backend.tensors.caches import empty_caches
 
@@ -37,16 +37,16 @@ class MemoryPressure:
     """How much a region's checks may ask for, after memory ran out in one of them.
 
     Args:
-        response: Where the coverage goes.
+        reporter: Where the coverage goes.
         keeps_activations: Whether the user wants eager's activations kept for its backward pass.
 
     Attributes:
         keeps_activations: Whether they may be.
     """
 
-    def __init__(self, response: Response, *, keeps_activations: bool) -> None:
+    def __init__(self, reporter: RegionReporter, *, keeps_activations: bool) -> None:
         self.keeps_activations = keeps_activations
-        self._response = response
+        self._reporter = reporter
         self._calls = GrowingDistance()
         self._float64 = GrowingDistance()
         self._affords_float64 = True
@@ -87,7 +87,7 @@ class MemoryPressure:
         what = "this backward pass was not compared" if backward else "this call was not compared"
         reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
         skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
-        self._response.skip_until_compared(skip, backward=backward)
+        self._reporter.skip_until_compared(skip, backward=backward)
         empty_caches()
 
     def compared(self) -> None:
@@ -132,7 +132,7 @@ class MemoryPressure:
         reason = (
             f"unsupported: memory: it ran out at first, and was enough after what the check held was freed ({told})"
         )
-        self._response.skip(self._told.setdefault(("", where), Skip(where, reason)))
+        self._reporter.skip(self._told.setdefault(("", where), Skip(where, reason)))
 
     def control(self, run: Callable[[], Result], *, float64: bool) -> Result:
         """Make a control run, with less where memory runs out.

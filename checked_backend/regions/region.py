@@ -40,11 +40,11 @@ from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.response import Response
+from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
-from checked_backend.regions.session import active_sessions
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.unsupported import unsupported_here
+from checked_backend.report.session import active_sessions
 
 __all__ = ["CheckedRegion"]
 
@@ -119,17 +119,17 @@ class CheckedRegion:
         self._reference = variants.reference
         self._options = options
         self._schedule = schedule
-        self._response = Response(info, options, silent=silent)
+        self._reporter = RegionReporter(info, options, silent=silent)
         self._candidate = Candidate(
             variants.candidate,
-            self._response.note,
+            self._reporter.note,
             replaceable=options.on_divergence == "fallback" and options.gradients,
             recompile=recompile,
             remark=remark,
         )
-        self._memory = MemoryPressure(self._response, keeps_activations=options.reference == "keep")
+        self._memory = MemoryPressure(self._reporter, keeps_activations=options.reference == "keep")
         self._judge = CallComparison(
-            info, variants, self._response, thorough=thorough, memory=self._memory, draws=draws
+            info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
@@ -147,8 +147,8 @@ class CheckedRegion:
         """Run the region; Dynamo's compiled code calls this."""
         self._calls += 1
         if self._unsupported is not None:
-            self._response.passed_by()
-            self._response.to([self._unsupported])
+            self._reporter.passed_by()
+            self._reporter.report([self._unsupported])
             return self._reference(*args)
         due = None if self._stopped else self._schedule.due()
         if due is None and self._calls == 1 and (self._candidate.missing or self._left_compiling):
@@ -157,7 +157,7 @@ class CheckedRegion:
             with self._schedule.paid(due) as meter:
                 return self._checked_call(args, due, meter)
         if not self._stopped and not self._candidate.missing:
-            self._response.passed_by(unearned=self._schedule.limited and due is None)
+            self._reporter.passed_by(unearned=self._schedule.limited and due is None)
         return self._unchecked(args, self._schedule.unchecked)
 
     def _unchecked(self, args: Sequence[Any], run: Callable[[Callable[..., Any], Sequence[Any]], Any]) -> Any:
@@ -169,9 +169,9 @@ class CheckedRegion:
 
     def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
         effects, subjects = self._first_look(args)
-        self._response.begin_call()
+        self._reporter.begin_call()
         if self._candidate.remark:
-            self._response.note(self._candidate.remark)
+            self._reporter.note(self._candidate.remark)
         random = RngState.capture(_cuda(args))
         try:
             before = self._before_candidate(args, effects, subjects, random, due)
@@ -212,7 +212,7 @@ class CheckedRegion:
     ) -> _BeforeCandidate:
         """Copy what the check needs, and run eager."""
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
-        self._response.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
+        self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
             TorchState.capture(sorted(devices)),
@@ -256,7 +256,7 @@ class CheckedRegion:
             raise RuntimeError("eager's results are gone before they were compared")
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
             self._respond([wrong_outputs(len(reference.outputs), returned), *left])
-            self._response.note("eager's outputs were handed out: the program cannot go on with the candidate's")
+            self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return False
         overwritten = before.earlier.overwritten(self._calls, self._info.name, returned, reference.outputs)
         findings = self._judge.forward(call, reference, returned, args)
@@ -274,7 +274,7 @@ class CheckedRegion:
         if call.inputs.requires_grad and self._options.gradients:
             self._schedule.has_gradients()
             if not call.due.backward:
-                self._response.gradients_unearned()
+                self._reporter.gradients_unearned()
                 self._memory.compared()
                 return True
             if self._keeps_graph(call):
@@ -295,7 +295,7 @@ class CheckedRegion:
     def _look_at_earlier(self, args: Sequence[Any]) -> Look:
         look = Look(self._holders(), args)
         for subject, reason in look.unexplained.items():
-            self._response.skip(Skip(subject, reason, matters=True))
+            self._reporter.skip(Skip(subject, reason, matters=True))
         return look
 
     def _remember(self, args: Sequence[Any], call: Call, returned: Sequence[Any]) -> None:
@@ -306,7 +306,7 @@ class CheckedRegion:
             holder.add(results)
 
     def _holders(self) -> list[HandedOut]:
-        return [self._handed_out, *(session.handed_out for session in active_sessions())]
+        return [self._handed_out, *(session.part(HandedOut) for session in active_sessions())]
 
     def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
         with self._lock:
@@ -316,10 +316,10 @@ class CheckedRegion:
                 if self._info.writes_late:
                     effects = replace(effects, mutated=None, reason="its backward pass writes to some")
                     reason = "written to in the backward pass, of which gradients alone are compared"
-                    self._response.skip(Skip("inputs", reason, matters=True))
+                    self._reporter.skip(Skip("inputs", reason, matters=True))
                 if effects.mutated is None:
                     why = f"which are mutated could not be found out: {effects.reason}"
-                    self._response.note(f"all inputs are copied, because {why}")
+                    self._reporter.note(f"all inputs are copied, because {why}")
                 names = list(self._info.inputs)
                 for position, name in qualified_names(args).items():
                     names[position] = name
@@ -332,7 +332,7 @@ class CheckedRegion:
         """Settings that the candidate left other than eager; those of the first call also while it was compiled."""
         compiled, self._left_compiling = self._left_compiling, []
         after = ProcessState.capture()
-        left = LeftSettings(self._judge.candidate_again(call, None), self._response.skip, threads.active_since())
+        left = LeftSettings(self._judge.candidate_again(call, None), self._reporter.skip, threads.active_since())
         return [*compiled, *left.findings(before, expected, after)]
 
     # backward
@@ -342,7 +342,7 @@ class CheckedRegion:
     ) -> None:
         for position in sorted(call.inputs.entangled):
             reason = "a mutated input that shares memory with another input"
-            self._response.skip(Skip(call.subjects.gradient(position), reason, matters=True))
+            self._reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
         mutated = {position: args[position] for position in call.inputs.mutated}
 
         # The callback must not hold the outputs: they hold the nodes whose hooks hold the callback.
@@ -384,7 +384,7 @@ class CheckedRegion:
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
-            self._response.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+            self._reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
     def _gradients_not_copied(self, error: Exception) -> None:
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)
@@ -415,7 +415,7 @@ class CheckedRegion:
         before, after = passed.settings
         again = self._judge.candidate_again(call, passed.cotangents)
         others_ran = threading.active_count() > 1
-        left = LeftSettings(again, self._response.skip, others_ran, during="in its backward pass")
+        left = LeftSettings(again, self._reporter.skip, others_ran, during="in its backward pass")
         return left.findings(before, before, after, thread=False)
 
     # when it cannot go on with the candidate
@@ -507,7 +507,7 @@ class CheckedRegion:
 
         # without localization nothing is said of it, and nothing spent on it
         with random_untouched() if findings else nullcontext():
-            fall_back = self._response.to(
+            fall_back = self._reporter.report(
                 findings, cause=cause, raises=raises, investigate=None if asked is None else investigate
             )
         if fall_back:

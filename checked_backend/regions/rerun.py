@@ -9,8 +9,8 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.execution import execute
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.session import collect
 from checked_backend.regions.torch_state import RngState
+from checked_backend.report.session import collect
 
 __all__ = ["rerun_failure"]
 

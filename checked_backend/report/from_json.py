@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, NoReturn, TypeVar
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip, Verdict
-from checked_backend.report.schema import MAX_DEPTH, READ, RENAMED, SCHEMA
+from checked_backend.report.schema import LAYOUT_REASONS, MAX_DEPTH, READ, RENAMED, SCHEMA
 
 __all__ = ["check_verdict", "decode", "loads"]
 
@@ -245,6 +245,10 @@ _FINDING: Mapping[str, _Decoder] = {
     "noise": _optional(_record(NoiseScale, _NOISE)),
     "evidence": _evidence,
     "severity": _severity,
+    "more_than_layout": _text,
+    "inherited": _bool,
+    "ignored": _text,
+    "script": _optional(_text),
     **dict.fromkeys(
         ("expected", "actual", "graph", "stage", "node", "op", "source", "workaround", "repro"), _optional(_text)
     ),
@@ -255,9 +259,19 @@ _REGION: Mapping[str, _Decoder] = {
     **dict.fromkeys(("nodes", "calls", "checked_calls", "checked_backwards", "last_checked_call"), _count),
 }
 _SKIP: Mapping[str, _Decoder] = {"subject": _text, "reason": _text, "matters": _bool, "region": _text}
+_plain_finding = _record(Finding, _FINDING)
 
 
-_finding = _record(Finding, _FINDING)
+def _finding(value: object, where: str) -> Finding:
+    """A finding. In older files its evidence alone says why a difference in layout matters."""
+    finding: Finding = _plain_finding(value, where)
+    reasons = [(key, finding.evidence[key]) for key in LAYOUT_REASONS if finding.evidence.get(key)]
+    if finding.more_than_layout or not reasons:
+        return finding
+    key, reason = reasons[0]
+    return replace(finding, more_than_layout=reason if isinstance(reason, str) else key)
+
+
 _COVERAGE: Mapping[str, _Decoder] = {
     "regions": _tuple_of(_record(RegionInfo, _REGION)),
     "checked": _mapping_of(_count),

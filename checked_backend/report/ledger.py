@@ -219,7 +219,9 @@ def split_ignored(
     reported: list[Finding] = []
     ignored: list[Finding] = []
     for finding in findings:
-        hidden = any(word in (str(finding.kind), finding.detail, finding.subject) for word in ignore)
+        hidden = bool(finding.ignored) or any(
+            word in (str(finding.kind), finding.detail, finding.subject) for word in ignore
+        )
         hidden |= layout == "ignore" and finding.is_layout
         (ignored if hidden else reported).append(finding)
     return reported, ignored

@@ -11,10 +11,10 @@ from torch import Tensor, fx
 
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.regions import response
+from checked_backend.regions import reporter
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.session import Session, collect
+from checked_backend.report.session import Session, collect
 from tests.support import faults
 
 
@@ -54,7 +54,7 @@ def test_the_same_lines_are_looked_into_once() -> None:
 
 
 def test_after_long_enough_no_more_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "LONG_ENOUGH", -1.0)
+    monkeypatch.setattr(reporter, "LONG_ENOUGH", -1.0)
     asked, session = failing_regions([first, second])
     assert asked == 0
     assert all("localize" in str(finding.evidence["localized"]) for finding in session.report.findings)

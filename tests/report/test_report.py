@@ -292,6 +292,28 @@ def test_names_of_the_other_version_are_refused() -> None:
             Report.from_json(json.dumps(wrong))
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("detail", "subject", "evidence", "why"),
+    [
+        ("structure.requires_grad", "output[0]", {"gradients are lost": True}, "gradients are lost"),
+        ("structure.stride", "node[x]", {"depended on": "node[y] views it"}, "node[y] views it"),
+        ("structure.stride", "node[x]", {"module": "net"}, ""),
+    ],
+)
+def test_older_files_say_in_the_evidence_why_layout_matters(
+    detail: str, subject: str, evidence: dict[str, object], why: str, version: int
+) -> None:
+    told = Finding(Kind.STRUCTURE, subject, "", detail=detail, evidence=evidence)
+    raw = json.loads(Report((told,), Coverage()).to_json())
+    raw["version"] = version
+    for name in ("more_than_layout", "inherited", "ignored", "script"):
+        del raw["findings"][0][name]
+    raw["coverage"] = {}
+    (read,) = Report.from_json(json.dumps(raw)).findings
+    assert (read.more_than_layout, read.is_layout) == (why, not why)
+
+
 @pytest.mark.parametrize("old", RENAMED)
 def test_an_old_name_tells_the_new_one(old: str) -> None:
     with pytest.raises(AttributeError, match=f"Coverage.{old} is called {RENAMED[old]}"):

@@ -9,20 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
-from checked_backend.findings import Finding, Kind, RegionInfo, Severity, Skip
+from checked_backend.findings import Finding, Kind, Severity, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.folding import fold_other_random_numbers
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.session import active_sessions, investigations
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.kept import KeptReport
-from checked_backend.report.layout import layout_warning
-from checked_backend.report.ledger import Ledger, split_ignored
+from checked_backend.report.reporter import Reporter
+from checked_backend.report.session import investigations
 from checked_backend.verdict.classify import NOT_REPRODUCED
 
-__all__ = ["Response"]
+__all__ = ["RegionReporter"]
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +36,8 @@ LONG_ENOUGH = 180.0
 """Seconds after which, where nothing raises, no further operator is looked for in the same session."""
 
 
-class Response:
+class RegionReporter(Reporter):
     """Where one region's checks write to, and how they answer a finding.
-
-    Everything goes to the region's own ledger and to the sessions that are active where it happens.
 
     Args:
         info: The region's names and source lines.
@@ -52,26 +49,17 @@ class Response:
     """
 
     def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
-        self._info = info
+        super().__init__(info.region, options)
+        self._graph = info.graph
         self._silent = silent
         self._options = options
         self.devices: frozenset[str] = frozenset()
-        self._own = Ledger()
-        self._unchecked = RegionInfo(info.name, info.sources, info.nodes, calls=1)
+        self._unchecked = replace(self._region, calls=1)
         self._other_random_numbers: Finding | None = None
-
-    def _ledgers(self) -> tuple[Ledger, ...]:
-        return (self._own, *(session.ledger for session in active_sessions()))
-
-    def _region(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
-        last = calls if checked else 0
-        info = RegionInfo(self._info.name, self._info.sources, self._info.nodes, calls, checked, backwards, last)
-        for ledger in self._ledgers():
-            ledger.region(info)
 
     def begin_call(self) -> None:
         """Note that a call is being checked."""
-        self._region(calls=1, checked=1)
+        self._add_calls(calls=1, checked=1)
         self._earned(_CALLS)
 
     def passed_by(self, *, unearned: bool = False) -> None:
@@ -83,7 +71,7 @@ class Response:
         for ledger in self._ledgers():
             ledger.region(self._unchecked)
             if unearned:
-                ledger.unearned(self, _CALLS, self._info.name)
+                ledger.unearned(self, _CALLS, self._region.name)
 
     def _earned(self, subject: str) -> None:
         if self._options.budget is not None:
@@ -93,28 +81,18 @@ class Response:
     def gradients_unearned(self) -> None:
         """Note that a call is being checked, and its backward pass is not, because that is not earned yet."""
         for ledger in self._ledgers():
-            ledger.unearned(self, _GRADIENTS, self._info.name)
+            ledger.unearned(self, _GRADIENTS, self._region.name)
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
-        self._region(backwards=1)
+        self._add_calls(backwards=1)
         self._earned(_GRADIENTS)
         self.count(checked)
-
-    def count(self, checked: Mapping[str, int]) -> None:
-        """Note comparisons that ran."""
-        for ledger in self._ledgers():
-            ledger.count(checked)
 
     def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
         """Note detection limits, and what is hidden at the tensors' own precision."""
         for ledger in self._ledgers():
             ledger.limits(limits, own_precision)
-
-    def skip(self, skip: Skip) -> None:
-        """Note something that was not checked."""
-        for ledger in self._ledgers():
-            ledger.skip(replace(skip, region=self._info.name))
 
     def skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
         """Note a call that was to be checked, and was not; it matters unless another of the region is.
@@ -124,16 +102,15 @@ class Response:
             backward: Whether it is the backward pass that was not.
         """
         if not backward:
-            self._region(checked=-1)  # it was counted as it began
+            self._add_calls(checked=-1)  # it was counted as it began
         for ledger in self._ledgers():
-            ledger.skip_until_compared(replace(skip, region=self._info.name), backward=backward)
+            ledger.skip_until_compared(replace(skip, region=self._region.name), backward=backward)
 
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""
-        for ledger in self._ledgers():
-            ledger.note(f"{self._info.name}: {note}")
+        super().note(f"{self._region.name}: {note}")
 
-    def to(
+    def report(
         self,
         findings: Sequence[Finding],
         *,
@@ -159,24 +136,22 @@ class Response:
         named = [
             replace(
                 finding,
-                region=self._info.name,
-                graph=finding.graph or self._info.graph,
+                region=self._region.name,
+                graph=finding.graph or self._graph,
                 evidence={**finding.evidence, **self._where_and_when(finding)},
             )
             for finding in findings
         ]
-        reported, ignored = split_ignored(map(self._graded, named), self._options.ignore, self._options.layout)
+        reported, ignored = self._graded(named)
         reported = self._folded(reported)
-        new: tuple[Finding, ...] = ()
-        for ledger in reversed(self._ledgers()):
-            new = ledger.add_findings(reported, ignored)
+        new = self._add(reported, ignored)
         failing = [finding for finding in reported if finding.fails]
         if not failing:
             self._warn_of_layout([finding for finding in new if finding.severity is Severity.WARNING])
             self._tell_unsupported([finding for finding in new if finding.kind is Kind.UNSUPPORTED])
             return False
         news = any(finding.fails for finding in new)
-        report = self._own.report(self._info.name, only=reported)
+        report = self._own.report(self._region.name, only=reported)
         if investigate is not None and news:
             report = self._localized(report, reported, investigate)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
@@ -204,25 +179,12 @@ class Response:
                 ledger.complete([stream])
         return folded
 
-    def _graded(self, finding: Finding) -> Finding:
-        """What is about layout alone fails nothing, unless the user asked for that."""
-        warns = finding.is_layout and self._options.layout != "raise"
-        return replace(finding, severity=Severity.WARNING) if warns else finding
-
-    def _warn_of_layout(self, new: Sequence[Finding]) -> None:
-        """Warn once of each: what is compiled anew for other sizes is told no second time in one session."""
-        told = investigations().told
-        fresh = [finding for finding in new if (self._info.sources, finding.subject, finding.detail) not in told]
-        told.update((self._info.sources, finding.subject, finding.detail) for finding in fresh)
-        if fresh and self._options.on_divergence != "record":
-            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=4)
-
     def _tell_unsupported(self, findings: Sequence[Finding]) -> None:
         """Nothing is raised for what is no difference; but a program that runs in eager instead is not passed over."""
         for finding in findings:
             log.warning("checked_backend: %s: %s", finding.region, finding.message)
         if findings and not self._silent:
-            KeptReport(self._options.report_dir).save(self._own.report(self._info.name, only=findings))
+            KeptReport(self._options.report_dir).save(self._own.report(self._region.name, only=findings))
 
     def _localized(self, report: Report, reported: Sequence[Finding], investigate: Investigate) -> Report:
         """Look for where findings come from. What is known at any moment is on disk."""
@@ -238,12 +200,12 @@ class Response:
         found = [*self._investigated(errors, investigate, keep), *warned]
         for ledger in self._ledgers():
             ledger.complete(found, [*errors, *warned])
-        return kept.save(self._own.report(self._info.name, only=found))
+        return kept.save(self._own.report(self._region.name, only=found))
 
     def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
         """Look into each place once, and into no more of them than a person would wait for."""
         spent = investigations()
-        place = (self._info.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
+        place = (self._region.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
         unattended = self._options.on_divergence != "raise"
         if unattended and place in spent.places:
             return _told(reported, "not anew: the same kinds of findings of the same lines were")
@@ -262,12 +224,6 @@ class Response:
         finally:
             spent.places.add(place)
             spent.seconds += time.monotonic() - begun
-
-    def _placed(self, finding: Finding) -> Finding:
-        """Say where the region begins, which is no line at fault."""
-        if not self._info.sources:
-            return finding
-        return replace(finding, evidence={**finding.evidence, "the region begins at": self._info.sources[0]})
 
 
 def _told(findings: Sequence[Finding], words: str) -> list[Finding]:

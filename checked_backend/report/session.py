@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar, cast
 
 from checked_backend._torch.dynamo import dynamo_counters
 from checked_backend.findings import Skip
-from checked_backend.regions.handed_out import HandedOut, Look
-from checked_backend.regions.tracing import DynamoLog
 from checked_backend.report import Report
+from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["Investigations", "Session", "active_sessions", "collect", "investigations"]
+__all__ = ["Investigations", "Part", "Session", "active_sessions", "collect", "investigations"]
 
 _SUBJECT = "the compiled code"
+
+
+class Part(Protocol):
+    """What one room of the package remembers of a session, beside findings and counts."""
+
+    def close(self) -> Iterable[Skip]:
+        """End with the session. What could not be checked goes to the session's coverage."""
+
+
+_PartT = TypeVar("_PartT", bound=Part)
 
 
 @dataclass(slots=True)
@@ -40,13 +50,12 @@ class Session:
     Attributes:
         ledger: Where checks write to.
         investigations: What was spent on looking for operators.
-        handed_out: Results of checked calls, as long as the program holds them.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.handed_out = HandedOut()
         self.investigations = Investigations()
+        self._parts: dict[type[Part], Part] = {}
         self._before = dynamo_counters()
         self._log: DynamoLog | None = None
 
@@ -59,6 +68,15 @@ class Session:
         report = self.ledger.report("collected")
         left_out = tuple(self._not_compiled(len(report.coverage.regions)))
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
+
+    def part(self, kind: type[_PartT]) -> _PartT:
+        """What one room of the package remembers of this session. It is made when it is first asked for.
+
+        Args:
+            kind: Its class, which takes no arguments.
+        """
+        known = self._parts.get(kind) or self._parts.setdefault(kind, kind())  # no lock: forked processes ask too
+        return cast("_PartT", known)
 
     @property
     def dynamo_looked(self) -> bool:
@@ -80,10 +98,11 @@ class Session:
             yield log.no_region(_SUBJECT)
 
     def close(self) -> None:
-        """Look a last time at the results that the program holds; what Dynamo does from now on is not the session's."""
+        """End the session's parts. What Dynamo does from now on is not the session's."""
         self._log = self._dynamo()
-        for subject, reason in Look((self.handed_out,)).unexplained.items():
-            self.ledger.skip(Skip(subject, reason, matters=True))
+        for part in tuple(self._parts.values()):
+            for skip in part.close():
+                self.ledger.skip(skip)
 
     @contextmanager
     def entered(self, *, alone: bool = False) -> Iterator[None]:

@@ -74,7 +74,7 @@ def test_the_error_says_what_where_and_how_much() -> None:
     assert f"reference {metrics.reference_value:.9g}, candidate {metrics.candidate_value:.9g}" in text
     assert f"absolute {metrics.max_abs_diff:.4g}" in text
     assert "return hidden * 2" in text
-    assert "test_response.py:" in text
+    assert "test_reporter.py:" in text
     assert "forward [" in text  # the region
 
 

@@ -1,0 +1,100 @@
+"""What happens with the findings of one region: the part that every backend shares.
+
+A reporter names and grades findings, sets aside those that the user asked to ignore, adds the rest to all ledgers and
+warns of layout once. How a failing finding is answered is each backend's own: see the reporters in `regions` and
+`metadata`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from checked_backend.errors import DivergenceWarning
+from checked_backend.findings import Finding, RegionInfo, Severity, Skip
+from checked_backend.options import CheckOptions, InterpreterOptions
+from checked_backend.report.layout import layout_warning
+from checked_backend.report.ledger import Ledger, split_ignored
+from checked_backend.report.session import active_sessions, investigations
+
+__all__ = ["Reporter"]
+
+
+class Reporter:
+    """Where one region's checks write to.
+
+    Everything goes to the region's own ledger and to the sessions that are active where it happens.
+
+    Args:
+        region: The region's name and source lines.
+        options: The user's options.
+    """
+
+    def __init__(self, region: RegionInfo, options: CheckOptions | InterpreterOptions) -> None:
+        self._region = region
+        self._layout = options.layout
+        self._ignore = options.ignore
+        self._quiet = options.on_divergence == "record"
+        self._own = Ledger()
+
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        return (self._own, *(session.ledger for session in active_sessions()))
+
+    def _add_calls(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
+        """Add to the region's counts of calls, of checked calls and of checked backward passes."""
+        info = replace(
+            self._region,
+            calls=calls,
+            checked_calls=checked,
+            checked_backwards=backwards,
+            last_checked_call=calls if checked else 0,
+        )
+        for ledger in self._ledgers():
+            ledger.region(info)
+
+    def count(self, checked: Mapping[str, int]) -> None:
+        """Note comparisons that ran."""
+        for ledger in self._ledgers():
+            ledger.count(checked)
+
+    def skip(self, skip: Skip) -> None:
+        """Note something that was not checked."""
+        for ledger in self._ledgers():
+            ledger.skip(replace(skip, region=self._region.name))
+
+    def note(self, note: str) -> None:
+        """Note a remark that changes no verdict."""
+        for ledger in self._ledgers():
+            ledger.note(note)
+
+    def _graded(self, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+        """Grade findings: what is about layout alone fails nothing, unless the user asked for that.
+
+        Returns:
+            Those to report, and those that the user asked to ignore.
+        """
+        graded = [
+            replace(finding, severity=Severity.WARNING) if finding.is_layout and self._layout != "raise" else finding
+            for finding in findings
+        ]
+        return split_ignored(graded, self._ignore, self._layout)
+
+    def _add(self, reported: Sequence[Finding], ignored: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Add findings to all ledgers.
+
+        Returns:
+            Those that no earlier call of the region had.
+        """
+        for session in active_sessions():
+            session.ledger.add_findings(reported, ignored)
+        return self._own.add_findings(reported, ignored)
+
+    def _warn_of_layout(self, new: Sequence[Finding]) -> None:
+        """Warn once of each: what is compiled anew for other sizes is told no second time in one session."""
+        told = investigations().told
+        places = {(self._region.sources, finding.graph, finding.subject, finding.detail): finding for finding in new}
+        fresh = [finding for place, finding in places.items() if place not in told]
+        told.update(places)
+        if fresh and not self._quiet:
+            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=4)
