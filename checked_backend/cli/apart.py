@@ -16,8 +16,9 @@ from typing import Any
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.child import Limits, Noticeboard, can_confine, confined
+from checked_backend.process.fresh import has_interpreter
 
-__all__ = ["replay_apart"]
+__all__ = ["needs_fresh_interpreter", "replay_apart"]
 
 _READING = "reading the dump"
 _IN_EAGER = "running the graph in eager"
@@ -25,6 +26,11 @@ _COMPILED = "compiling the graph and running it"
 _AFTER_DEATH = "running the graph in eager, after the compiled one had killed a process"
 _EAGER_SECONDS = 300.0
 _STATUSES = (0, 1, 2, 3)
+
+
+def needs_fresh_interpreter() -> bool:
+    """Whether a dump's graph can run in a child of another Python, and not in a child of this process."""
+    return can_confine() and has_interpreter() and not _can_fork()
 
 
 def replay_apart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from checked_backend.cli.apart import replay_apart
+from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import Limits, default_memory
+from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
@@ -35,11 +37,13 @@ from checked_backend.report.write import ReadReports, read_reports, write_whole
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "main_here"]
 
 _EXIT: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
 _MISUSE = 3
 _STDOUT = "-"
+_IN_CHILD = (["replay"], ["localize"])
+"""Verbs that run the graph of a dump, which may kill the process that it runs in."""
 
 _Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
 _Compiler = Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")]
@@ -230,7 +234,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Raises:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
     """
-    sys.exit(_run(sys.argv[1:] if arguments is None else list(arguments)))
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] in _IN_CHILD and needs_fresh_interpreter():
+        sys.exit(_exit_code(lambda: _in_fresh_interpreter(words)))
+    main_here(words)
+
+
+def main_here(words: Sequence[str]) -> NoReturn:
+    """Do what `main` does in this process and its children.
+
+    Args:
+        words: The words of the command line, without the program's name.
+
+    Raises:
+        SystemExit: Always.
+    """
+    sys.exit(_run(list(words)))
+
+
+def _in_fresh_interpreter(words: Sequence[str]) -> NoReturn:
+    status = call_in_fresh_interpreter(__name__, main_here.__name__, words)
+    if status < 0:
+        raise CheckedBackendError(f"the process that ran it was killed by {signal.Signals(-status).name}")
+    raise _ChildEnded(status)
 
 
 def _run(arguments: list[str]) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from checked_backend.cli import apart
+from checked_backend.cli.apart import needs_fresh_interpreter
 from tests.support.cli_tools import Run
 from tests.support.dump_tools import dumps
 from tests.support.hostile_tools import call, forged, node, replayed
@@ -144,11 +146,27 @@ def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) ->
         assert err == f"checked-backend: {dump}: {why}\n"
 
 
+def test_a_process_that_cannot_be_forked_has_another_python_replay(
+    run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "_can_fork", lambda: False)
+    honest = forged(original, tmp_path / "honest", [call("r", "op:aten.relu.default", X)])
+    code, out, err = run("replay", honest, "--compiler", "eager")
+    assert (code, err) == (0, "")
+    assert out.startswith("PASS")
+    endless = forged(original, tmp_path / "endless", [call("r", "function:math:factorial", 10**9)])
+    code, out, err = run("replay", endless, "--compiler", "eager", "--timeout", "2")
+    assert (code, out) == (3, "")
+    assert "the process had not ended after 2 s while " in err
+
+
 def test_a_death_in_eager_is_told_in_a_sentence(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from checked_backend.cli import replay
 
+    if needs_fresh_interpreter():
+        pytest.skip("this process has threads of autograd, so that the patch below would not reach the graph's process")
     dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
     monkeypatch.setattr(replay, "rehearse", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     code, _, err = run("replay", dump)
