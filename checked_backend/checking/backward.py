@@ -11,7 +11,7 @@ import torch
 
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import is_wrapper_type, rewrapped
-from checked_backend.checking.cotangents import Layout, exact, full_mantissa, laid_out
+from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
@@ -27,15 +27,15 @@ class Objective:
         bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
             multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
             target. Otherwise each output gets a random gradient.
-        layout: How they lie in memory. Contiguous ones have full mantissas and no zeros, those of other layouts are
-            exact in every dtype.
+        incoming: Their magnitudes, and how they lie in memory. Contiguous ones have full mantissas and no zeros, those
+            of other layouts are exact in every dtype.
         dtypes: Of each output's gradient by the output's name, where it is not the output's own: in float64 a program
             gets the very numbers that it gets at its own precision.
     """
 
     step: int = 0
     bounded: bool = False
-    layout: Layout = Layout.CONTIGUOUS
+    incoming: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torc
         return torch.ones_like(root) * made.like(torch.empty((), dtype=root.dtype)).item(), 0.0
     values = made.like(root)
     if not objective.bounded:
-        return laid_out(values, objective.layout), 0.0
+        return laid_out(values, objective.incoming), 0.0
     if root.dim() == 0 and not root.is_complex():
         slope = values.abs()
         return slope, root * slope
@@ -119,13 +119,16 @@ class _Values:
         # of a loss with a least value the target stays where it is
         step = 0 if objective.bounded else objective.step
         self._generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
-        self._exact = objective.layout is not Layout.CONTIGUOUS
+        self._incoming = objective.incoming
         self._dtype = dtype
 
     def like(self, root: torch.Tensor) -> torch.Tensor:
         """Numbers in the shape of a tensor, in its dtype and on its device."""
         shape = (*root.shape, 2) if root.is_complex() else tuple(root.shape)
         source = self._generator
-        numbers = exact(shape, source) if self._exact else full_mantissa(shape, self._dtype, source)
+        if self._incoming.is_laid_out:
+            numbers = exact(shape, source)
+        else:
+            numbers = full_mantissa(shape, self._dtype, source, self._incoming)
         whole = torch.view_as_complex(numbers) if root.is_complex() else numbers
         return whole.to(dtype=root.dtype, device=root.device)

@@ -3,6 +3,9 @@
 Two kinds of values find different faults. Full mantissas show a backward pass that computes at less precision than the
 dtype has, and none of them is zero, so that no wrong factor hides. Multiples of 1/8 are exact in every floating dtype,
 and so are sums of them: what differs there is no rounding. The exact ones have some zeros among them.
+
+Those with full mantissas come in three magnitudes. Large and small ones are apart: among large ones nobody would see
+that small ones are lost.
 """
 
 from __future__ import annotations
@@ -15,32 +18,54 @@ import torch
 
 from checked_backend.checking.strided import channels_last, expanded, transposed, with_gaps
 
-__all__ = ["Layout", "exact", "full_mantissa", "laid_out", "layouts_of"]
+__all__ = ["Incoming", "exact", "full_mantissa", "laid_out", "layouts_of"]
 
 _NARROWER = (2, 3, 7, 10, 23)
 """Bits of mantissa of float8_e5m2, float8_e4m3, bfloat16, float16 (and TF32), float32."""
 
 _OFFSET = 3
 
+_SMALL = (-24, -10)
+"""Exponents of two of small gradients, those of a mean over many elements: 3e-8 to 2e-3."""
 
-class Layout(str, Enum):
-    """How incoming gradients lie in memory; the words are for people."""
+_LARGE = (2, 14)
+"""Exponents of two of large gradients, those of a loss that is scaled against underflow: 2 to 3e4."""
+
+_SUMMED = 10
+"""So many powers of two below the greatest number of a dtype, sums of gradients do not overflow."""
+
+
+class Incoming(str, Enum):
+    """How incoming gradients are, in magnitude or in memory; the words are for people."""
 
     CONTIGUOUS = "contiguous"
+    SMALL = "of small magnitudes"
+    LARGE = "of large magnitudes"
     SPARED = "with gaps at an offset"
     EXPANDED = "expanded"
     ROWS = "expanded along the first dimension"
     TRANSPOSED = "transposed"
     CHANNELS_LAST = "channels last"
 
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether they lie otherwise in memory than a new tensor does."""
+        return self not in (Incoming.CONTIGUOUS, Incoming.SMALL, Incoming.LARGE)
 
-def full_mantissa(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers of magnitude 1/2 to 2, none of which is near a number of a narrower dtype.
+
+def full_mantissa(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    incoming: Incoming = Incoming.CONTIGUOUS,
+) -> torch.Tensor:
+    """Random numbers of either sign, none of which is near a number of a narrower dtype.
 
     Args:
         shape: Their shape.
         dtype: The floating dtype of which each uses every bit.
         generator: Where they come from.
+        incoming: Whether their magnitudes are 1/2 to 2, or small, or large: then over several powers of ten.
 
     Returns:
         A float64 tensor on the CPU; its numbers are exact in the dtype.
@@ -54,7 +79,21 @@ def full_mantissa(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gen
             mantissa = (mantissa & ~place) | (1 - first) * place
     sign_and_half = torch.randint(0, 4, tuple(shape), generator=generator)
     scale = (1 - 2 * (sign_and_half & 1)) / (1 + (sign_and_half >> 1))
-    return (1 + mantissa.to(torch.float64) / (1 << bits)) * scale
+    numbers = (1 + mantissa.to(torch.float64) / (1 << bits)) * scale
+    if incoming not in (Incoming.SMALL, Incoming.LARGE):
+        return numbers
+    least, most = _exponents(dtype, incoming)
+    return numbers.ldexp(torch.randint(least, most + 1, tuple(shape), generator=generator))
+
+
+def _exponents(dtype: torch.dtype, incoming: Incoming) -> tuple[int, int]:
+    """The least and the greatest exponent of two that gradients of a dtype get."""
+    limits = torch.finfo(dtype)
+    if incoming is Incoming.SMALL:
+        least = max(_SMALL[0], math.ceil(math.log2(limits.tiny)) + 1)
+        return least, max(least, _SMALL[1])
+    most = max(1, min(_LARGE[1], math.floor(math.log2(limits.max)) - _SUMMED))
+    return min(_LARGE[0], most), most
 
 
 def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -63,36 +102,41 @@ def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     return torch.ones_like(eighths) if eighths.numel() == 1 else eighths
 
 
-def laid_out(values: torch.Tensor, layout: Layout) -> torch.Tensor:
+def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
     """The same values in another layout, or as they are where a tensor of this shape has no such layout.
 
     Expanded ones repeat the first of the values, divided by a power of two so that sums over them stay of one size.
     """
-    if layout in (Layout.EXPANDED, Layout.ROWS) and values.numel():
-        dims = values.dim() if layout is Layout.EXPANDED else 1
+    if layout in (Incoming.EXPANDED, Incoming.ROWS) and values.numel():
+        dims = values.dim() if layout is Incoming.EXPANDED else 1
         repeated = math.prod(values.shape[:dims])
         scale = 2.0 ** -min(round(math.log2(repeated) / 2), 10)
         some = torch.where(values == 0, torch.ones_like(values), values) * scale
         made = expanded(some, dims)
-    elif layout is Layout.SPARED:
+    elif layout is Incoming.SPARED:
         made = with_gaps(values, _OFFSET)
-    elif layout is Layout.TRANSPOSED:
+    elif layout is Incoming.TRANSPOSED:
         made = transposed(values)
     else:
-        made = channels_last(values) if layout is Layout.CHANNELS_LAST else None
+        made = channels_last(values) if layout is Incoming.CHANNELS_LAST else None
     return values if made is None else made
 
 
-def layouts_of(roots: Sequence[torch.Tensor]) -> list[Layout]:
-    """The layouts besides the contiguous one that gradients of these outputs can have."""
+def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
+    """The magnitudes and layouts, besides the contiguous one, that gradients of these outputs can have.
+
+    Those that find most faults come first: there may be no time for all.
+    """
     plain = [root for root in roots if root.layout is torch.strided and not root.is_nested and root.numel()]
     several = [root for root in plain if root.numel() > 1]
     tables = [root for root in several if root.dim() > 1]
-    possible = {
-        Layout.SPARED: plain,
-        Layout.EXPANDED: several,
-        Layout.ROWS: [root for root in tables if root.shape[0] > 1 and root[0].numel() > 1],
-        Layout.TRANSPOSED: [root for root in tables if min(root.shape[-2:]) > 1],
-        Layout.CHANNELS_LAST: [root for root in several if root.dim() in (4, 5) and root.shape[1] > 1],
+    possible: dict[Incoming, Sequence[torch.Tensor]] = {
+        Incoming.SMALL: roots,
+        Incoming.LARGE: roots,
+        Incoming.SPARED: plain,
+        Incoming.EXPANDED: several,
+        Incoming.ROWS: [root for root in tables if root.shape[0] > 1 and root[0].numel() > 1],
+        Incoming.TRANSPOSED: [root for root in tables if min(root.shape[-2:]) > 1],
+        Incoming.CHANNELS_LAST: [root for root in several if root.dim() in (4, 5) and root.shape[1] > 1],
     }
     return [layout for layout, ones in possible.items() if ones]

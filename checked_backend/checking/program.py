@@ -14,7 +14,7 @@ import torch
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend.checking.backward import Objective, roots_of, run_backward
 from checked_backend.checking.copies import Copier
-from checked_backend.checking.cotangents import Layout
+from checked_backend.checking.cotangents import Incoming
 from checked_backend.checking.original import called_inside
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.stance import eager_stance, no_warning_is_an_error
@@ -42,21 +42,21 @@ class Call:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
         label: What is special about it, for people; "" for the user's own call.
-        cotangents: How the gradients that enter at its outputs lie in memory. With another layout than the contiguous
-            one the call is about its gradients alone, and no optimizer takes a step.
+        cotangents: How the gradients that enter at its outputs are. With others than contiguous ones of the usual
+            magnitude the call is about its gradients alone, and no optimizer takes a step.
         dtypes: What eager's outputs are in, by name, once it has run.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     label: str = ""
-    cotangents: Layout = Layout.CONTIGUOUS
+    cotangents: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def relaid(self) -> bool:
-        """Whether it repeats another call with gradients of another layout."""
-        return self.cotangents is not Layout.CONTIGUOUS
+        """Whether it repeats another call with other incoming gradients."""
+        return self.cotangents is not Incoming.CONTIGUOUS
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class Run:
         objective = Objective(
             number if self._program.continued and not call.relaid else 0,
             bounded=self._optimizer is not None and not call.relaid,
-            layout=call.cotangents,
+            incoming=call.cotangents,
             dtypes=call.dtypes,
         )
         outcome = Outcome()
@@ -265,7 +265,7 @@ class Run:
     def _train(
         self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
     ) -> None:
-        if self._optimizer is None or objective.layout is not Layout.CONTIGUOUS:
+        if self._optimizer is None or objective.incoming is not Incoming.CONTIGUOUS:
             self._evaluate(args, kwargs, state, objective, outcome)
             return
         optimizer = self._optimizer

@@ -82,7 +82,7 @@ def run_program(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
         keep: Given what a region shows before that is localized.
-        relay: Run the first call again with incoming gradients of other layouts, if nothing has failed.
+        relay: Run the first call again with incoming gradients of other magnitudes and layouts, if nothing has failed.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
@@ -214,7 +214,7 @@ class _Pair:
             found = self._rounding.left(found, call, self.ledger)
             self.coverage = replace(self.coverage, detection_limit={**self.coverage.detection_limit, **compared.limits})
             self.ledger.add_coverage(of_relaid(call, ledger.coverage()))
-            self.ledger.count({"layouts of incoming gradients": 1})
+            self.ledger.count({"kinds of incoming gradients": 1})
         else:
             self.ledger.limits(compared.limits, compared.own_precision_limits)
         self.found += [(index, finding) for finding in found]
@@ -254,7 +254,7 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
 def _relay(
     pair: _Pair, calls: Sequence[Call], session: Session, shapes: Shapes, allowance: Allowance | None = None
 ) -> None:
-    """Run calls with incoming gradients of other layouts; their detection limits are not those of the user's calls."""
+    """Run calls with other incoming gradients; their detection limits are not those of the user's calls."""
     tried: list[tuple[Call, Coverage]] = []
     for call in calls:
         left_out = None if allowance is None else allowance.left_out(call)

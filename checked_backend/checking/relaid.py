@@ -1,7 +1,7 @@
-"""The program's own call again, with incoming gradients in other places of memory.
+"""The program's own call again, with incoming gradients in other places of memory, or of other magnitudes.
 
 A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor; others arrive as slices or
-transposed. A compiled backward pass may be wrong for those alone.
+transposed. A mean's are small, those of a scaled loss large. A compiled backward pass may be wrong for those alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from checked_backend.report.ledger import Ledger
 __all__ = ["Allowance", "ContiguousGradients", "note_relaid", "of_relaid", "relaid_calls"]
 
 LEAST_SECONDS = 5.0
-"""What calls with gradients of other layouts may take in any case, together."""
+"""What calls with other incoming gradients may take in any case, together."""
 
 SHARE = 0.5
 """What they may take of the time that the check has taken before them, if that is more."""
@@ -35,7 +35,7 @@ ROUNDOFFS = 32.0
 
 
 def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
-    """The same call, once for each layout that gradients of some of its outputs can have.
+    """The same call, once for each magnitude and layout that gradients of some of its outputs can have.
 
     Args:
         call: The call.
@@ -82,7 +82,7 @@ class ContiguousGradients:
                 self._rounding[subject] = ROUNDOFFS * torch.finfo(gradient.dtype).eps * float(size)
 
     def left(self, findings: Sequence[Finding], call: Call, ledger: Ledger) -> list[Finding]:
-        """The findings of a call with gradients of another layout that are errors; of the others it is said why not.
+        """The findings of a call with other incoming gradients that are errors; of the others it is said why not.
 
         Args:
             findings: All of them.
@@ -92,9 +92,10 @@ class ContiguousGradients:
         left = []
         for finding in findings:
             greatest = math.inf if finding.metrics is None else finding.metrics.max_abs_diff
+            rounding = self._rounding.get(finding.subject, -1.0) if call.cotangents.is_laid_out else -1.0
             if not finding.kind.fails:
                 ledger.skip(Skip(f"{finding.subject} {call.label}", f"{finding.kind}: {finding.message}"))
-            elif finding.kind in _ROUNDED and greatest <= self._rounding.get(finding.subject, -1.0):
+            elif finding.kind in _ROUNDED and greatest <= rounding:
                 ledger.skip(Skip(f"{finding.subject} {call.label}", "it is zero but for rounding"))
             else:
                 left.append(finding)
@@ -112,7 +113,7 @@ def of_relaid(call: Call, coverage: Coverage) -> Coverage:
 
 
 def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:
-    """Say which layouts were tried, and how small an error would have been seen there.
+    """Say which magnitudes and layouts were tried, and how small an error would have been seen there.
 
     That is not as small as with contiguous gradients, because the noise found there is mostly taken over.
 

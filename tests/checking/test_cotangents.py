@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.checking.cotangents import Layout, exact, full_mantissa, laid_out, layouts_of
+from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out, layouts_of
 
 NARROWER = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32)
 
@@ -27,6 +27,19 @@ def test_full_mantissas_are_exact_in_their_dtype_and_in_no_narrower_one(dtype: t
             assert lost.min() > torch.finfo(narrow).eps / 8, narrow
 
 
+@pytest.mark.parametrize("incoming", [Incoming.SMALL, Incoming.LARGE])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_small_and_large_ones_use_every_bit_over_powers_of_ten(dtype: torch.dtype, incoming: Incoming) -> None:
+    numbers = full_mantissa((5000,), dtype, generator(), incoming)
+    assert torch.equal(numbers.to(dtype).double(), numbers)
+    assert numbers.min() < 0 < numbers.max()
+    sizes = numbers.abs()
+    assert sizes.min() >= torch.finfo(dtype).tiny
+    assert sizes.max() / sizes.min() > (20 if dtype is torch.float16 else 1e4)
+    assert (sizes.max() < 2.5e-3) if incoming is Incoming.SMALL else (sizes.min() > 0.9)
+    assert sizes.max() < torch.finfo(dtype).max / 500
+
+
 def test_exact_numbers_are_exact_in_half_precision_and_one_alone_is_one() -> None:
     numbers = exact((1000,), generator())
     for dtype in NARROWER[2:]:
@@ -35,28 +48,32 @@ def test_exact_numbers_are_exact_in_half_precision_and_one_alone_is_one() -> Non
     assert float(exact((), generator())) == 1
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_layouts_have_the_shape_and_mostly_the_values(layout: Layout) -> None:
+@pytest.mark.parametrize("layout", Incoming)
+def test_layouts_have_the_shape_and_mostly_the_values(layout: Incoming) -> None:
     values = exact((2, 3, 4, 5), generator())
     made = laid_out(values, layout)
     assert made.shape == values.shape
-    if layout not in (Layout.EXPANDED, Layout.ROWS):
+    if layout not in (Incoming.EXPANDED, Incoming.ROWS):
         assert torch.equal(made, values)
-    assert (made.stride() == values.stride()) == (layout is Layout.CONTIGUOUS)
-    assert bool(made.storage_offset()) == (layout is Layout.SPARED)
+    assert (made.stride() == values.stride()) == (not layout.is_laid_out)
+    assert bool(made.storage_offset()) == (layout is Incoming.SPARED)
 
 
 def test_expanded_ones_have_no_stride_and_are_not_zero() -> None:
-    whole = laid_out(exact((4, 6), generator()), Layout.EXPANDED)
+    whole = laid_out(exact((4, 6), generator()), Incoming.EXPANDED)
     assert whole.stride() == (0, 0)
-    rows = laid_out(exact((4, 6), generator()), Layout.ROWS)
+    rows = laid_out(exact((4, 6), generator()), Incoming.ROWS)
     assert rows.stride() == (0, 1)
     assert whole.count_nonzero() == rows.count_nonzero() == 24
 
 
 def test_only_layouts_that_some_output_can_have() -> None:
     assert layouts_of([]) == []
-    assert layouts_of([torch.ones(())]) == [Layout.SPARED]
-    assert layouts_of([torch.ones(3)]) == [Layout.SPARED, Layout.EXPANDED]
-    assert layouts_of([torch.ones(3, 2)]) == [Layout.SPARED, Layout.EXPANDED, Layout.ROWS, Layout.TRANSPOSED]
-    assert layouts_of([torch.ones(3), torch.ones(2, 3, 4, 4)]) == [each for each in Layout if each != Layout.CONTIGUOUS]
+    sizes = [Incoming.SMALL, Incoming.LARGE]
+    assert layouts_of([torch.ones(())]) == [*sizes, Incoming.SPARED]
+    assert layouts_of([torch.ones(3)]) == [*sizes, Incoming.SPARED, Incoming.EXPANDED]
+    several = [Incoming.SPARED, Incoming.EXPANDED, Incoming.ROWS, Incoming.TRANSPOSED]
+    assert layouts_of([torch.ones(3, 2)]) == [*sizes, *several]
+    assert layouts_of([torch.ones(3), torch.ones(2, 3, 4, 4)]) == [
+        each for each in Incoming if each != Incoming.CONTIGUOUS
+    ]

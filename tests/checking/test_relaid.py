@@ -117,6 +117,37 @@ def test_it_is_found_beside_training_and_beside_other_variants() -> None:
         assert all("incoming gradients" in finding.evidence["calls that show it"] for finding in report.findings)
 
 
+MAGNITUDES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "clamped": (lambda g: g.clamp(-2, 2), "large"),
+    "clamped at a thousand": (lambda g: g.clamp(-1e3, 1e3), "large"),
+    "saturating": (lambda g: torch.where(g.abs() <= 2, g, 2 * (g / 2).tanh()), "large"),
+    "clipped by its norm": (lambda g: g * (1e3 / g.norm()).clamp_max(1), "large"),
+    "overflowing": (lambda g: torch.where(g.abs() < 2048, g, torch.inf), "large"),
+    "flushed": (lambda g: torch.where(g.abs() < 1e-3, 0.0, g), "small"),
+    "flushed at the least of half precision": (lambda g: torch.where(g.abs() < 6e-8, 0.0, g), "small"),
+    "kept off zero": (lambda g: g + 1e-6 * g.sign() * (g.abs() < 1e-3), "small"),
+    "subnormal in half precision": (lambda g: torch.where(g.abs() < 1e-3, g.half().to(g.dtype), g), "small"),
+}
+
+
+@pytest.mark.parametrize("name", MAGNITUDES)
+def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnitude_told(name: str) -> None:
+    fault, words = MAGNITUDES[name]
+    report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=faults.spoiled_tangents(fault))
+    assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}
+    for finding in report.findings:
+        assert finding.evidence["calls that show it"] == f"with incoming gradients of {words} magnitudes"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["clamped", "saturating", "flushed"])
+def test_it_is_found_in_half_precision_alone(name: str, dtype: torch.dtype) -> None:
+    fault = MAGNITUDES[name][0]
+    wrong = faults.spoiled_tangents(lambda g: fault(g) if g.dtype is dtype else g)
+    report = cb.check(mlp().to(dtype), (batch(64, 8).to(dtype),), compiler=wrong)
+    assert report.verdict is cb.Verdict.FAIL
+
+
 def conv_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
 
@@ -140,6 +171,8 @@ CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "conv": lambda: (conv_net(), (batch(2, 3, 8, 8),)),
     "layer norm": lambda: (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (batch(2, 3, 8),)),
     "softmax": lambda: (nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), (batch(),)),
+    "conv in float16": lambda: (conv_net().half(), (batch(2, 3, 8, 8).half(),)),
+    "softmax in float16": lambda: (nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).half(), (batch(64, 8).half(),)),
     "tagger": lambda: (Tagger(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
     "tagger in bfloat16": lambda: (Tagger().bfloat16(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
 }
@@ -149,7 +182,8 @@ CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
     model, args = CLEAN[name]()
     report = agreed(cb.check(model, args, compiler=rounding_otherwise))
-    assert "gradients were also compared with incoming ones with gaps at an offset" in str(report.coverage.notes)
+    assert "of small magnitudes, of large magnitudes, with gaps" in str(report.coverage.notes)
+    assert "gradients were also compared with incoming ones of" in str(report.coverage.notes)
     agreed(cb.check(model, args, compiler="aot_eager"))
 
 
@@ -157,7 +191,7 @@ def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
 def test_counts_are_those_of_the_users_own_calls(iterations: int) -> None:
     coverage = agreed(cb.check(nn.Linear(8, 4), (batch(),), compiler="aot_eager", iterations=iterations)).coverage
     assert coverage.checked["gradients"] == 2 * iterations
-    assert coverage.checked["layouts of incoming gradients"] == 4
+    assert coverage.checked["kinds of incoming gradients"] == 6
     (region,) = coverage.regions
     assert (region.calls, region.checked_calls, region.checked_backwards) == (iterations, iterations, iterations)
 
