@@ -26,6 +26,7 @@ class SubjectKind(Enum):
     STATE = "state"
     NODE = "node"
     SAVED = "saved"
+    SENT = "sent"
     OTHER = ""
 
     @property

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from checked_backend._torch.collectives import is_async_result
+
 __all__ = ["StructureAspect", "StructureDifference", "compare_structure", "significant_strides"]
 
 StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride", "requires_grad"]
@@ -49,7 +51,8 @@ def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDiffe
 
     The order is type, dtype, shape, device, layout, significant strides (of strided tensors of one shape),
     ``requires_grad``. Where the types differ nothing else is compared. A pending conjugation or negation is no
-    difference, nor is ``torch.nn.Parameter`` against a plain tensor.
+    difference, nor is ``torch.nn.Parameter`` against a plain tensor, nor a collective's result that is waited for when
+    it is first used, as eager has it, against one that is there.
 
     Args:
         reference: A tensor, None, or any other value.
@@ -95,7 +98,7 @@ def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _type_name(value: Any) -> str:
     kind = type(value)
-    if kind in (torch.Tensor, torch.nn.Parameter):
+    if kind in (torch.Tensor, torch.nn.Parameter) or is_async_result(value):
         return "Tensor"
     if value is None:
         return "None"

@@ -32,6 +32,7 @@ from checked_backend._torch.autograd import (
 from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.errors import is_out_of_memory
+from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
 from checked_backend.regions.inputs import copy_in_layout
@@ -55,6 +56,7 @@ class BackwardPass:
         overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
         settings: The process's settings when the pass came to the region, and when it left it.
         begun: What the watch's ``on_begin`` gave when the pass began.
+        exchanged: What the candidate exchanged with other ranks in this pass; None if that was not recorded.
     """
 
     cotangents: Cotangents
@@ -64,6 +66,7 @@ class BackwardPass:
     settings: tuple[ProcessState, ProcessState]
     overwritten: tuple[tuple[str, int], ...] = ()
     begun: object = None
+    exchanged: CollectiveTape | None = None
 
 
 def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
@@ -142,6 +145,8 @@ class _Progress:
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
     settings: ProcessState = field(default_factory=ProcessState.capture)
     left: ProcessState | None = None
+    tape: CollectiveTape = field(default_factory=CollectiveTape)
+    recorder: RecordCollectives | None = None
 
     def summary(self) -> BackwardPass:
         outputs: dict[int, torch.Tensor] = {}
@@ -158,6 +163,7 @@ class _Progress:
             settings=(self.settings, self.left or ProcessState.capture()),
             overwritten=tuple(self.overwritten),
             begun=self.begun,
+            exchanged=None if self.recorder is None else self.tape,
         )
 
 
@@ -175,6 +181,7 @@ class BackwardWatch:
             It may return gradients too.
         on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
         on_short: Told what was raised where memory ran out while a pass was watched; nothing else comes of that pass.
+        exchanges: Whether the region exchanges tensors with other ranks, which is recorded.
         again: Asked first: under what to run that backward once more; None to leave it at that.
 
     Attributes:
@@ -195,7 +202,10 @@ class BackwardWatch:
         on_begin: Callable[[], object] = lambda: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
         on_short: Callable[[Exception], None] = lambda _error: None,
+        *,
+        exchanges: bool = False,
     ) -> None:
+        self._exchanges = exchanges
         self._on_short = on_short
         self._edges = edges
         self._on_backward = on_backward
@@ -203,12 +213,15 @@ class BackwardWatch:
         self._on_begin = on_begin
         self._passes: dict[int, _Progress] = {}
         self._freed = False
-        sites, self.outside_edges = _find_sites(outputs, mutated, edges, since)
+        sites, nodes, self.outside_edges = _find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
         # every node that an only exit depends on has run before it
         self._exit = exits[0] if len(exits) == 1 else None
         self.can_replace = self._exit is not None
+        for node in nodes if exchanges else ():
+            node.register_prehook(self._entered)
+            node.register_hook(self._left)
         for number, node in enumerate(sites):
             node.register_prehook(partial(self._arriving, number))
             node.register_hook(partial(self._fired, number))
@@ -217,16 +230,32 @@ class BackwardWatch:
     @dynamo_disable
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""
+        progress = self._progress()
+        with self._unless_short(progress):
+            for output, place, index in self._sites[number].results:
+                if grad_outputs[output] is not None:
+                    progress.arrived[place, index] = _kept(grad_outputs[output])
+
+    def _progress(self) -> _Progress:
         task = current_graph_task_id()
         if task not in self._passes:
             self._passes[task] = self._begun()
             if not self.can_replace:
                 call_after_backward(partial(self._finish, task))
-        progress = self._passes[task]
-        with self._unless_short(progress):
-            for output, place, index in self._sites[number].results:
-                if grad_outputs[output] is not None:
-                    progress.arrived[place, index] = _kept(grad_outputs[output])
+        return self._passes[task]
+
+    @dynamo_disable
+    def _entered(self, _grad_outputs: Any) -> None:
+        """Record what a node of the region exchanges, from here on."""
+        recorder = self._progress().recorder
+        if recorder is not None:
+            recorder.__enter__()
+
+    @dynamo_disable
+    def _left(self, _grad_inputs: Any, _grad_outputs: Any) -> None:
+        progress = self._passes.get(current_graph_task_id())
+        if progress is not None and progress.recorder is not None:
+            progress.recorder.__exit__(None, None, None)
 
     @contextmanager
     def _unless_short(self, progress: _Progress) -> Iterator[None]:
@@ -270,7 +299,10 @@ class BackwardWatch:
 
     def _begun(self) -> _Progress:
         needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
-        return _Progress(needed, graph_task_keeps_graph(), self._on_begin())
+        progress = _Progress(needed, graph_task_keeps_graph(), self._on_begin())
+        if self._exchanges:
+            progress.recorder = RecordCollectives(progress.tape)
+        return progress
 
     @dynamo_disable
     def _raised(
@@ -305,6 +337,8 @@ class BackwardWatch:
     def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
         progress = self._passes.pop(task)
         self._freed = self._freed or not progress.keeps_graph
+        if progress.recorder is not None:
+            progress.recorder.finish()
         return self._on_backward(progress.summary())
 
 
@@ -342,8 +376,12 @@ def _add(sums: dict[Any, torch.Tensor], key: Any, grad: torch.Tensor | None) -> 
 
 def _find_sites(
     outputs: Sequence[Any], mutated: Mapping[int, Any], edges: Mapping[Edge, int], since: int
-) -> tuple[dict[Node, _Site], int]:
-    """Walk the region's autograd graph from its results to its inputs and note where hooks are needed."""
+) -> tuple[dict[Node, _Site], list[Node], int]:
+    """Walk the region's autograd graph from its results to its inputs.
+
+    Returns:
+        Where hooks are needed, all of its nodes, and the number of edges that leave it elsewhere.
+    """
     results: dict[Edge, tuple[str, int]] = {}
     places = [("output", index, value) for index, value in enumerate(outputs)]
     places += [("mutated", position, value) for position, value in mutated.items()]
@@ -382,4 +420,4 @@ def _find_sites(
             if target in sites and target.name() == _GATE:
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
-    return sites, outside_edges
+    return sites, list(seen), outside_edges

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from checked_backend._torch.dynamo import dynamo_control_flow, dynamo_disable
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
+from checked_backend.graphs.collectives import collective_lines, communicates
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
 from checked_backend.options import CheckOptions
@@ -82,6 +84,8 @@ def build_region(
     gm, example_inputs, spread = spread_lists(gm, example_inputs)
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
     info = info or GraphInfo.of(gm)
+    if info.collectives is None and communicates(gm):
+        info = replace(info, collectives=collective_lines(gm))
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
     traced = [
@@ -134,7 +138,8 @@ def build_region(
 
     low_precision = computes_in_low_precision(pristine)
     operators = None
-    if low_precision and not isinstance(candidate, NotCompiled):
+    # of what a region exchanges, the operators by themselves know nothing
+    if low_precision and info.collectives is None and not isinstance(candidate, NotCompiled):
         operators = OperatorStep(
             OperatorCheck(compiler, pristine, traced, gradients=options.gradients, candidate=candidate)
         )
@@ -162,7 +167,8 @@ def build_region(
         remark=remark,
         needed=lambda: _bytes_of(pristine),
         recompile=None if symbolic else recompile,
-        investigate=investigate if options.localize and investigator is not None else None,
+        # looking for the operator runs parts of the region in other processes, which are no ranks
+        investigate=investigate if options.localize and investigator is not None and info.collectives is None else None,
         draws=DrawInputs(compiler, pristine, traced) or None,
         left_compiling=left,
     )

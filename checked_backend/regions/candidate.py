@@ -80,7 +80,8 @@ class Candidate:
         except StopRecomputationError:
             raise
         except Exception as error:
-            if self.missing or self._recompile is None or not may_be_the_cache(error):
+            exchanged = call.exchanges is not None and call.exchanges.begun
+            if self.missing or self._recompile is None or exchanged or not may_be_the_cache(error):
                 raise
             try:
                 again = self._recompile(call.inputs.fresh()[0])

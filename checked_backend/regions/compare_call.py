@@ -28,6 +28,7 @@ from checked_backend.regions.compare_parts import Part, compare_aliasing, compar
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
 from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
+from checked_backend.regions.exchanges import Agreement, Exchanges
 from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
@@ -66,6 +67,7 @@ class Call:
             ``reference="recompute"``.
         left: What both sides left behind; None before they ran.
         due: What of it is checked.
+        exchanges: What it exchanges with other ranks; None for a region that exchanges nothing.
     """
 
     inputs: Inputs
@@ -75,6 +77,7 @@ class Call:
     graph: Graph | None = None
     left: Left | None = None
     due: Due = field(default_factory=Due)
+    exchanges: Exchanges | None = None
 
 
 class CallComparison:
@@ -111,6 +114,9 @@ class CallComparison:
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
+        exchanged = self._exchanged(call)
+        if not exchanged.complete:
+            return exchanged.findings
         sources = self._info.output_sources
         parts = [
             Part(call.subjects.output(index), expected, outputs[index], sources[index] if index < len(sources) else "")
@@ -136,9 +142,9 @@ class CallComparison:
         aliasing = self._aliasing(call, reference, outputs, args, parts)
         aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
-        decisions = self._values(call, parts, incomparable, pristine, None)
+        decisions = self._values(call, parts, incomparable, pristine, None, exchanged)
         self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
-        found = [*structure, *aliasing]
+        found = [*exchanged.findings, *structure, *aliasing]
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
             checked = self._variants.operators.forward(call, outputs, decisions, self._scales)
             self._reporter.count({"operators": checked})
@@ -186,6 +192,9 @@ class CallComparison:
             reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
             self._reporter.skip(Skip("gradients", reason, matters=True))
             return None
+        exchanged = self._exchanged(call)
+        if not exchanged.complete:
+            return exchanged.findings, {}
         wanted = {position: grad for position, grad in passed.gradients.items() if position in reference}
         parts = [
             Part(
@@ -198,11 +207,13 @@ class CallComparison:
         structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
         incomparable = frozenset(finding.subject for finding in structure)
         structure += _overwritten(call.subjects, passed, before)
-        decisions = self._values(call, parts, incomparable, {}, passed.cotangents)
+        decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
         if self._variants.operators is not None:
             self._variants.operators.backward(decisions)
         self._reporter.end_backward({"gradients": len(parts)})
-        return [*structure, *self._absorb(decisions)], {position: reference[position] for position in wanted}
+        return [*exchanged.findings, *structure, *self._absorb(decisions)], {
+            position: reference[position] for position in wanted
+        }
 
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
         """The reference's gradients, where the candidate has none; what it raises, if it has none either."""
@@ -287,8 +298,9 @@ class CallComparison:
         incomparable: frozenset[str],
         pristine: Mapping[str, torch.Tensor],
         cotangents: Cotangents | None,
+        exchanged: Agreement,
     ) -> Decisions:
-        pairs = []
+        pairs = list(exchanged.pairs)
         for part, name, reference, candidate in value_pairs(parts, incomparable):
             kind, detail = None, ""
             if part.subject in pristine:
@@ -318,13 +330,39 @@ class CallComparison:
             decisions.findings += zeros_of_another_sign(pairs, controls, decisions)
         return decisions
 
+    def _exchanged(self, call: Call) -> Agreement:
+        """What the reference, which ran just now, would have sent to other ranks, against what the candidate sent."""
+        if call.exchanges is None:
+            return Agreement()
+        exchanged = call.exchanges.agreement()
+        for skip in exchanged.skips:
+            self._reporter.skip(skip)
+        self._reporter.count({"sent to other ranks": len(exchanged.pairs)})
+        return exchanged
+
+    def exchanged_otherwise(self, call: Call, error: Exception | Execution | None) -> list[Finding]:
+        """What is known of a call whose reference was not given what it would have received from other ranks."""
+        exchanged = self._exchanged(call)
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        if not exchanged.findings:
+            self._reporter.skip(Skip("results", f"eager could not be run to compare them: {why}", matters=True))
+        return exchanged.findings
+
     def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
         """What runs the candidate once more on copies, with its backward pass where gradients are given."""
         return lambda: self._controls(call, cotangents).rerun_candidate()
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
         return RegionControlRuns(
-            self._variants, call.inputs, call.ambient, call.rng, call.subjects, cotangents, call.left, self._memory
+            self._variants,
+            call.inputs,
+            call.ambient,
+            call.rng,
+            call.subjects,
+            cotangents,
+            call.left,
+            self._memory,
+            call.exchanges,
         )
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:

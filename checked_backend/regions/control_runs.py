@@ -19,6 +19,7 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.modes.zeros import OneZero
+from checked_backend.regions.exchanges import Exchanges, replaying
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import default_dtype
@@ -101,6 +102,7 @@ class RegionControlRuns:
         cotangents: With them, gradients are subjects instead of results.
         left: What the call left behind, if that is known.
         memory: What to do where memory runs out; without it, nothing.
+        exchanges: What the call exchanged with other ranks, which no run here does again; None if it exchanges nothing.
     """
 
     variants: Variants
@@ -111,6 +113,7 @@ class RegionControlRuns:
     cotangents: Cotangents | None = None
     left: Left | None = None
     memory: MemoryPressure | None = None
+    exchanges: Exchanges | None = None
     _tape: RandomTape | None = field(default=None, init=False)
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
@@ -158,7 +161,8 @@ class RegionControlRuns:
         bare, _ = self.inputs.fresh()
         with self.undisturbed(), self.ambient.entered():
             try:
-                execute(self.variants.make_own_random(bare), arguments, leaves)
+                with replaying(self.exchanges).forward():
+                    execute(self.variants.make_own_random(bare), arguments, leaves)
             except Exception:  # as the candidate itself did
                 return False
         return True
@@ -171,7 +175,8 @@ class RegionControlRuns:
             arguments, leaves = self.inputs.fresh()
             with self.undisturbed(), self.ambient.entered():
                 self.rng.restore()
-                execute(region, arguments, leaves)
+                with replaying(self.exchanges).forward():
+                    execute(region, arguments, leaves)
                 left.append(RngState.capture(tuple(self.rng.cuda)))
         return left[0], left[1]
 
@@ -258,7 +263,7 @@ class RegionControlRuns:
         wide = Float64Mode(default_dtype=self.variants.default_dtype)
         with self.undisturbed(), torch.no_grad():
             self.rng.restore()
-            with ReplayRandom(tape), wide, self.ambient.entered():
+            with ReplayRandom(tape), wide, self.ambient.entered(), replaying(self.exchanges).forward():
                 choices = given.choose(*arguments)
         variants = replace(
             self.variants,
@@ -269,7 +274,14 @@ class RegionControlRuns:
             make_again=None,
         )
         return RegionControlRuns(
-            variants, self.inputs, self.ambient, self.rng, self.subjects, self.cotangents, memory=self.memory
+            variants,
+            self.inputs,
+            self.ambient,
+            self.rng,
+            self.subjects,
+            self.cotangents,
+            memory=self.memory,
+            exchanges=self.exchanges,
         )
 
     @_sparing(float64=True)
@@ -319,14 +331,16 @@ class RegionControlRuns:
             (rng or self.rng).restore()
             for make in modes:
                 stack.enter_context(make())
-            with self.ambient.entered():
+            replayed = replaying(self.exchanges, backward=cotangents is not None)
+            with self.ambient.entered(), replayed.forward():  # innermost: what is received is not perturbed
                 execution = execute(region, arguments, leaves if cotangents is not None else {})
             if cotangents is None:
-                return execution.values(self.subjects, sorted(self.inputs.mutated))
+                return {**execution.values(self.subjects, sorted(self.inputs.mutated)), **replayed.values()}
             graph = execution.graph(self.inputs.mutated)
             execution.outputs = ()  # frees what the backward pass does not need
-            execution.gradients = graph.backward(cotangents, retain_graph=False)
-            return execution.gradient_values(self.subjects)
+            with replayed.backward():
+                execution.gradients = graph.backward(cotangents, retain_graph=False)
+            return {**execution.gradient_values(self.subjects), **replayed.values()}
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

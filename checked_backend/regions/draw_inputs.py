@@ -131,7 +131,13 @@ def judge_draw_inputs(
         variants = draws.variants(controls.variants, bare)
     subjects = Subjects(controls.subjects.inputs, (*outputs, *draws.names))
     probing = RegionControlRuns(
-        variants, controls.inputs, controls.ambient, controls.rng, subjects, memory=controls.memory
+        variants,
+        controls.inputs,
+        controls.ambient,
+        controls.rng,
+        subjects,
+        memory=controls.memory,
+        exchanges=controls.exchanges,
     )
     reference = probing.repeat()
     candidate = _candidate_values(probing)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.regions.backward import BackwardPass
+from checked_backend.regions.exchanges import replaying
 from checked_backend.regions.execution import execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState
@@ -49,7 +50,7 @@ def eager_gradients(
     if not passed.keeps_graph:
         call.graph = None  # its activations are freed as the backward pass goes
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _paired_backward(call):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -69,9 +70,15 @@ def _run_again(reference: Callable[..., Any], call: Call, passed: BackwardPass) 
     arguments, leaves = call.inputs.fresh()
     with _rng_untouched(call.rng):
         call.rng.restore()
-        with call.ambient.entered():
+        with call.ambient.entered(), replaying(call.exchanges).forward():
             graph = execute(reference, arguments, leaves).graph(call.inputs.mutated)
-        return graph.backward(passed.cotangents, retain_graph=False)
+        with _paired_backward(call):
+            return graph.backward(passed.cotangents, retain_graph=False)
+
+
+def _paired_backward(call: Call) -> AbstractContextManager[None]:
+    """The block of the reference's backward pass, which exchanges nothing and says what it would have sent."""
+    return nullcontext() if call.exchanges is None else call.exchanges.paired(backward=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.numerics.bits import with_memory
 from checked_backend.regions.inputs import copy_values
@@ -213,6 +214,8 @@ def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
         return {}
     if value.is_nested and value.layout is torch.strided:
         return {f"{name}[{place}]": part for place, part in enumerate(value.detach().unbind())}
+    if is_async_result(value):
+        return flat_tensors(name, waited(value.detach()))
     inner = inner_tensors(value)
     if not inner:
         return {name: _plain(value)}

@@ -43,8 +43,10 @@ class GraphInfo:
         outputs: For each output, its name, where it is not ``output[place]``.
         free_outputs: Places of outputs that only another compiled graph or autograd gets to see: their strides are the
             compiler's to choose, and they need not share the memory that eager's share.
-        writes_late: Whether its backward pass writes to something that it did not make there.
+        writes_late: Whether it writes to inputs in its backward pass.
         enables_grad: Whether it switches grad mode on.
+        collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
+            exchanges nothing with other ranks.
     """
 
     name: str
@@ -58,6 +60,7 @@ class GraphInfo:
     free_outputs: frozenset[int] = frozenset()
     writes_late: bool = False
     enables_grad: bool = False
+    collectives: Mapping[str, Sequence[str]] | None = None
 
     @property
     def region(self) -> RegionInfo:

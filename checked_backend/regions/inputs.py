@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import transforms_unharmed
+from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
@@ -54,6 +55,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     """An identity of the memory that a tensor lives in; None if it has none."""
     if tensor.layout is not torch.strided or is_zero_tensor(tensor):
         return None
+    if is_async_result(tensor):
+        return storage_key(waited(tensor.detach()))
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # wrapper subclasses

@@ -14,6 +14,7 @@ import torch
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
@@ -31,6 +32,7 @@ from checked_backend.regions.compare_call import Call, CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import run_eager
+from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import Cotangents, Execution, Subjects
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
@@ -68,6 +70,7 @@ class _BeforeCandidate:
         edges: Where in the user's autograd graph the gradients of the inputs arrive.
         earlier: Results of earlier calls that the program holds.
         since: The autograd sequence number.
+        changed: The settings as the candidate leaves them, if eager runs after it.
     """
 
     call: Call
@@ -79,6 +82,7 @@ class _BeforeCandidate:
     edges: Mapping[Any, int]
     earlier: Look
     since: int
+    changed: ProcessState | None = None
 
 
 class CheckedRegion:
@@ -187,13 +191,20 @@ class CheckedRegion:
         call = before.call
         call.rng.restore()
         try:
-            with meter.program():
+            with meter.program(), nullcontext() if call.exchanges is None else call.exchanges.recorded():
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(args, before, error)
         after_candidate = RngState.capture(tuple(random.cuda))
+        if call.exchanges is not None:
+            before.changed = ProcessState.capture()
+            self._run_reference(before)
+            if _not_replayed(before):
+                after_candidate.restore()
+                self._respond(self._judge.exchanged_otherwise(call, before.reference), call=call)
+                return returned
         if isinstance(before.reference, Exception) and is_out_of_memory(before.reference):
             self._memory.not_compared(EAGER_FORWARD, before.reference)
             return returned
@@ -219,33 +230,43 @@ class CheckedRegion:
             random,
             subjects,
             due=due,
+            exchanges=None if self._info.collectives is None else Exchanges(self._info.collectives),
         )
         fingerprints = call.inputs.fingerprints(args)
         threads = OtherThreads.now()
         settings = ProcessState.capture()
-        reference, expected = run_eager(self._reference, call, settings, self._memory)
-        after_reference = RngState.capture(tuple(random.cuda))
-        if isinstance(reference, Execution) and not self._keeps_graph(call):
-            reference = reference.without_graph()
-        call.rng.restore()
-        return _BeforeCandidate(
+        before = _BeforeCandidate(
             call,
-            reference,
+            None,
             fingerprints,
-            (settings, expected),
+            (settings, settings),
             threads,
-            after_reference,
+            random,
             input_edges(args, call.inputs.requires_grad),
             self._look_at_earlier(args),
             autograd_sequence_number(),
         )
+        if call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
+            self._run_reference(before)
+        return before
+
+    def _run_reference(self, before: _BeforeCandidate) -> None:
+        call = before.call
+        region = self._reference if call.exchanges is None else call.exchanges.paired_region(self._reference)
+        reference, expected = run_eager(region, call, before.settings[0], self._memory)
+        before.after_reference = RngState.capture(tuple(call.rng.cuda))
+        if isinstance(reference, Execution) and not self._keeps_graph(call):
+            reference = reference.without_graph()
+        before.reference = reference
+        before.settings = before.settings[0], expected
+        call.rng.restore()
 
     def _after_candidate(
         self, args: Sequence[Any], before: _BeforeCandidate, returned: Any, after_candidate: RngState
     ) -> bool:
         """Compare what the candidate returned. Returns whether the program goes on with it."""
         call, reference = before.call, before.reference
-        left = self._settings_left(call, *before.settings, before.threads)
+        left = self._settings_left(before)
         call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
         if isinstance(reference, Exception):
             self._respond([exception_missing(reference), *left], cause=reference, call=call)
@@ -271,6 +292,10 @@ class CheckedRegion:
         if self._respond(findings, call=call):
             return False
         self._remember(args, call, returned)
+        if call.exchanges is not None and call.exchanges.doubtful:
+            why = "eager did not receive what the compiled program received, so its gradients are others"
+            self._reporter.skip(Skip("gradients", why, matters=True))
+            return True
         if call.inputs.requires_grad and self._options.gradients:
             self._schedule.has_gradients()
             if not call.due.backward:
@@ -326,14 +351,13 @@ class CheckedRegion:
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
             return self._known
 
-    def _settings_left(
-        self, call: Call, before: ProcessState, expected: ProcessState, threads: OtherThreads
-    ) -> list[Finding]:
+    def _settings_left(self, before: _BeforeCandidate) -> list[Finding]:
         """Settings that the candidate left other than eager; those of the first call also while it was compiled."""
         compiled, self._left_compiling = self._left_compiling, []
-        after = ProcessState.capture()
-        left = LeftSettings(self._judge.candidate_again(call, None), self._reporter.skip, threads.active_since())
-        return [*compiled, *left.findings(before, expected, after)]
+        after = before.changed or ProcessState.capture()
+        again = self._judge.candidate_again(before.call, None)
+        left = LeftSettings(again, self._reporter.skip, before.threads.active_since())
+        return [*compiled, *left.findings(*before.settings, after)]
 
     # backward
 
@@ -353,6 +377,8 @@ class CheckedRegion:
         def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
                 return None
+            if self._exchanged_backward(call, passed):
+                return None  # so that it is raised: a connection broke, or another rank did not come
             left = self._backward_settings_left(call, passed)
             # asked before eager runs, while memory is as short as it was
             short = self._unsupported_here(error) if is_out_of_memory(error) else None
@@ -375,22 +401,40 @@ class CheckedRegion:
             short = short or self._unsupported_here(error)
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self._respond(found, cause=error, call=call, cotangents=passed.cotangents)
-            return eager
+            return None if call.exchanges is not None and call.exchanges.doubtful else eager
 
         begun = partial(self._look_at_earlier, ())
         again = self._candidate.backward_again
         watch = BackwardWatch(
-            outputs, mutated, edges, since, on_backward, on_error, begun, again, self._gradients_not_copied
+            outputs,
+            mutated,
+            edges,
+            since,
+            on_backward,
+            on_error,
+            begun,
+            again,
+            self._gradients_not_copied,
+            exchanges=call.exchanges is not None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self._reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+
+    def _exchanged_backward(self, call: Call, passed: BackwardPass) -> bool:
+        """Note what a backward pass exchanged. Returns whether that failed."""
+        if call.exchanges is None or passed.exchanged is None:
+            return False
+        call.exchanges.backward_passed(passed.exchanged)
+        return call.exchanges.failed is not None
 
     def _gradients_not_copied(self, error: Exception) -> None:
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked_backward(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
         if self._stopped or not passed.cotangents:
+            return None
+        if self._exchanged_backward(call, passed):
             return None
         left = self._backward_settings_left(call, passed)
         earlier = passed.begun
@@ -422,8 +466,16 @@ class CheckedRegion:
 
     def _candidate_raised(self, args: Sequence[Any], before: _BeforeCandidate, error: Exception) -> Any:
         call = before.call
+        if call.exchanges is not None:
+            if call.exchanges.failed is not None:
+                raise error  # a connection broke, or another rank did not come: no fault of the program's
+            before.changed = ProcessState.capture()
+            self._run_reference(before)
+            if _not_replayed(before):
+                before.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(before.reference)
         crowded = isinstance(before.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))
+        crowded = crowded and (call.exchanges is None or not call.exchanges.begun)
         if is_out_of_memory(error) and crowded and not self._candidate.missing:
             if not eager_ran_out:
                 before.reference = None
@@ -438,7 +490,7 @@ class CheckedRegion:
             if not same_exception(reference, error):
                 self._memory.not_compared(EAGER_FORWARD, reference)
             raise error
-        left = self._settings_left(call, *before.settings, before.threads)
+        left = self._settings_left(before)
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._unsupported_here(error)
         if short is not None:
@@ -480,7 +532,8 @@ class CheckedRegion:
         """Undo what the candidate did to inputs and random state, and run the region in eager for the user."""
         call.inputs.undo(args)
         call.rng.restore()
-        return self._reference(*args)
+        with nullcontext() if call.exchanges is None else call.exchanges.continued():
+            return self._reference(*args)
 
     def _respond(
         self,
@@ -510,9 +563,21 @@ class CheckedRegion:
             fall_back = self._reporter.report(
                 findings, cause=cause, raises=raises, investigate=None if asked is None else investigate
             )
-        if fall_back:
+        if fall_back and call is not None and call.exchanges is not None and not call.exchanges.in_step:
+            self._reporter.note(
+                "eager's results were not handed out: the compiled program exchanges tensors in another order than "
+                "eager, so other ranks would wait for what this one does not send"
+            )
+        elif fall_back:
             self._stopped = True
         return self._stopped
+
+
+def _not_replayed(before: _BeforeCandidate) -> bool:
+    """Whether eager raised because it was not given what it would have received from other ranks."""
+    call, raised = before.call, before.reference
+    unknown = isinstance(raised, CollectiveReplayError)
+    return call.exchanges is not None and (unknown or (isinstance(raised, Exception) and call.exchanges.doubtful))
 
 
 def _cuda(args: Sequence[Any]) -> list[int]:

@@ -1,0 +1,64 @@
+"""Collectives: operators by which the ranks of a distributed program exchange tensors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["distributed_is_on", "is_async_result", "is_distributed_tensor", "own_rank", "wait_for_result", "waited"]
+
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+_TENSOR = "torch.distributed.tensor"
+
+
+def distributed_is_on() -> bool:
+    """Whether this process is one of several ranks that can exchange tensors now."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _instance(value: object, module: str, name: str) -> bool:
+    # nothing is of a class whose module nobody has imported
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def is_async_result(value: object) -> bool:
+    """Whether a tensor is a collective's result in eager, that waits for the other ranks when it is first used."""
+    return _instance(value, _FUNCTIONAL, "AsyncCollectiveTensor")
+
+
+def is_distributed_tensor(value: object) -> bool:
+    """Whether a tensor is a `torch.distributed.tensor.DTensor`, whose operators may exchange its shards."""
+    return _instance(value, _TENSOR, "DTensor")
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor inside of an `is_async_result`, once it is there."""
+    result: Any = tensor
+    plain: torch.Tensor = result.trigger_wait()
+    return plain
+
+
+def wait_for_result(tensor: torch.Tensor) -> None:
+    """Wait until a functional collective has written its result; nothing happens where nothing is under way."""
+    torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def own_rank(group: object) -> int | None:
+    """This process's rank in a group that a functional collective names; None where it is not known."""
+    try:
+        name: Any = group
+        if isinstance(group, str):
+            return int(torch._C._distributed_c10d._resolve_process_group(name).rank())
+        known: Any = group
+        return int(known.rank())
+    except (AttributeError, RuntimeError, LookupError, TypeError, ValueError):
+        return None

@@ -1,0 +1,168 @@
+"""What operators exchange with other ranks: which collective, over which group, what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch.collectives import is_distributed_tensor, own_rank
+from checked_backend._torch.operators import OpOverload
+from checked_backend.graphs.operators import Operator, argument
+from checked_backend.graphs.source_line import source_line
+
+__all__ = ["Collective", "Role", "collective_lines", "communicates", "describe_collective", "role_of"]
+
+_FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
+_OPAQUE = frozenset({"c10d", "symm_mem"})
+_HARMLESS = frozenset({"_wrap_tensor_autograd", "check_for_nan"})
+_MODULES = "torch.distributed"
+
+
+class Role(Enum):
+    """What an operator is to a program of several ranks."""
+
+    NONE = auto()
+    """It exchanges nothing."""
+    COLLECTIVE = auto()
+    """It begins an exchange whose inputs and results are its own."""
+    WAIT = auto()
+    """It waits for the result of one."""
+    OPAQUE = auto()
+    """It exchanges something that cannot be seen from outside."""
+
+
+def role_of(func: OpOverload, operator: Operator) -> Role:
+    """What an operator is to a program of several ranks."""
+    home = func.namespace
+    if home not in _FUNCTIONAL and home not in _OPAQUE:
+        return Role.NONE
+    if operator.base in _HARMLESS:
+        return Role.NONE
+    if operator.base == "wait_tensor":
+        return Role.WAIT
+    if home in _OPAQUE or _family(operator.base) not in _TERMS:
+        return Role.OPAQUE
+    return Role.COLLECTIVE
+
+
+_TERMS = MappingProxyType(
+    {
+        "all_reduce": ("reduce_op", "reduceOp", "group_name", "ranks"),
+        "all_gather": ("group_name", "ranks"),
+        "reduce_scatter": ("reduce_op", "reduceOp", "group_name", "ranks"),
+        "broadcast": ("src", "group_name", "ranks"),
+        "all_to_all": ("output_split_sizes", "input_split_sizes", "group_name", "ranks"),
+        "shard_dim_alltoall": ("gather_dim", "shard_dim", "group_name"),
+        "isend": ("dst", "tag", "group_name"),
+        "irecv": ("src", "tag", "group_name"),
+    }
+)
+_INPUTS = ("input", "inputs", "self", "shard", "tensor")
+
+
+def _family(base: str) -> str:
+    """What a collective does, whether it writes in place, to a given result, or takes several tensors at once."""
+    name = base.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
+    return {
+        "all_gather_into_tensor": "all_gather",
+        "reduce_scatter_tensor": "reduce_scatter",
+        "all_to_all_single": "all_to_all",
+    }.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One call of a collective.
+
+    Attributes:
+        family: ``all_reduce``, ``all_gather``, ...
+        terms: What all ranks must agree on, by name: the reduction, the group, ...
+        inputs: The tensors that it sends, and of ``irecv`` the one that it receives into.
+        in_place: Whether results are written to the inputs.
+        out: The tensor that the result is written to, if one is given.
+        many: Whether it takes a list of tensors.
+    """
+
+    family: str
+    terms: tuple[tuple[str, Any], ...]
+    inputs: tuple[torch.Tensor, ...]
+    in_place: bool
+    out: torch.Tensor | None
+    many: bool
+
+    def sends_here(self) -> bool:
+        """Whether what is in its inputs reaches another rank, when this one calls it."""
+        if self.family == "irecv":
+            return False
+        if self.family != "broadcast":
+            return True
+        own = own_rank(dict(self.terms).get("group_name"))
+        return own is None or own == dict(self.terms).get("src")
+
+    @property
+    def waits(self) -> bool:
+        """Whether the result is there when the operator returns."""
+        return self.family == "shard_dim_alltoall"
+
+
+def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective:
+    """Read a call of an operator whose role is `Role.COLLECTIVE`."""
+    given = next(value for name in _INPUTS if (value := argument(operator, args, kwargs, name)) is not None)
+    terms = []
+    for name in _TERMS[_family(operator.base)]:
+        value = argument(operator, args, kwargs, name)
+        if value is not None:
+            terms.append((name.replace("reduceOp", "reduce_op"), _plain(value)))
+    out = kwargs.get("out")
+    return Collective(
+        _family(operator.base),
+        tuple(terms),
+        tuple(given) if isinstance(given, (list, tuple)) else (given,),
+        bool(operator.mutated) and out is None,
+        out,
+        isinstance(given, (list, tuple)),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(int(item) for item in value)
+    return value.lower() if isinstance(value, str) and value.isupper() else getattr(value, "group_name", value)
+
+
+def communicates(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph, or a body in it, may exchange tensors with other ranks."""
+    return any(
+        _exchanges(node) for module in gm.modules() if isinstance(module, fx.GraphModule) for node in module.graph.nodes
+    )
+
+
+def _exchanges(node: fx.Node) -> bool:
+    if is_distributed_tensor(node.meta.get("example_value")) or is_distributed_tensor(node.meta.get("val")):
+        return True
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    home = getattr(target, "namespace", None) or str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
+    return home in _FUNCTIONAL | _OPAQUE or str(getattr(target, "__module__", "")).startswith(_MODULES)
+
+
+def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
+    """The user's lines of the collectives that a Dynamo graph names, in order, by family."""
+    lines: dict[str, list[str]] = {}
+    for node, family in _named(gm):
+        lines.setdefault(family, []).append(source_line(node) or "")
+    return lines
+
+
+def _named(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, str]]:
+    for node in gm.graph.nodes:
+        name = str(getattr(node.target, "__name__", "")).partition(".")[0]
+        if node.op == "call_function" and _exchanges(node) and (family := _family(name)) in _TERMS:
+            yield node, family

@@ -1,0 +1,394 @@
+"""Record what a program exchanges with other ranks, and replay it in runs that must exchange nothing.
+
+The run whose results the user gets is the only one that exchanges anything: with or without a check each rank issues
+the same collectives in the same order. In all other runs of a region what came from other ranks is an input, as it was
+recorded, and what would be sent is a result, which is compared. So no rank depends on what another rank checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from checked_backend._torch.collectives import wait_for_result
+from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.modes import DisableTorchDispatch, TorchDispatchMode
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.tensors import storage_identity
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.graphs.collectives import Collective, Role, describe_collective, role_of
+from checked_backend.graphs.operators import Operator
+from checked_backend.modes.base import OperatorMode
+
+__all__ = ["CollectiveReplayError", "CollectiveTape", "Exchange", "RecordCollectives", "ReplayCollectives", "near"]
+
+NEAR = 0.05
+"""Two tensors that were sent are the same but for noise if they differ by no more than this, relative.
+
+It only decides which of several collectives of one kind and shape belong together, never whether one is right.
+"""
+
+_SAMPLE = 4096
+
+
+class CollectiveReplayError(CheckedBackendError):
+    """A run exchanges something that was not recorded, or that cannot be replayed."""
+
+
+Key = tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class Exchange:
+    """What one rank sent and received in one collective, for one tensor.
+
+    Attributes:
+        family: ``all_reduce``, ...
+        terms: What all ranks must agree on.
+        shape: The shape of what is sent.
+        dtype: Its dtype.
+        sent: A copy of it; None where nothing of it reaches another rank, or memory was too short.
+        received: A copy of the result; None before it is there.
+        name: What eager calls it, once that is known: ``all_reduce_0``.
+    """
+
+    family: str
+    terms: tuple[tuple[str, Any], ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sent: torch.Tensor | None
+    received: torch.Tensor | None = None
+    name: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What two exchanges have in common that may be the same."""
+        return self.family, self.terms, self.shape
+
+    def __str__(self) -> str:
+        terms = ", ".join(f"{name}={value}" for name, value in self.terms)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.family}({dtype}{list(self.shape)}, {terms})"
+
+
+@dataclass(eq=False, slots=True)
+class CollectiveTape:
+    """The exchanges of one run, in order.
+
+    Attributes:
+        exchanges: The exchanges.
+        opaque: An operator that exchanged something which cannot be seen from outside.
+        failed: What a collective raised: a connection that broke, a time that ran out.
+        short: What was raised where there was no memory to keep a copy.
+    """
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    opaque: str = ""
+    failed: Exception | None = None
+    short: Exception | None = None
+
+
+class RecordCollectives(OperatorMode):
+    """Run a program as it is, and write on a tape what it exchanges.
+
+    Args:
+        tape: Exchanges are appended to it.
+    """
+
+    def __init__(self, tape: CollectiveTape) -> None:
+        super().__init__()
+        self._tape = tape
+        self._pending: list[tuple[Exchange, torch.Tensor]] = []
+
+    def __enter__(self) -> RecordCollectives:
+        TorchDispatchMode.__enter__(self)  # the run is the user's own: autocast keeps its weights as ever
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        TorchDispatchMode.__exit__(self, kind, error, traceback)
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator; keep copies of what it exchanges."""
+        role = role_of(func, operator)
+        if role is Role.NONE or _is_traced(args):
+            return func(*args, **kwargs)
+        if role is Role.COLLECTIVE:
+            return self._exchange(func, describe_collective(operator, args, kwargs), args, kwargs)
+        if role is Role.OPAQUE:
+            self._tape.opaque = self._tape.opaque or operator.name
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            self._tape.failed = error
+            raise
+        if role is Role.WAIT:
+            self._arrived(args[0])
+        return result
+
+    def finish(self) -> None:
+        """Wait for what is still under way."""
+        for _, result in list(self._pending):
+            try:
+                wait_for_result(result)
+            except Exception as error:
+                self._tape.failed = error
+                return
+            self._arrived(result)
+
+    def _exchange(self, func: OpOverload, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        sends = collective.sends_here()
+        sent = [self._copied(tensor) if sends else None for tensor in collective.inputs]
+        try:
+            returned = func(*args, **kwargs)
+        except Exception as error:
+            self._tape.failed = error
+            raise
+        for tensor, copy, result in zip(collective.inputs, sent, _results(collective, returned), strict=True):
+            exchange = Exchange(collective.family, collective.terms, tuple(tensor.shape), tensor.dtype, copy)
+            self._tape.exchanges.append(exchange)
+            if collective.waits:
+                exchange.received = self._copied(result)
+            else:
+                self._pending.append((exchange, result))
+        return returned
+
+    def _arrived(self, waited: torch.Tensor) -> None:
+        memory = storage_identity(waited)
+        for pending in list(self._pending):
+            exchange, result = pending
+            if storage_identity(result) == memory:
+                exchange.received = self._copied(result)
+                self._pending.remove(pending)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        try:
+            with DisableTorchDispatch():
+                return tensor.detach().clone()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._tape.short = error.with_traceback(None)
+            return None
+
+
+def _results(collective: Collective, returned: Any) -> Sequence[torch.Tensor]:
+    if collective.out is not None:
+        return (collective.out,)
+    if collective.in_place:
+        return collective.inputs
+    return tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
+
+
+def _is_traced(args: Sequence[Any]) -> bool:
+    """Whether a call is one of a compiler's, which exchanges nothing."""
+    parts = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
+
+
+class ReplayCollectives(OperatorMode):
+    """Run a program that receives what is on a tape, and sends nothing.
+
+    Which collective is which on the tape is found by what it does (kind, group, shape) and by what is sent: a compiler
+    may reorder collectives, merge equal ones, issue several at once, and issue one again where it computes something
+    anew.
+
+    Args:
+        tape: Recorded by :class:`RecordCollectives`.
+        earlier: Tapes of what the program may compute anew: of its forward pass, in its backward pass.
+        pairs: Whether this run says which exchanges belong together, and what they are called. It goes on with zeros
+            where something is missing on the tape. Another run raises there.
+        where: What the names of these exchanges begin with.
+        continues: Whether the program goes on with the other ranks where the tape ends.
+
+    Attributes:
+        tape: As given.
+        sent: What the run would have sent, by the exchange on the tape, in order.
+        missing: Exchanges that are not on the tape.
+        guessed: Exchanges on the tape that were taken by their place alone.
+        repeated: Whether it made an exchange a second time.
+        continued: Whether it went on with the other ranks.
+
+    Raises:
+        CollectiveReplayError: From the program.
+    """
+
+    def __init__(
+        self,
+        tape: CollectiveTape,
+        earlier: Sequence[CollectiveTape] = (),
+        *,
+        pairs: bool = False,
+        where: str = "",
+        continues: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tape = tape
+        self._earlier = [exchange for other in earlier for exchange in other.exchanges]
+        self._pairs = pairs
+        self._where = where
+        self._continues = continues
+        self._unused = list(tape.exchanges)
+        self._counts = Counter[str]()
+        self.sent: dict[Exchange, torch.Tensor] = {}
+        self.missing: list[Exchange] = []
+        self.guessed: set[Exchange] = set()
+        self.repeated = False
+        self.continued = False
+
+    @property
+    def unused(self) -> Sequence[Exchange]:
+        """Exchanges on the tape that this run did not make, and that are no repetitions of others."""
+        known = [*self.sent, *self._earlier]
+        return [one for one in self._unused if not any(one.key == other.key and _alike(one, other) for other in known)]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something was not received, or perhaps from another exchange."""
+        return bool(self.missing or (self.guessed and self.unused))
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the run would exchange the same as what was recorded, in the same order."""
+        return not self.missing and not self.repeated and list(self.sent) == self.tape.exchanges
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """What was sent, by subject; not what cannot be compared."""
+        return {
+            f"sent[{exchange.name}]": tensor
+            for exchange, tensor in self.sent.items()
+            if exchange.name and exchange.sent is not None
+        }
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, or give the recorded result."""
+        role = role_of(func, operator)
+        if role is Role.NONE or self.continued or _is_traced(args):
+            return func(*args, **kwargs)
+        if role is Role.WAIT:
+            return args[0]
+        if role is Role.OPAQUE:
+            raise CollectiveReplayError(
+                f"{operator.name} exchanges something with other ranks which cannot be replayed, and a check must not "
+                "exchange it a second time"
+            )
+        collective = describe_collective(operator, args, kwargs)
+        if self._continues and not self._unused:
+            self.continued = True
+            return func(*args, **kwargs)
+        with DisableTorchDispatch():
+            received = [
+                self._received(func, collective, place, args, kwargs) for place in range(len(collective.inputs))
+            ]
+            return _handed_out(collective, received)
+
+    def _received(
+        self, func: OpOverload, collective: Collective, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        tensor = collective.inputs[place].detach()
+        own = Exchange(collective.family, collective.terms, tuple(tensor.shape), tensor.dtype, None)
+        own.sent = tensor if collective.sends_here() else None
+        exchange = self._find(own)
+        if exchange is None:
+            if not self._pairs:
+                raise CollectiveReplayError(f"{own} is not among what was exchanged when the region ran")
+            own.sent = None
+            self.missing.append(own)
+            return _zeros(func, collective, place, args, kwargs)
+        if exchange.received is None:
+            raise CollectiveReplayError(f"the result of {own} was not kept: {_short(self.tape)}")
+        if exchange in self.sent or exchange not in self.tape.exchanges:
+            self.repeated = True
+        else:
+            # a copy: the program may write to it later
+            self.sent[exchange] = tensor.clone()
+            if self._pairs:
+                exchange.name = f"{self._where}{own.family}_{self._counts[own.family]}"
+                self._counts[own.family] += 1
+        return exchange.received.to(
+            tensor.dtype if tensor.dtype.is_floating_point else exchange.received.dtype, copy=True
+        )
+
+    def _find(self, own: Exchange) -> Exchange | None:
+        left = [one for one in self._unused if one.key == own.key]
+        known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
+        found = next((one for one in left[:1] if _alike(own, one)), None) or _nearest(own, left) or _nearest(own, known)
+        if found is None:
+            found = next(iter(left), None)  # what is sent is wrong, or noisy: in order
+            if found is not None:
+                self.guessed.add(found)
+        if found is None and not self._pairs:
+            found = next(iter(known), None)
+        if found is not None and found in self._unused:
+            self._unused.remove(found)
+        return found
+
+
+def _nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
+    near_ones = [(distance, place) for place, one in enumerate(others) if (distance := _distance(own, one)) <= NEAR]
+    return others[min(near_ones)[1]] if near_ones else None
+
+
+def _alike(one: Exchange, other: Exchange) -> bool:
+    return _distance(one, other) <= NEAR
+
+
+def _distance(one: Exchange, other: Exchange) -> float:
+    if one.sent is None or other.sent is None:
+        return 0.0
+    return near(one.sent, other.sent)
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> float:
+    """How far two tensors of one shape are apart, relative, in a sample of their elements."""
+    step = max(1, one.numel() // _SAMPLE)
+    first, second = (tensor.detach().reshape(-1)[::step].to(torch.float64) for tensor in (one, other))
+    both = torch.isfinite(first) & torch.isfinite(second)
+    same = first.nan_to_num(0.25, 0.5, -0.5)[~both] == second.nan_to_num(0.25, 0.5, -0.5)[~both]
+    if not bool(same.all()):
+        return math.inf
+    scale = float(first[both].norm()) + float(second[both].norm())
+    return 0.0 if not scale else 2 * float((first - second)[both].norm()) / scale
+
+
+def _zeros(
+    func: OpOverload, collective: Collective, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Something of the shape that a collective's result would have."""
+    if collective.out is not None:
+        return torch.zeros_like(collective.out)
+    if collective.in_place:
+        return torch.zeros_like(collective.inputs[place])
+    shapes = func(*[_meta(arg) for arg in args], **{name: _meta(value) for name, value in kwargs.items()})
+    shape = _results(collective, shapes)[place]
+    return torch.zeros(shape.shape, dtype=shape.dtype, device=collective.inputs[place].device)
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_meta(item) for item in value]
+    return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def _handed_out(collective: Collective, received: Sequence[torch.Tensor]) -> Any:
+    if collective.out is not None:
+        return collective.out.copy_(received[0])
+    if collective.in_place:
+        for target, result in zip(collective.inputs, received, strict=True):
+            target.detach().copy_(result)
+        return list(collective.inputs) if collective.many else collective.inputs[0]
+    return list(received) if collective.many else received[0]
+
+
+def _short(tape: CollectiveTape) -> str:
+    if tape.short is not None:
+        return "there was no memory for a copy"
+    return "it had not arrived"

@@ -1,0 +1,218 @@
+"""What one call of a region exchanges with other ranks: recorded from the candidate, replayed in every other run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from checked_backend.errors import is_out_of_memory
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.modes.collective_tape import CollectiveTape, Exchange, RecordCollectives, ReplayCollectives
+from checked_backend.verdict.decisions import TensorPair
+
+__all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying"]
+
+_BACKWARD = "backward "
+
+
+@dataclass(eq=False)
+class Agreement:
+    """How the exchanges of the reference and of the candidate belong together.
+
+    Attributes:
+        pairs: What both send.
+        findings: Collectives that only one of them issues.
+        skips: What could not be compared of them.
+        complete: Whether the reference received everything, so that its results can be compared.
+    """
+
+    pairs: list[TensorPair] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    complete: bool = True
+
+
+class ReplayedRun:
+    """The modes of one run that exchanges nothing, and what it would have sent.
+
+    Args:
+        forward: The mode of its forward pass.
+        backward: That of its backward pass; None if it has none.
+    """
+
+    def __init__(self, forward: ReplayCollectives | None, backward: ReplayCollectives | None) -> None:
+        self._forward = forward
+        self._backward = backward
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """The block of its forward pass."""
+        return nullcontext() if self._forward is None else self._forward
+
+    def backward(self) -> AbstractContextManager[Any]:
+        """The block of its backward pass."""
+        return nullcontext() if self._backward is None else self._backward
+
+    def values(self) -> Mapping[str, Any]:
+        """What it would have sent, by subject: in the backward pass, if it has one."""
+        last = self._backward or self._forward
+        return {} if last is None else last.values()
+
+
+class Exchanges:
+    """The exchanges of one call.
+
+    Args:
+        lines: The user's lines of the collectives that the region's graph names, in order, by family.
+
+    Attributes:
+        in_step: Whether eager exchanges the same in the same order as the candidate, as far as was seen, so that one
+            rank could go on in eager alone.
+    """
+
+    def __init__(self, lines: Mapping[str, Sequence[str]]) -> None:
+        self._lines = lines
+        self._forward = CollectiveTape()
+        self._backward = CollectiveTape()
+        self._paired: ReplayCollectives | None = None
+        self.in_step = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether the candidate exchanged something in its forward pass, which it must not do a second time."""
+        return bool(self._forward.exchanges or self._forward.opaque or self._forward.failed)
+
+    @property
+    def failed(self) -> Exception | None:
+        """What a collective of the candidate raised."""
+        return self._forward.failed or self._backward.failed
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record what the candidate's forward pass exchanges."""
+        mode = RecordCollectives(self._forward)
+        with mode:
+            yield
+        mode.finish()
+
+    def backward_passed(self, tape: CollectiveTape) -> None:
+        """Note what the candidate's backward pass exchanged."""
+        self._backward = tape
+
+    def replayed(self, *, backward: bool = False) -> ReplayedRun:
+        """One more run of the region, or of its backward pass too."""
+        later = ReplayCollectives(self._backward, [self._forward]) if backward else None
+        return ReplayedRun(ReplayCollectives(self._forward), later)
+
+    def paired(self, *, backward: bool = False) -> AbstractContextManager[Any]:
+        """The run of the reference which says what belongs together."""
+        if backward:
+            self._paired = ReplayCollectives(self._backward, [self._forward], pairs=True, where=_BACKWARD)
+        else:
+            self._paired = ReplayCollectives(self._forward, pairs=True)
+        return self._paired
+
+    def paired_region(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """The region in eager, each of whose runs is such a run."""
+
+        def run(*args: Any) -> Any:
+            with self.paired():
+                return reference(*args)
+
+        return run
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last paired run of the reference did not receive what it would have received."""
+        return self._paired is not None and self._paired.doubtful
+
+    def continued(self) -> AbstractContextManager[Any]:
+        """A run for the user: it is given what was exchanged already, and exchanges the rest."""
+        return ReplayCollectives(self._forward, continues=True)
+
+    def agreement(self) -> Agreement:
+        """What the last paired run of the reference says."""
+        found = Agreement()
+        run = self._paired
+        if run is None:
+            return found
+        tape = run.tape
+        self.in_step = self.in_step and run.in_step
+        found.complete = not run.doubtful
+        if tape.opaque:
+            found.skips.append(
+                Skip(
+                    "collectives",
+                    f"the compiled program exchanges something by {tape.opaque}, which cannot be seen from outside",
+                    matters=True,
+                )
+            )
+        if tape.short is not None and is_out_of_memory(tape.short):
+            found.skips.append(
+                Skip("collectives", "unsupported: memory: there was none to keep what is sent", matters=True)
+            )
+        left = list(run.unused)
+        if run.missing or left:
+            self._unpaired(found, run.missing, left, opaque=bool(tape.opaque))
+        for exchange, tensor in run.sent.items():
+            if exchange.sent is None or (run.doubtful and exchange in run.guessed):
+                continue
+            subject = f"sent[{exchange.name}]"
+            if exchange.sent.dtype != tensor.dtype:
+                found.findings.append(self._differs(exchange, str(tensor.dtype), str(exchange.sent.dtype)))
+                continue
+            found.pairs.append(TensorPair(subject, subject, tensor, exchange.sent, source=self._line(exchange)))
+        return found
+
+    def _line(self, exchange: Exchange) -> str:
+        family, _, number = exchange.name.removeprefix(_BACKWARD).rpartition("_")
+        lines = self._lines.get(family, ())
+        known = not exchange.name.startswith(_BACKWARD) and int(number) < len(lines)
+        return lines[int(number)] if known else ""
+
+    def _differs(self, exchange: Exchange, expected: str, actual: str) -> Finding:
+        lines = self._lines.get(exchange.family, ())
+        known = self._line(exchange) if exchange.name else lines[0] if len(lines) == 1 else ""
+        return Finding(
+            kind=Kind.STRUCTURE,
+            detail="structure.collective",
+            subject=f"sent[{exchange.name or exchange.family}]",
+            message=(
+                "the compiled program exchanges something else with the other ranks than eager does; nothing that "
+                "follows from it was compared"
+            ),
+            expected=expected,
+            actual=actual,
+            source=known or None,
+        )
+
+    def _unpaired(self, found: Agreement, missing: Sequence[Exchange], left: list[Exchange], *, opaque: bool) -> None:
+        for own in missing:
+            other = next((one for one in left if (one.family, one.shape) == (own.family, own.shape)), None)
+            if other is not None:
+                left.remove(other)
+                found.findings.append(self._differs(own, str(own), str(other)))
+            elif not left and not opaque:
+                found.findings.append(self._differs(own, str(own), "nothing"))
+            else:
+                found.skips.append(Skip("collectives", _otherwise(missing, left), matters=True))
+                return
+        if left:
+            found.skips.append(Skip("collectives", _otherwise(missing, left), matters=True))
+
+
+def _otherwise(missing: Sequence[Exchange], left: Sequence[Exchange]) -> str:
+    told = "; ".join(
+        f"{who} {', '.join(map(str, some[:3]))}{', ...' if len(some) > 3 else ''}"
+        for who, some in (("eager alone issues", missing), ("the compiled program alone issues", left))
+        if some
+    )
+    return (
+        f"unsupported: the compiled program exchanges tensors in another way than eager, which is not compared: {told}"
+    )
+
+
+def replaying(exchanges: Exchanges | None, *, backward: bool = False) -> ReplayedRun:
+    """One more run of a region; of one that exchanges nothing too."""
+    return ReplayedRun(None, None) if exchanges is None else exchanges.replayed(backward=backward)

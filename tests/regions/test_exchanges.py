@@ -1,0 +1,158 @@
+"""Regions that exchange tensors with other ranks: checked without exchanging anything a second time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ranks import run_ranks, values_of
+
+PROGRAM = "tests.support.rank_programs:several"
+SENT = "sent to other ranks"
+
+
+def ran(folder: Path, *programs: tuple[str, dict[str, Any]], world: int = 2) -> list[list[Any]]:
+    """What some programs gave, one after the other in the same ranks: for each program, of each rank."""
+    ranks = values_of(run_ranks(PROGRAM, folder, world=world, programs=programs))
+    return [list(of_program) for of_program in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    return ran(
+        tmp_path_factory.mktemp("clean"),
+        ("sharded", {}),
+        ("unlike", {}),
+        ("exchanging", {}),
+        ("exchanging", {"recomputed": True}),
+        ("alike", {"kind": "tensor parallel", "steps": 4}),
+        ("alike", {"kind": "fsdp", "steps": 3}),
+    )
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    return ran(
+        tmp_path_factory.mktemp("wrong"),
+        ("sharded", {"fault": "before"}),
+        ("sharded", {"fault": "after", "gradients": False}),
+        ("sharded", {"fault": "dropped", "on": None}),
+        ("sharded", {"fault": "reduction", "on": None, "gradients": False}),
+        ("sharded", {"fault": "before", "on_divergence": "fallback"}),
+        ("sharded", {"fault": "merged", "on": None}),
+    )
+
+
+def passed(told: dict[str, Any]) -> bool:
+    if told["verdict"] != "pass" or told["skips"]:
+        raise AssertionError(told["text"])
+    return True
+
+
+def test_what_is_sent_is_compared_in_both_passes(clean: list[list[Any]]) -> None:
+    for told in clean[0]:
+        assert passed(told)
+        assert told["checked"][SENT] == 2 * 4
+
+
+def test_ranks_that_check_other_calls_neither_wait_nor_disagree(clean: list[list[Any]]) -> None:
+    first, second = clean[1]
+    assert passed(first)
+    assert passed(second)
+    assert (first["checked"]["outputs"], second["checked"]["outputs"]) == (12, 4)
+
+
+def test_every_kind_of_collective_changes_no_bit(clean: list[list[Any]]) -> None:
+    for program in clean[2:4]:
+        for told in program:
+            assert passed(told)
+            assert told["equal"]
+
+
+def test_collectives_of_a_checkpoint_are_not_issued_for_eager(clean: list[list[Any]]) -> None:
+    plain, recomputed = clean[2][0], clean[3][0]
+    assert recomputed["checked"]["gradients"] == plain["checked"]["gradients"]
+
+
+def test_a_tensor_parallel_model_passes_with_the_same_weights(clean: list[list[Any]]) -> None:
+    for told in clean[4]:
+        assert passed(told)
+        assert told["equal"]
+        assert told["checked"][SENT] > 0
+
+
+def test_compiled_blocks_of_a_sharded_model_pass_with_the_same_weights(clean: list[list[Any]]) -> None:
+    for told in clean[5]:
+        assert passed(told)
+        assert told["equal"]
+        assert told["checked"]["gradients"] > 0
+
+
+def test_an_error_before_a_collective_is_named_there_and_on_its_rank_alone(wrong: list[list[Any]]) -> None:
+    innocent, guilty = wrong[0]
+    assert passed(innocent)
+    assert ["logic", "sent[all_reduce_0]"] in guilty["findings"]
+    assert not any(subject.startswith("output") for _, subject in guilty["findings"])
+    assert "functional.all_reduce(partial" in guilty["text"]
+
+
+def test_an_error_after_a_collective_is_one_of_the_result(wrong: list[list[Any]]) -> None:
+    innocent, guilty = wrong[1]
+    assert passed(innocent)
+    assert guilty["findings"] == [["logic", "output[0]"]]
+
+
+def test_a_collective_that_is_left_out_is_found(wrong: list[list[Any]]) -> None:
+    for told in wrong[2]:
+        assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
+        assert "expected    all_reduce(float32[4, 8], reduce_op=sum" in told["text"]
+        assert "actual      nothing" in told["text"]
+
+
+def test_another_reduction_is_found(wrong: list[list[Any]]) -> None:
+    for told in wrong[3]:
+        assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
+        assert "reduce_op=max" in told["text"]
+
+
+def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
+    innocent, guilty = wrong[4]
+    assert passed(innocent)
+    assert innocent["checked"]["outputs"] == 4
+    assert guilty["checked"]["outputs"] == 1  # then it is in eager, and in step
+
+
+def test_exchanges_in_another_form_are_told_and_accuse_nobody(wrong: list[list[Any]]) -> None:
+    for told in wrong[5]:
+        assert told["verdict"] == "inconclusive", told["text"]
+        assert any("exchanges tensors in another way than eager" in reason for _, reason, _ in told["skips"])
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_inductor_agrees_with_eager_in_several_ranks(tmp_path: Path) -> None:
+    given = {"compiler": "inductor", "steps": 3}
+    programs = ran(
+        tmp_path,
+        ("alike", {"kind": "tensor parallel", **given}),
+        ("alike", {"kind": "ddp", **given}),
+        ("exchanging", {"compiler": "inductor"}),
+    )
+    for told in programs[0] + programs[1]:
+        assert passed(told)
+        assert told["equal"]
+    for told in programs[2]:
+        assert passed(told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_fifty_checked_steps_leave_the_same_weights(world: int, tmp_path: Path) -> None:
+    kinds = ("tensor parallel", "ddp", "fsdp")
+    programs = ran(tmp_path, *(("alike", {"kind": kind, "steps": 50}) for kind in kinds), world=world)
+    for told in [told for program in programs for told in program]:
+        assert passed(told)
+        assert told["equal"]

@@ -1,0 +1,273 @@
+"""Programs of several ranks, for `tests.support.ranks.run_ranks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+import checked_backend as cb
+
+
+class Sharded(nn.Module):
+    """Two linear layers, the second of which adds up what the ranks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        partial = self.second(self.first(x).relu())
+        total = functional.all_reduce(partial, "sum", dist.group.WORLD)
+        return torch.tanh(total * 0.5)
+
+
+def _changed_graph(change: Callable[[fx.Graph, fx.Node], None], target: str) -> Callable[..., Any]:
+    """A compiler that changes the first node of some name in the Dynamo graph."""
+
+    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in gm.graph.nodes:
+            if target in str(node.target):
+                change(gm.graph, node)
+                break
+        else:
+            raise AssertionError(f"no {target}: {gm.graph}")
+        gm.recompile()
+        return gm.forward
+
+    return compiler
+
+
+def _scale_result(factor: float) -> Callable[[fx.Graph, fx.Node], None]:
+    def change(graph: fx.Graph, node: fx.Node) -> None:
+        with graph.inserting_after(node):
+            scaled = graph.call_function(torch.mul, (node, factor))
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+    return change
+
+
+def _drop(graph: fx.Graph, node: fx.Node) -> None:
+    node.replace_all_uses_with(node.args[0])
+    graph.erase_node(node)
+
+
+def _other_reduction(_graph: fx.Graph, node: fx.Node) -> None:
+    node.args = (node.args[0], "max", *node.args[2:])
+
+
+def _in_one_with_more(graph: fx.Graph, node: fx.Node) -> None:
+    """As a compiler does that puts several small collectives into one."""
+    with graph.inserting_before(node):
+        doubled = graph.call_function(torch.cat, ([node.args[0], node.args[0]],))
+    with graph.inserting_after(node):
+        half = graph.call_function(torch.narrow, (node, 0, 0, 4))
+    node.replace_all_uses_with(half, delete_user_cb=lambda user: user is not half)
+    node.args = (doubled, *node.args[1:])
+
+
+def faulty(fault: str) -> Callable[..., Any]:
+    """A compiler with one fault."""
+    changes = {
+        "before": (_scale_result(1.05), "relu"),
+        "after": (_scale_result(1.05), "tanh"),
+        "dropped": (_drop, "all_reduce"),
+        "merged": (_in_one_with_more, "all_reduce"),
+        "reduction": (_other_reduction, "all_reduce"),
+    }
+    return _changed_graph(*changes[fault])
+
+
+def step(model: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
+    """One forward and backward pass on random numbers."""
+    loss = model(torch.randn(4, 16, generator=torch.Generator().manual_seed(seed))).square().sum()
+    if torch.is_grad_enabled():
+        loss.backward()
+    return loss.detach()
+
+
+def told(report: cb.Report) -> dict[str, Any]:
+    """What a test asks of a report, as JSON."""
+    return {
+        "verdict": report.verdict.value,
+        "findings": sorted({(found.detail, found.subject) for found in report.findings if found.fails}),
+        "evidence": [dict(found.evidence) for found in report.findings],
+        "skips": [[skip.subject, skip.reason, skip.matters] for skip in report.coverage.skipped],
+        "checked": dict(report.coverage.checked),
+        "notes": list(report.coverage.notes),
+        "text": str(report),
+    }
+
+
+def sharded(
+    rank: int,
+    world: int,
+    *,
+    fault: str = "",
+    on: int | None = 1,
+    steps: int = 4,
+    gradients: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train `Sharded`, checked; on one rank, or on all, the compiler may have a fault."""
+    torch.manual_seed(rank)
+    model = Sharded()
+    options = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
+    if fault and on in (rank, None):
+        options["compiler"] = faulty(fault)
+    compiled = torch.compile(model, backend="numcheck", options=options)
+    with cb.collect() as session, torch.set_grad_enabled(gradients):
+        for number in range(steps):
+            step(compiled, number)
+    return told(session.report)
+
+
+def unlike(rank: int, world: int) -> dict[str, Any]:
+    """Ranks that check other calls, and of which one needs control runs and the other does not."""
+    return sharded(rank, world, steps=12, every=1 + 2 * rank, compiler=noisy if rank else "aot_eager")
+
+
+def noisy(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose matrix products round otherwise than eager's, so that control runs are made."""
+
+    class Rounded(fx.Transformer):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            made = super().call_function(target, args, kwargs)
+            if "linear" in str(target):
+                made = super().call_function(torch.mul, (made, 1.0 + 2.0**-23), {})
+            return made
+
+    changed = Rounded(gm).transform()
+    return changed.forward
+
+
+class Block(nn.Module):
+    """One of the blocks that training programs compile each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    """Some blocks in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+_PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
+def _model(kind: str, world: int, compiled: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
+    """A model, and what to call: compiled as programs of that kind do it."""
+    model = Blocks()
+    if kind == "ddp":
+        return model, compiled(nn.parallel.DistributedDataParallel(model))
+    mesh = init_device_mesh("cpu", (world,))
+    if kind == "tensor parallel":
+        for block in model.blocks:
+            parallelize_module(block, mesh, _PLAN)
+        return model, compiled(model)
+    for block in model.blocks:
+        block.forward = compiled(block.forward)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, model
+
+
+def _trained(kind: str, rank: int, world: int, steps: int, backend: Any, options: dict[str, Any]) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, run = _model(kind, world, lambda given: torch.compile(given, backend=backend, options=options or None))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    same_inputs = kind == "tensor parallel"
+    for number in range(steps):
+        optimizer.zero_grad()
+        step(run, number if same_inputs else number * world + rank)
+        optimizer.step()
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+
+
+class Exchanging(nn.Module):
+    """A layer between many kinds of collectives."""
+
+    def __init__(self, recomputed: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.recomputed = recomputed
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD
+        everyone = functional.all_gather_tensor_autograd(self.linear(x), 0, group)
+        own = functional.reduce_scatter_tensor_autograd(everyone.relu() * 0.5, "sum", 0, group)
+        return torch.nn.functional.dropout(own, 0.25) + functional.all_reduce(own.square().mean(), "sum", group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD
+        y = checkpoint(self.body, x, use_reentrant=False) if self.recomputed else self.body(x)
+        with torch.no_grad():
+            first = functional.broadcast(y.detach() * 2, 0, group)
+            pair = functional.all_reduce_coalesced([y.detach(), y.detach() + 1], "max", group)
+            total = y.detach() + 1
+            dist.all_reduce(total)
+            gathered = functional.all_gather_tensor(y.detach(), 0, group)
+        return (y * (1 + first + pair[0] + pair[1] + total)).sum() + gathered.sum()
+
+
+def exchanging(rank: int, world: int, *, recomputed: bool = False, **options: Any) -> dict[str, Any]:
+    """Run `Exchanging` with random numbers; what it leaves is compared with a run of plain torch.compile."""
+    left = []
+    options = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
+    with cb.collect() as session:
+        for backend, given in (("numcheck", options), (options["compiler"], None)):
+            torch._dynamo.reset()
+            torch.manual_seed(rank)
+            model = Exchanging(recomputed)
+            compiled = torch.compile(model, backend=backend, options=given)
+            losses = [step(compiled, number * world + rank) for number in range(3)]
+            left.append([*losses, model.linear.weight.grad, torch.get_rng_state()])
+    return {**told(session.report), "equal": all(map(torch.equal, *left))}
+
+
+def alike(
+    rank: int, world: int, *, kind: str, steps: int = 6, compiler: str = "aot_eager", **options: Any
+) -> dict[str, Any]:
+    """Train a model unchecked and checked. Are the weights the same, bit for bit?"""
+    plain = _trained(kind, rank, world, steps, compiler, {})
+    given = {"compiler": compiler, "on_divergence": "record", "localize": False, **options}
+    with cb.collect() as session:
+        checked = _trained(kind, rank, world, steps, "numcheck", given)
+    equal = len(plain) == len(checked) > 0 and all(map(torch.equal, plain, checked))
+    return {**told(session.report), "equal": equal}
+
+
+def several(rank: int, world: int, *, programs: Sequence[Sequence[Any]]) -> list[Any]:
+    """Run programs of this module one after the other: (name, arguments)."""
+    results = []
+    for name, given in programs:
+        torch._dynamo.reset()
+        results.append(globals()[name](rank, world, **given))
+    return results
