@@ -65,7 +65,7 @@ def replay_apart(
         note = _no_note if board is None else board.note
         note(_READING)
         loaded = _loaded(dump, modules)
-        module = _later("checked_backend.cli.replay")
+        module = _later("checked_backend.checking.replay")
         with around():
             if died is None:
                 arguments = how()
@@ -129,7 +129,7 @@ def _loaded(folder: Path, modules: Sequence[str]) -> Any:
     torch = _later("checked_backend._torch.operators")
     _keep_out(folder)
     if modules:
-        _later("checked_backend.cli.replay")  # and parts of torch, whose operators are not those of the modules
+        _later("checked_backend.checking.replay")  # and parts of torch, whose operators are not those of the modules
     before = torch.registered_operators()
     for module in modules:
         _import(module, folder)

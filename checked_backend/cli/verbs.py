@@ -21,6 +21,8 @@ import typer
 from rich.console import Console
 
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
+from checked_backend.cli.printing import complain, print_text
+from checked_backend.cli.sweeping import Files, report_sweep, sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import Limits, default_memory
@@ -31,8 +33,8 @@ from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.text import render_rich
 from checked_backend.report.to_json import dumps, encode
-from checked_backend.report.view import clean
 from checked_backend.report.write import ReadReports, read_reports, write_whole
+from checked_backend.sweep.database import is_database
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -78,19 +80,32 @@ def _verbs() -> None:
 @app.command()
 def report(
     path: Annotated[
-        Path | None, typer.Argument(metavar="DB_OR_DIR", help="A report file, or a folder of reports.")
+        Path | None,
+        typer.Argument(metavar="DB_OR_DIR", help="A database of sweeps, a report file, or a folder of reports."),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of a sweep: its number, name or torch version; default the last.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of a sweep: compare with this run; default the one before.")
+    ] = None,
 ) -> Verdict:
-    """Show reports. The exit code is that of the worst one."""
+    """Show reports, or a sweep and what changed since another. The exit code is that of the worst one."""
     if path is None and json_file not in (None, _STDOUT):
         path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
+    if is_database(path):
+        return report_sweep(path, run, since, Files(html, json_file, junit, csv))
+    for option, value in (("--csv", csv), ("--run", run), ("--since", since)):
+        if value is not None:
+            raise typer.BadParameter("only a database of sweeps has that", param_hint=option)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
@@ -105,11 +120,11 @@ def report(
         if json_file != _STDOUT:
             write_whole(text + "\n", Path(json_file))
         else:
-            _print(text)
+            print_text(text)
     if json_file != _STDOUT:
         _print_reports(found.reports)
     for file, reason in found.broken:
-        _complain(f"{file}: {reason}")
+        complain(f"{file}: {reason}")
     return verdict
 
 
@@ -138,7 +153,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
-    factory = _later("checked_backend.cli.target")
+    factory = _later("checked_backend.checking.target")
     with _users_code(as_json):
         function, args, kwargs = factory.load_factory(target)
     options: dict[str, Any] = {  # those that are None are left to their defaults
@@ -157,8 +172,11 @@ def check(
     given = {name: value for name, value in options.items() if value is not None}
     with _users_code(as_json):
         found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
-    _print(found.to_json() if as_json else str(found))
+    print_text(found.to_json() if as_json else str(found))
     return found.verdict
+
+
+app.command()(sweep)
 
 
 @app.command()
@@ -197,7 +215,7 @@ def localize(
     def how() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         investigation = _later("checked_backend.diagnose.investigate").Investigation(
-            _complain, folder / "reduction.jsonl"
+            complain, folder / "reduction.jsonl"
         )
         return {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
 
@@ -212,7 +230,7 @@ def show(
     """Read a dump in the terminal. Nothing in it is run."""
     package = _later("checked_backend.dump")
     loaded = package.load_dump(dump)
-    _print(dumps(loaded.metadata) if as_json else package.render_dump(loaded))
+    print_text(dumps(loaded.metadata) if as_json else package.render_dump(loaded))
 
 
 @app.command()
@@ -221,7 +239,7 @@ def doctor(
 ) -> Verdict:
     """Say which versions, compilers and devices are here, and what can and cannot be checked with them."""
     diagnosis: Diagnosis = _later("checked_backend.cli.doctor").diagnose()
-    _print(dumps(diagnosis.to_dict()) if as_json else str(diagnosis))
+    print_text(dumps(diagnosis.to_dict()) if as_json else str(diagnosis))
     return diagnosis.verdict
 
 
@@ -274,18 +292,18 @@ def _exit_code(produce: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _MISUSE
     except CheckedBackendError as error:
-        _complain(str(error))
+        complain(str(error))
         return _MISUSE
     except OSError as error:
-        _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
         return _MISUSE
     except _ChildEnded as ended:
         return ended.status
     except (typer.Abort, KeyboardInterrupt):
-        _complain("stopped")
+        complain("stopped")
         return _MISUSE
     except MemoryError:
-        _complain("there is not enough memory")
+        complain("there is not enough memory")
         return _MISUSE
     except Exception as error:
         show = getattr(error, "show", None)  # click's usage errors; typer has no public name for their base class
@@ -293,7 +311,7 @@ def _exit_code(produce: Callable[[], Any]) -> int:
             show()
         else:
             traceback.print_exc()
-            _complain("internal error: this is a bug in checked_backend; please report it with the lines above")
+            complain("internal error: this is a bug in checked_backend; please report it with the lines above")
         return _MISUSE
     if isinstance(result, Verdict):
         return _EXIT[result]
@@ -321,7 +339,7 @@ def _replayed(
             yield
 
     def show(found: Report) -> Verdict:
-        _print(found.to_json() if as_json else str(found))
+        print_text(found.to_json() if as_json else str(found))
         return found.verdict
 
     status = replay_apart(dump, modules, limits, how, around=around, show=show, exit_code=_exit_code)
@@ -362,11 +380,11 @@ def _print_reports(reports: Sequence[Report]) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     for number, shown in enumerate(reports):
         if number:
-            _print("\n" + "-" * 100 + "\n")
+            print_text("\n" + "-" * 100 + "\n")
         if console.is_terminal:
             console.print(render_rich(shown), soft_wrap=False)
         else:
-            _print(str(shown))
+            print_text(str(shown))
 
 
 @contextmanager
@@ -378,15 +396,6 @@ def _users_code(as_json: bool) -> Iterator[None]:
     except SystemExit as stop:
         code = "" if stop.code is None else repr(stop.code)
         raise CheckedBackendError(f"the program called sys.exit({code}); it was not checked") from stop
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201
-
-
-def _complain(text: str) -> None:
-    print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201
 
 
 def _later(module: str) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-__all__ = ["Ended", "Limits", "Noticeboard", "can_confine", "confined", "default_memory", "die_with"]
+__all__ = ["Ended", "Limits", "Noticeboard", "can_confine", "confined", "default_memory", "die_with", "limit_memory"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -143,7 +143,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
         try:
             os.setpgid(0, 0)  # else Ctrl-C would reach it twice
             die_with(parent)
-            _limit(limits)
+            limit_memory(limits.memory)
             if output is not None:
                 sys.stdout, sys.stderr = output
             status = work(board)
@@ -175,15 +175,21 @@ def _scratch() -> TextIO:
     return tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")
 
 
-def _limit(limits: Limits) -> None:
-    import resource  # noqa: PLC0415  which Windows lacks, where there is no fork either
+def limit_memory(memory: int | None) -> None:
+    """Let this process hold no more than that, and be the one that goes if there is not enough for all.
+
+    Args:
+        memory: Bytes; None for no limit. Only Linux knows such a limit.
+    """
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  which Windows lacks
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limits.memory is not None and sys.platform == "linux":
+    if memory is not None and sys.platform == "linux":
         _, most = resource.getrlimit(resource.RLIMIT_DATA)  # which this process may not raise
-        memory = limits.memory if most == resource.RLIM_INFINITY else min(limits.memory, most)
+        memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    # if there is not enough for all, it is this one that goes
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

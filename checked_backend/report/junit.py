@@ -14,7 +14,7 @@ from checked_backend.report.view import clean
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["render_junit"]
+__all__ = ["render_junit", "xml_text"]
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -42,7 +42,7 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
         case = _case(suite, report.title or (report.path.name if report.path else f"report {number}"))
         text = str(report)
         if verdict is Verdict.PASS:
-            ElementTree.SubElement(case, "system-out").text = _xml(text)
+            ElementTree.SubElement(case, "system-out").text = xml_text(text)
         else:
             _problem(case, "failure" if verdict is Verdict.FAIL else "error", verdict.value, text)
     for path, reason in broken:
@@ -54,13 +54,14 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
 
 
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="checked_backend", name=_xml(name))
+    return ElementTree.SubElement(suite, "testcase", classname="checked_backend", name=xml_text(name))
 
 
 def _problem(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
-    text = _xml(text)
+    text = xml_text(text)
     ElementTree.SubElement(case, tag, type=kind, message=text.partition("\n")[0]).text = text
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
+    """Text without what XML, or a terminal that shows it, cannot take."""
     return _NOT_XML.sub("\ufffd", clean(text))

@@ -163,7 +163,7 @@ def test_a_process_that_cannot_be_forked_has_another_python_replay(
 def test_a_death_in_eager_is_told_in_a_sentence(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from checked_backend.cli import replay
+    from checked_backend.checking import replay
 
     if needs_fresh_interpreter():
         pytest.skip("this process has threads of autograd, so that the patch below would not reach the graph's process")

@@ -57,7 +57,7 @@ def test_every_kind_replays_and_a_clean_compiler_passes(run: Run, found: dict[st
 
 @pytest.mark.parametrize("kind", ["dynamo", "forward"])
 def test_a_wrong_compiler_fails(run: Run, found: dict[str, Path], kind: str) -> None:
-    from checked_backend.cli.replay import replay
+    from checked_backend.checking.replay import replay
 
     report = replay(cb.load_dump(found[kind]), compiler=break_relu)
     assert report.verdict is cb.Verdict.FAIL
@@ -100,7 +100,7 @@ class Squared(torch.autograd.Function):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_what_dynamo_cannot_trace_again_is_checked_nevertheless(tmp_path: Path) -> None:
-    from checked_backend.cli.replay import replay
+    from checked_backend.checking.replay import replay
 
     def own(x: torch.Tensor) -> torch.Tensor:  # Dynamo refuses its own operator for Squared
         return Squared.apply(x.sin())  # type: ignore[no-any-return]
@@ -204,7 +204,7 @@ class Net(nn.Module):
 
 
 def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> None:
-    from checked_backend.cli.replay import replay
+    from checked_backend.checking.replay import replay
 
     report = replay(cb.load_dump(found["dynamo"]), compiler=faults.crash_in_backward())
     assert "crash" in [str(finding.kind) for finding in report.findings]
@@ -212,7 +212,7 @@ def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> Non
 
 def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str, Path]) -> None:
     """The compiler is not tried in this process again."""
-    from checked_backend.cli.replay import replay_of_death
+    from checked_backend.checking.replay import replay_of_death
 
     why = cannot_fork() or cannot_differentiate_in_worker()
     if why:

@@ -1,4 +1,4 @@
-"""Load the program that ``checked-backend check FILE.py:FACTORY`` names."""
+"""Load the programs that a Python file of the user makes: ``FILE.py:FACTORY``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["load_factory", "parse_optimizer", "parse_value"]
+__all__ = ["load_factory", "make_program", "parse_optimizer", "parse_value", "run_file"]
 
 Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
@@ -37,11 +37,25 @@ def load_factory(target: str) -> Loaded:
     path, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier() or not path.endswith(".py"):
         raise CheckedBackendError(f"got {target!r}; give FILE.py:FACTORY, for example model.py:make")
-    factory = getattr(_run_file(Path(path)), name, None)
+    factory = getattr(run_file(Path(path)), name, None)
     if not callable(factory):
         raise CheckedBackendError(f"{path} has no function {name!r}")
+    return make_program(factory, target)
+
+
+def make_program(factory: Callable[..., Any], target: str, **settings: Any) -> Loaded:
+    """Call a factory, and take apart what it makes.
+
+    Args:
+        factory: Returns ``(fn_or_module, args, kwargs)``, without the last or the last two if they are empty.
+        target: What it is called in messages.
+        settings: Its keyword arguments.
+
+    Raises:
+        CheckedBackendError: It raised, which is the cause of this error; or it returned something else.
+    """
     try:
-        made = factory()
+        made = factory(**settings)
     except (Exception, SystemExit) as error:  # whose exit code would be taken for a verdict
         raise CheckedBackendError(f"{target} raised:\n{_users_part(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
@@ -52,7 +66,12 @@ def load_factory(target: str) -> Loaded:
     return function, args, kwargs
 
 
-def _run_file(path: Path) -> ModuleType:
+def run_file(path: Path) -> ModuleType:
+    """Run a Python file as a module of its own. Trust it.
+
+    Raises:
+        CheckedBackendError: There is no such file, or it raised, which is the cause of this error.
+    """
     if not path.is_file():
         raise CheckedBackendError(f"{path}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend.cli.target import load_factory, parse_optimizer, parse_value
+from checked_backend.checking.target import load_factory, parse_optimizer, parse_value
 from checked_backend.errors import CheckedBackendError
 
 FILE = """

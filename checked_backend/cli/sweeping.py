@@ -1,0 +1,224 @@
+"""The verb ``sweep``, and what ``report`` does with a database of sweeps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from checked_backend.cli.printing import print_text
+from checked_backend.errors import SuiteError
+from checked_backend.findings import Verdict
+from checked_backend.process.child import default_memory
+from checked_backend.process.interrupt import terminable
+from checked_backend.report.write import write_whole
+from checked_backend.sweep.case import Settings
+from checked_backend.sweep.database import Database
+from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of
+from checked_backend.sweep.job import Place
+from checked_backend.sweep.plan import Request, Selection, parse_modes
+from checked_backend.sweep.render.data import render_csv, render_json
+from checked_backend.sweep.render.html import render_html
+from checked_backend.sweep.render.junit import render_junit
+from checked_backend.sweep.render.text import render_text
+from checked_backend.sweep.rules import TAGS, load_rules
+from checked_backend.sweep.summary import Comparison, Summary, compare, find_run, summarize
+
+__all__ = ["Files", "report_sweep", "sweep"]
+
+_STDOUT = "-"
+
+Words = list[str] | None
+
+
+def sweep(
+    suites: Annotated[
+        Words,
+        typer.Argument(
+            metavar="SUITE",
+            help="huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR; with --merge, databases.",
+            show_default=False,
+        ),
+    ] = None,
+    db: Annotated[Path, typer.Option(metavar="FILE", help="Keeps results; a sweep goes on where it ended.")] = Path(
+        "checked_backend_sweep.db"
+    ),
+    mode: Annotated[
+        Words, typer.Option(metavar="MODE[:DTYPE,...]", help="inference or training; may be repeated.")
+    ] = None,
+    dtype: Annotated[
+        Words, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, amp; for modes that name none.")
+    ] = None,
+    device: Annotated[Words, typer.Option(metavar="DEVICE", help="cpu or cuda; may be repeated.")] = None,
+    compiler: Annotated[
+        Words, typer.Option(metavar="C", help="A backend of torch.compile; may be repeated. Default inductor.")
+    ] = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic/--static", help="With dynamic shapes.")] = False,
+    only: Annotated[Words, typer.Option(metavar="NAME", help="Models to run; * stands for any text.")] = None,
+    exclude: Annotated[Words, typer.Option(metavar="NAME", help="Models not to run.")] = None,
+    skip_tag: Annotated[
+        Words, typer.Option("--skip", metavar="TAG", help=f"Skip models that rules call {', '.join(TAGS)}.")
+    ] = None,
+    canary: Annotated[bool, typer.Option("--canary", help="TorchBench's canary models too.")] = False,
+    config: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Rules in YAML, added to those that come with this.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Where no rule says otherwise.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="After which a case is ended.")] = 1800.0,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="What a case may hold; default four fifths of all, by --jobs.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Cases at a time.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of torch for each case; default the cores by --jobs.")
+    ] = None,
+    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Also time each model.")] = True,
+    localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
+    engine: Annotated[str, typer.Option(metavar="ENGINE", help="local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster.")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Run the I-th of N parts only, from 1.")] = "1/1",
+    merging: Annotated[bool, typer.Option("--merge", help="Put the databases named into --db.")] = False,
+    rerun: Annotated[
+        Words, typer.Option(metavar="STATUS", help="Run again what ended so: failed, all, crash, hang, ...")
+    ] = None,
+    flaky: Annotated[int, typer.Option(min=1, metavar="N", help="Run each case N times.")] = 1,
+    run_name: Annotated[str, typer.Option("--run", metavar="NAME", help="A name for this run, to compare with.")] = "",
+    listing: Annotated[bool, typer.Option("--list", help="Say which cases there are, and run none.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict | None:
+    """Check a whole suite of models, each in a process of its own. Its code is run: trust it.
+
+    Results are kept in a database as they come; `checked-backend report DB` shows and compares them.
+    """
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if merging:
+        merge(db, [Path(part) for part in suites or ()], lambda line: console.print(line, soft_wrap=True))
+        return None
+    if engine not in ("local", "ray"):
+        raise SuiteError(f"--engine got {engine!r}; expected local or ray")
+    for tag in skip_tag or ():
+        if tag not in TAGS:
+            raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
+    settings = Settings(batch_size=batch_size, timeout=timeout, localize=localize)
+    asked = Sweep(
+        suites=suites or (),
+        db=db,
+        request=Request(
+            ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
+            devices=_devices(device or ["cpu"]),
+            compilers=list(dict.fromkeys(compiler or ["inductor"])),
+            dynamic=(dynamic,),
+            settings=settings,
+        ),
+        selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
+        rules=load_rules(config or ()),
+        name=run_name,
+        jobs=jobs,
+        place=Place(_memory(memory, jobs), threads or max(1, _cores() // jobs), speed=speed, folder=str(Path.cwd())),
+        engine=engine,
+        address=address,
+        rerun=statuses_of(rerun or ()),
+        repeats=flaky,
+    )
+    plan = plan_sweep(asked)
+    if listing:
+        for job in plan.jobs:
+            skipped = "" if job.settings.skip is None else f"  skipped: {job.settings.skip}"
+            print_text(f"{job.case.suite}  {job.case}{skipped}")
+        return None
+    with terminable():
+        summary, ran = run_sweep(asked, console, plan)
+    print_text(render_json(summary) if as_json else render_text(summary))
+    if not ran:
+        console.print(f"all of it had results in {db} already; --rerun runs cases again", soft_wrap=True)
+    return summary.verdict
+
+
+class Files:
+    """Where `report_sweep` writes.
+
+    Args:
+        html: One HTML page.
+        json_file: JSON; ``-`` prints it.
+        junit: JUnit XML.
+        csv: CSV.
+    """
+
+    def __init__(
+        self,
+        html: Path | None = None,
+        json_file: str | None = None,
+        junit: Path | None = None,
+        csv: Path | None = None,
+    ) -> None:
+        self._writers: Sequence[tuple[Path | None, Callable[[Summary, Comparison | None], str]]] = (
+            (html, render_html),
+            (junit, lambda summary, _comparison: render_junit(summary)),
+            (csv, lambda summary, _comparison: render_csv(summary)),
+            (None if json_file in (None, _STDOUT) else Path(str(json_file)), render_json),
+        )
+        self.prints_json = json_file == _STDOUT
+
+    def write(self, summary: Summary, comparison: Comparison | None) -> None:
+        """Write what was asked for."""
+        for path, render in self._writers:
+            if path is not None:
+                write_whole(render(summary, comparison) + "\n", path)
+
+
+def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -> Verdict:
+    """Show a run of a database, and what changed since an earlier one.
+
+    Args:
+        path: The database.
+        run: Number, name or torch version; default the last run.
+        since: The run to compare with; default the one before, if there is one.
+        files: Where to write.
+
+    Raises:
+        SuiteError: It is no such database, or has no such run.
+    """
+    with Database(path) as database:
+        runs = database.runs()
+        if not runs:
+            raise SuiteError(f"{path}: no runs in it")
+        shown = runs[-1] if run is None else find_run(runs, run)
+        earlier = [other for other in runs if other.number < shown.number]
+        before = find_run(runs, since) if since is not None else (earlier[-1] if earlier else None)
+        summary = summarize(database, shown)
+        comparison = None if before is None else compare(summarize(database, before), summary)
+    files.write(summary, comparison)
+    print_text(render_json(summary, comparison) if files.prints_json else render_text(summary, comparison))
+    return summary.verdict
+
+
+def _devices(words: Sequence[str]) -> list[str]:
+    for word in words:
+        if word not in ("cpu", "cuda"):
+            raise SuiteError(f"--device got {word!r}; expected cpu or cuda")
+    return list(dict.fromkeys(words))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    which, _, many = text.partition("/")
+    if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
+        raise SuiteError(f"--shard got {text!r}; expected I/N with I from 1 to N, for example 1/4")
+    return int(which), int(many)
+
+
+def _memory(gib: float | None, jobs: int) -> int | None:
+    if gib is not None:
+        return int(gib * 2**30)
+    there = default_memory()
+    return None if there is None else there // jobs
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux says which this process may use
+        return os.cpu_count() or 1

@@ -1,0 +1,334 @@
+"""The results of sweeps in one SQLite file, committed case by case.
+
+A stranger may have written the file: what is read is data, every field is checked, and nothing but tables is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import Case, Outcome, decoded
+from checked_backend.sweep.job import Job
+from checked_backend.sweep.status import Status
+
+__all__ = ["Database", "Result", "Run", "is_database"]
+
+_APPLICATION = 0x43425357  # "CBSW"
+_VERSION = 1
+_MAGIC = b"SQLite format 3\0"
+
+_SCHEMA = """
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, versions TEXT NOT NULL, started TEXT NOT NULL, UNIQUE (name, versions));
+CREATE TABLE result (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL,
+    attempt INTEGER NOT NULL, finished TEXT NOT NULL, status TEXT NOT NULL, "case" TEXT NOT NULL,
+    outcome TEXT NOT NULL, UNIQUE (run, key, state, attempt));
+CREATE TABLE again (
+    run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
+    UNIQUE (run, key, state, attempt));
+"""
+_TABLES = {"run", "result", "again"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Results of one set of versions.
+
+    Attributes:
+        number: In this file.
+        name: The user's name of it; may be empty.
+        versions: Of the libraries that results depend on.
+        started: When.
+    """
+
+    number: int
+    name: str
+    versions: Mapping[str, str]
+    started: str
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        torch = self.versions.get("torch", "?")
+        return f"run {self.number}{f' {self.name!r}' if self.name else ''} (torch {torch}, {self.started[:10]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a case, once.
+
+    Attributes:
+        case: Which.
+        attempt: From 0.
+        finished: When.
+        state: Changes when the case would be run otherwise.
+        outcome: What became of it.
+    """
+
+    case: Case
+    attempt: int
+    finished: str
+    state: str
+    outcome: Outcome
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is one of SQLite's."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+class Database:
+    """A file of results.
+
+    Args:
+        path: The file.
+        write: Make it if it is not there, and hold it: no other sweep writes to it meanwhile.
+
+    Raises:
+        SuiteError: It is no such file, or another sweep holds it.
+    """
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        self.path = path
+        self._lock: IO[bytes] | None = None
+        if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
+            raise SuiteError(f"{path}: not a database of sweeps")
+        if not write and not path.exists():
+            raise SuiteError(f"{path}: no such database")
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _held(path)
+        with ExitStack() as on_error:
+            if self._lock is not None:
+                on_error.callback(self._lock.close)
+            try:
+                self._connection = _connected(path, write)
+                on_error.callback(self._connection.close)
+                self._check(fresh=write)
+            except sqlite3.Error as error:
+                raise SuiteError(f"{path}: not a database of sweeps: {error}") from error
+            on_error.pop_all()
+
+    def _check(self, *, fresh: bool) -> None:
+        rows = self._connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+        if not rows and fresh:
+            with self._connection:
+                self._connection.executescript(
+                    f"BEGIN; PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION}; {_SCHEMA} COMMIT;"
+                )
+            return
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        names = {name for kind, name in rows if kind == "table"}
+        strange = sorted(str(name) for kind, name in rows if kind not in ("table", "index"))
+        if application != _APPLICATION or not names >= _TABLES or strange:
+            raise SuiteError(f"{self.path}: not a database of sweeps")
+        if version != _VERSION:
+            raise SuiteError(f"{self.path}: of version {version}; this checked_backend reads version {_VERSION}")
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, name: str, versions: Mapping[str, str]) -> Run:
+        """The run of these versions and this name, made if it is not there."""
+        text = json.dumps(dict(versions), sort_keys=True)
+        with self._connection:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO run (name, versions, started) VALUES (?, ?, ?)", (name, text, _now())
+            )
+        return next(run for run in self.runs() if run.name == name and dict(run.versions) == dict(versions))
+
+    def runs(self) -> list[Run]:
+        """All runs, the oldest first."""
+        rows = self._query("SELECT id, name, versions, started FROM run ORDER BY id", ())
+        return [Run(int(number), str(name), self._versions(text), str(begun)) for number, name, text, begun in rows]
+
+    def _versions(self, text: object) -> Mapping[str, str]:
+        raw = self._json(text, "versions")
+        if not isinstance(raw, dict):
+            raise SuiteError(f"{self.path}: versions: expected an object")
+        return {str(name): str(value) for name, value in raw.items()}
+
+    def add(self, run: Run, result: Result) -> None:
+        """Write a result, at once and for good. One that is there already stays; but that of a rule is the latest."""
+        outcome = asdict(result.outcome)
+        case = asdict(result.case)
+        taken = "REPLACE" if result.outcome.status is Status.SKIPPED else "IGNORE"
+        with self._connection:
+            self._connection.execute(
+                f'INSERT OR {taken} INTO result (run, key, state, attempt, finished, status, "case", outcome) '
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    run.number,
+                    result.case.key,
+                    result.state,
+                    result.attempt,
+                    result.finished or _now(),
+                    result.outcome.status.value,
+                    json.dumps(case),
+                    json.dumps(outcome),
+                ),
+            )
+
+    def attempts(self, run: Run) -> dict[tuple[str, str], dict[int, str]]:
+        """Of what has run, by case and state: the status of each attempt."""
+        rows = self._query("SELECT key, state, attempt, status FROM result WHERE run = ? ORDER BY id", (run.number,))
+        found: dict[tuple[str, str], dict[int, str]] = {}
+        for key, state, attempt, status in rows:
+            found.setdefault((str(key), str(state)), {})[int(attempt)] = str(status)
+        return found
+
+    def results(self, run: Run) -> list[Result]:
+        """All results of a run, the oldest first."""
+        rows = self._query(
+            'SELECT "case", attempt, finished, state, outcome FROM result WHERE run = ? ORDER BY id', (run.number,)
+        )
+        return [
+            Result(
+                decoded(Case, self._json(case, "case"), f"{self.path}: case"),
+                int(attempt),
+                str(finished),
+                str(state),
+                self._outcome(outcome),
+            )
+            for case, attempt, finished, state, outcome in rows
+        ]
+
+    def _outcome(self, text: object) -> Outcome:
+        if not isinstance(text, str):
+            raise SuiteError(f"{self.path}: outcome: expected text")
+        try:
+            return Outcome.from_json(text)
+        except SuiteError as error:
+            raise SuiteError(f"{self.path}: {error}") from None
+
+    def ask_again(self, run: Run, wanted: Iterable[Job], sources: Mapping[str, str], which: Sequence[str]) -> list[Job]:
+        """Attempts to be made anew, which are remembered until they have a result.
+
+        Args:
+            run: Of which.
+            wanted: Cases that may be run.
+            sources: Fingerprints of suites by label.
+            which: Statuses of last attempts that ask for another. While earlier requests have no result, only these
+                are returned.
+        """
+        attempts = self.attempts(run)
+        jobs = {(job.case.key, job.settings.digest(sources[job.case.suite])): job for job in wanted}
+        open_ = self._open(run, attempts)
+        if not open_:
+            for key, made in attempts.items():
+                last = max(made)
+                if key in jobs and made[last] in which:
+                    open_.append((key, last + 1))
+            with self._connection:
+                self._connection.executemany(
+                    "INSERT OR IGNORE INTO again (run, key, state, attempt) VALUES (?, ?, ?, ?)",
+                    [(run.number, *key, attempt) for key, attempt in open_],
+                )
+        return [
+            Job(jobs[key].spec, jobs[key].case, jobs[key].settings, attempt) for key, attempt in open_ if key in jobs
+        ]
+
+    def _open(
+        self, run: Run, attempts: Mapping[tuple[str, str], Mapping[int, str]]
+    ) -> list[tuple[tuple[str, str], int]]:
+        rows = self._query("SELECT key, state, attempt FROM again WHERE run = ?", (run.number,))
+        return [
+            ((str(key), str(state)), int(attempt))
+            for key, state, attempt in rows
+            if int(attempt) not in attempts.get((str(key), str(state)), {})
+        ]
+
+    def reruns(self, run: Run) -> dict[tuple[str, str], set[int]]:
+        """Attempts that were asked for because of how earlier ones had ended, by case and state."""
+        found: dict[tuple[str, str], set[int]] = {}
+        for key, state, attempt in self._query("SELECT key, state, attempt FROM again WHERE run = ?", (run.number,)):
+            found.setdefault((str(key), str(state)), set()).add(int(attempt))
+        return found
+
+    def merge(self, other: Database) -> int:
+        """Take over what another database has, and this one does not. Doing it twice changes nothing.
+
+        Returns:
+            How many results were new.
+        """
+        new = 0
+        for theirs in other.runs():
+            mine = self.begin(theirs.name, theirs.versions)
+            have = {(r.case.key, r.state, r.finished, r.outcome.host) for r in self.results(mine)}
+            attempts = self.attempts(mine)
+            for result in other.results(theirs):
+                if (result.case.key, result.state, result.finished, result.outcome.host) in have:
+                    continue
+                taken = attempts.setdefault((result.case.key, result.state), {})
+                attempt = result.attempt if result.attempt not in taken else max(taken) + 1
+                taken[attempt] = result.outcome.status.value
+                self.add(mine, Result(result.case, attempt, result.finished, result.state, result.outcome))
+                new += 1
+        return new
+
+    def _query(self, text: str, values: tuple[object, ...]) -> list[Any]:
+        try:
+            return self._connection.execute(text, values).fetchall()
+        except sqlite3.Error as error:
+            raise SuiteError(f"{self.path}: cannot be read: {error}") from error
+
+    def _json(self, text: object, what: str) -> Any:
+        try:
+            return json.loads(text) if isinstance(text, str) else None
+        except ValueError as error:
+            raise SuiteError(f"{self.path}: {what}: not JSON: {error}") from None
+
+
+def _connected(path: Path, write: bool) -> sqlite3.Connection:
+    mode = "rwc" if write else "ro"
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, check_same_thread=False)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def _held(path: Path) -> IO[bytes] | None:
+    try:
+        import fcntl  # noqa: PLC0415  which Windows lacks
+    except ImportError:
+        return None
+    lock = path.with_name(f"{path.name}.lock").open("a+b")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read(20).decode("ascii", "replace").strip()
+        lock.close()
+        why = f"another sweep writes to it (process {holder}); wait for it, or give another --db"
+        raise SuiteError(f"{path}: {why}") from error
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n".encode())
+    lock.flush()
+    return lock
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")

@@ -1,0 +1,202 @@
+"""A sweep from its beginning to its end: list, plan, run what has no result yet, and keep each result at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import Outcome
+from checked_backend.sweep.database import Database, Result, Run
+from checked_backend.sweep.engine import Engine, LocalEngine
+from checked_backend.sweep.job import Job, Place
+from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
+from checked_backend.sweep.progress import Progress
+from checked_backend.sweep.ray_engine import RayEngine
+from checked_backend.sweep.rules import Rules
+from checked_backend.sweep.status import Status
+from checked_backend.sweep.summary import Summary, summarize
+
+__all__ = ["Plan", "Sweep", "merge", "plan_sweep", "run_sweep", "statuses_of"]
+
+_FAILED = "failed"
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a user asks for.
+
+    Attributes:
+        suites: As the user names them.
+        db: Where results go.
+        request: How to run each model.
+        selection: Which to run.
+        rules: What is known of them.
+        name: The user's name of the run.
+        jobs: How many at a time.
+        place: What each may take.
+        engine: ``local`` or ``ray``.
+        address: Of a Ray cluster.
+        rerun: Statuses whose cases are to be run again.
+        repeats: How often to run each case.
+    """
+
+    suites: Sequence[str]
+    db: Path
+    request: Request = field(default_factory=Request)
+    selection: Selection = field(default_factory=Selection)
+    rules: Rules = field(default_factory=Rules)
+    name: str = ""
+    jobs: int = 1
+    place: Place = field(default_factory=Place)
+    engine: str = "local"
+    address: str | None = None
+    rerun: Sequence[str] = ()
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep comes to.
+
+    Attributes:
+        jobs: All its cases, in order, with what rules say.
+        sources: Fingerprints of suites by label.
+        versions: Of the libraries that results depend on.
+        devices: How many CUDA devices there are here.
+    """
+
+    jobs: Sequence[Job]
+    sources: Mapping[str, str]
+    versions: Mapping[str, str]
+    devices: int
+
+
+def plan_sweep(asked: Sweep) -> Plan:
+    """Find out which cases a sweep has. Nothing is run but what lists a suite's models.
+
+    Raises:
+        SuiteError: A suite, a filter or a device cannot be used.
+    """
+    if not asked.suites:
+        raise SuiteError("name a suite: huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR")
+    listed: list[Listed] = []
+    for text in asked.suites:
+        suite = list_suite(text, asked.request.compilers, asked.place)
+        if suite.label in [other.label for other in listed]:
+            raise SuiteError(f"two suites are called {suite.label}; sweep them into two databases")
+        listed.append(suite)
+    devices = max(suite.devices for suite in listed)
+    if "cuda" in asked.request.devices and not devices and asked.engine == "local":
+        raise SuiteError("--device cuda: torch finds no CUDA device here")
+    jobs = [job for suite in listed for job in planned(suite, asked.request, asked.rules, asked.selection)]
+    versions = {name: version for suite in listed for name, version in suite.versions.items()}
+    return Plan(jobs, {suite.label: suite.fingerprint for suite in listed}, versions, devices)
+
+
+def run_sweep(
+    asked: Sweep, console: Console, plan: Plan | None = None, engine: Engine | None = None
+) -> tuple[Summary, int]:
+    """Run what has no result yet, and say what is known of all the cases asked for.
+
+    Args:
+        asked: The sweep.
+        console: Where progress is told.
+        plan: What it comes to, if that is known already.
+        engine: Where jobs run, if not where the sweep says.
+
+    Returns:
+        The run's cases, of which only those asked for; and how many were run now.
+
+    Raises:
+        SuiteError: Something cannot be used.
+    """
+    plan = plan or plan_sweep(asked)
+    with Database(asked.db, write=True) as database:
+        run = database.begin(asked.name, plan.versions)
+        todo = _todo(asked, plan, database, run)
+        engine = engine or _engine(asked, plan)
+        progress = Progress(len(todo), len(plan.jobs) - len(todo), console)
+        with progress, closing(engine.run(todo, progress.begun)) as outcomes:
+            for job, outcome in outcomes:
+                database.add(run, _result(job, outcome, plan))
+                progress.done(job, outcome)
+        keys = {job.case.key for job in plan.jobs}
+        summary = summarize(database, run)
+    return Summary(run, [case for case in summary.cases if case.case.key in keys]), len(todo)
+
+
+def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
+    runnable = []
+    for job in plan.jobs:
+        if job.settings.skip is not None:
+            database.add(run, _result(job, Outcome(Status.SKIPPED, job.settings.skip), plan))
+        else:
+            runnable.append(job)
+    if asked.rerun:
+        return database.ask_again(run, runnable, plan.sources, asked.rerun)
+    made = database.attempts(run)
+    return [
+        Job(job.spec, job.case, job.settings, attempt)
+        for attempt in range(asked.repeats)
+        for job in runnable
+        if attempt not in made.get((job.case.key, _state(job, plan)), {})
+    ]
+
+
+def _result(job: Job, outcome: Outcome, plan: Plan) -> Result:
+    return Result(job.case, job.attempt, "", _state(job, plan), outcome)
+
+
+def _state(job: Job, plan: Plan) -> str:
+    state = job.settings.digest(plan.sources[job.case.suite])
+    return state if job.settings.skip is None else f"skipped {state}"
+
+
+def _engine(asked: Sweep, plan: Plan) -> Engine:
+    if asked.engine == "ray":
+        return RayEngine(asked.address, asked.place)
+    gpus = plan.devices if "cuda" in asked.request.devices else 0
+    return LocalEngine(asked.jobs, asked.place, gpus)
+
+
+def statuses_of(words: Sequence[str]) -> list[str]:
+    """What ``--rerun`` means: ``failed``, ``all``, or statuses by name.
+
+    Raises:
+        SuiteError: There is no such status.
+    """
+    found: list[str] = []
+    for word in words:
+        if word == _FAILED:
+            found += [status.value for status in Status if status.failed]
+        elif word == _ALL:
+            found += [status.value for status in Status if status is not Status.SKIPPED]
+        else:
+            try:
+                found.append(Status(word.replace("_", " ")).value)
+            except ValueError:
+                valid = ", ".join([_FAILED, _ALL, *(status.value for status in Status)])
+                raise SuiteError(f"--rerun got {word!r}; expected {valid}") from None
+    return found
+
+
+def merge(into: Path, parts: Sequence[Path], tell: Callable[[str], None]) -> None:
+    """Put the results of several databases into one.
+
+    Raises:
+        SuiteError: One is no database of sweeps, or it is the one to write to.
+    """
+    if not parts:
+        raise SuiteError("--merge: name the databases to merge; the result goes to --db")
+    with Database(into, write=True) as database:
+        for part in parts:
+            if part.resolve() == into.resolve():
+                raise SuiteError(f"--merge: {part} is the database to write to; give another --db")
+            with Database(part) as other:
+                tell(f"{part}: {database.merge(other)} results")

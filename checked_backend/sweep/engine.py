@@ -1,0 +1,123 @@
+"""Run jobs on this machine: a thread for each that runs at a time, which waits for the job's process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from checked_backend.sweep.case import Outcome
+from checked_backend.sweep.job import Job, Place, run_job
+from checked_backend.sweep.status import Status
+
+__all__ = ["Engine", "LocalEngine", "Runner"]
+
+Runner = Callable[[Job, Place, Callable[[int], None]], Outcome]
+"""Runs one job and waits for it; tells the id of its process."""
+
+
+class Engine(Protocol):
+    """Where jobs run."""
+
+    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+        """Run all, each once, and tell of each when it is done. Closing this ends what still runs.
+
+        Args:
+            jobs: What to run.
+            begun: Told of each when it starts, maybe in another thread.
+        """
+
+
+class LocalEngine:
+    """This machine.
+
+    Args:
+        jobs: How many run at a time.
+        place: What each may take.
+        gpus: How many there are; jobs get them in turn.
+        runner: Runs one.
+    """
+
+    def __init__(self, jobs: int, place: Place, gpus: int = 0, runner: Runner = run_job) -> None:
+        self._jobs = jobs
+        self._place = place
+        self._gpus = gpus
+        self._runner = runner
+
+    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+        """See `Engine`."""
+        crew = _Crew(self._runner, jobs, begun)
+        places = [self._place_of(slot) for slot in range(min(self._jobs, len(jobs)))]
+        threads = [threading.Thread(target=crew.work, args=(place,), daemon=True) for place in places]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in jobs:
+                yield crew.done.get()
+        finally:
+            crew.stop()
+            for thread in threads:
+                thread.join(timeout=10)
+
+    def _place_of(self, slot: int) -> Place:
+        return replace(self._place, gpu=str(slot % self._gpus)) if self._gpus else self._place
+
+
+class _Crew:
+    """What the threads share."""
+
+    def __init__(self, runner: Runner, jobs: Sequence[Job], begun: Callable[[Job], None]) -> None:
+        self.done: queue.SimpleQueue[tuple[Job, Outcome]] = queue.SimpleQueue()
+        self._runner = runner
+        self._begun = begun
+        self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            self._waiting.put(job)
+        self._lock = threading.Lock()
+        self._alive: set[int] = set()
+        self._stopped = False
+
+    def work(self, place: Place) -> None:
+        mine: list[int] = []
+
+        def started(pid: int) -> None:
+            mine.append(pid)
+            with self._lock:
+                self._alive.add(pid)
+                stopped = self._stopped
+            if stopped:
+                _kill(pid)
+
+        while not self._stopped:
+            try:
+                job = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            self._begun(job)
+            try:
+                outcome = self._runner(job, place, started)
+            except Exception:  # one job must not cost the others
+                outcome = Outcome(Status.LOST, "the engine failed", log=traceback.format_exc())
+            with self._lock:
+                self._alive.difference_update(mine)
+            mine.clear()
+            if not self._stopped:  # what was ended here has no result
+                self.done.put((job, outcome))
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            alive = list(self._alive)
+        for pid in alive:
+            _kill(pid)
+
+
+def _kill(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

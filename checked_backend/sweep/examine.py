@@ -1,0 +1,212 @@
+"""Run one case in this process: build the model, run it in eager, check it, time it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from checked_backend.checking import check
+from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
+from checked_backend.findings import Kind, Verdict
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.regions.compile import resolve_compiler
+from checked_backend.report import Report
+from checked_backend.sweep.case import Case, Outcome, Settings, Speed
+from checked_backend.sweep.job import DONE_TIMING
+from checked_backend.sweep.overrides import override
+from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
+from checked_backend.sweep.speed import measure_speed, peak_of_process
+from checked_backend.sweep.status import Status
+from checked_backend.sweep.suites import suite_of
+from checked_backend.sweep.suites.base import Built, Unsupported
+
+__all__ = ["examine", "refuse_unknown"]
+
+_SEED = 0
+_LONGEST = 600
+_SHRUNK = "as small as this suite makes it, it does not run in eager"
+
+
+def refuse_unknown(compiler: str) -> None:
+    """Raise if a name is no Dynamo backend.
+
+    Raises:
+        OptionError: It is none.
+    """
+    resolve_compiler(parse_options(CheckOptions, "sweep", {"compiler": compiler}))
+
+
+def examine(
+    spec: str,
+    case: Case,
+    settings: Settings,
+    *,
+    speed: bool,
+    note: Callable[[str], None],
+    answer: Callable[[Outcome], None],
+) -> None:
+    """Find out what becomes of a case. Nothing raises; a death of this process tells by itself.
+
+    Args:
+        spec: The suite.
+        case: The case.
+        settings: What rules say about it.
+        speed: Whether to time it.
+        note: Told what is done.
+        answer: Given the outcome; and again once it has been timed.
+    """
+    stage = "importing torch"
+    built: Built | None = None
+
+    def noted(now: str) -> None:
+        nonlocal stage
+        stage = now
+        note(now)
+
+    try:
+        noted("building the model")
+        _seed()
+        built = suite_of(spec).build(case, settings)
+        program = prepare(built, case.mode, settings.run_as or case.dtype, case.device)
+        noted("running the model in eager")
+        _refuse_what_eager_refuses(program)
+    except (Exception, SystemExit) as error:
+        refused = _refused(error, stage)
+        if built is not None and built.shrunk and refused.status is Status.ERROR:
+            refused = replace(refused, status=Status.UNSUPPORTED, message=f"{_SHRUNK}: {refused.message}")
+        answer(replace(refused, peak=peak_of_process()))
+        return
+    try:
+        noted("checking the compiled program")
+        _seed()
+        report = override(_checked(built, program, case, settings), settings)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        answer(replace(_unchecked(error, stage), peak=peak_of_process()))
+        return
+    outcome = replace(_judged(report, settings), peak=peak_of_process())
+    answer(outcome)
+    if speed:
+        noted(DONE_TIMING)
+        answer(_timed(outcome, program, case, settings))
+
+
+def _seed() -> None:
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    torch.manual_seed(_SEED)
+
+
+def _refuse_what_eager_refuses(program: Prepared) -> None:
+    """Run the program once on copies: what it changes, the check must not start from."""
+    try:
+        trial = copy.deepcopy(program)
+    except Exception:  # some models cannot be copied; what the check makes of that is its own to say
+        trial = program
+    results = trial.step(trial.function)
+    if program.training and scalar_loss(results) is None:
+        raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
+
+
+def _checked(built: Built, program: Prepared, case: Case, settings: Settings) -> Report:
+    if built.check is not None:
+        return built.check()
+    return check(
+        program.function,
+        tuple(program.args),
+        program.kwargs,
+        compiler=case.compiler,
+        gradients=program.training,
+        dynamic=True if case.dynamic else None,
+        localize=settings.localize,
+        compiler_options=settings.compiler_options,
+    )
+
+
+def _refused(error: BaseException, stage: str) -> Outcome:
+    """What a model that cannot be built, or does not run in eager, is."""
+    traceback.print_exception(error)
+    for cause in _causes(error):
+        if isinstance(cause, Exception) and is_out_of_memory(cause):
+            return Outcome(Status.OUT_OF_MEMORY, _told(cause), stage)
+        if isinstance(cause, Unsupported | NotImplementedError):
+            return Outcome(Status.UNSUPPORTED, str(cause) or "it says NotImplementedError", stage)
+        if isinstance(cause, ImportError):
+            return Outcome(Status.IMPORT_ERROR, _told(cause), stage)
+        if isinstance(cause, RuntimeError) and "not implemented for" in str(cause):
+            return Outcome(Status.UNSUPPORTED, _told(cause), stage)
+    return Outcome(Status.ERROR, _told(list(_causes(error))[-1]), stage)
+
+
+def _unchecked(error: BaseException, stage: str) -> Outcome:
+    if isinstance(error, Exception) and is_out_of_memory(error):
+        return Outcome(Status.OUT_OF_MEMORY, _told(error), stage)
+    if isinstance(error, OptionError | SuiteError):
+        return Outcome(Status.ERROR, str(error), stage)
+    why = "it cannot be checked" if isinstance(error, CheckedBackendError) else "the check itself failed"
+    return Outcome(Status.INCONCLUSIVE, f"{why}: {_told(error)}", stage)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it was raised from."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
+
+
+def _told(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:_LONGEST]
+
+
+def _judged(report: Report, settings: Settings) -> Outcome:
+    limits = [limit for limit in report.coverage.detection_limit.values() if math.isfinite(limit)]
+    status, why, expected = Status.of_verdict(report.verdict), "", ""
+    if report.verdict is Verdict.FAIL:
+        failing = [finding for finding in report.findings if finding.fails]
+        more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+        why = f"{failing[0].kind}: {failing[0].subject}: {failing[0].message}{more}"
+    elif report.verdict is Verdict.INCONCLUSIVE:
+        skips = [skip for skip in report.coverage.skipped if skip.matters]
+        reasons = [
+            *(f"{f.subject}: {f.message}" for f in report.findings),
+            *(f"{s.subject}: {s.reason}" for s in skips),
+        ]
+        why = reasons[0] if reasons else "nothing of it was checked"
+        if any(skip.reason.startswith("unsupported: memory") for skip in skips):
+            status = Status.OUT_OF_MEMORY
+        elif "non_deterministic" in settings.tags and _only_nondeterminism(report):
+            expected = f"known not to repeat itself: {settings.tags['non_deterministic']}"
+    return Outcome(
+        status,
+        why[:_LONGEST],
+        expected=expected,
+        noise=max(limits, default=None),
+        report=report.to_json(),
+    )
+
+
+def _only_nondeterminism(report: Report) -> bool:
+    findings = all(finding.kind is Kind.NONDETERMINISTIC for finding in report.findings)
+    return findings and not any(skip.matters and "repeat" not in skip.reason for skip in report.coverage.skipped)
+
+
+def _timed(outcome: Outcome, program: Prepared, case: Case, settings: Settings) -> Outcome:
+    try:
+        _seed()
+        speed = measure_speed(program, case, settings.compiler_options)
+    except (Exception, SystemExit) as error:  # what the program does wrong, the check has told
+        note = f"not timed: {_told(error)}"
+        message = "; ".join(part for part in (outcome.message, note) if part)
+        return replace(outcome, message=message[: 2 * _LONGEST], speed=Speed())
+    return replace(outcome, speed=speed)

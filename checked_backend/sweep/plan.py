@@ -1,0 +1,204 @@
+"""Which cases a sweep has: models times ways, less what is filtered out, with what rules say of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
+from checked_backend.sweep.job import Answer, Job, Place, run_worker
+from checked_backend.sweep.rules import TAGS, Rules, pattern
+
+__all__ = [
+    "FIXED",
+    "LISTING_SECONDS",
+    "Listed",
+    "Request",
+    "Selection",
+    "list_suite",
+    "parse_modes",
+    "planned",
+    "spec_of",
+]
+
+FIXED = "as dumped"
+"""The mode and the dtype of a case that has none to choose."""
+
+LISTING_SECONDS = 600.0
+"""After which a suite that has not told its models is given up."""
+
+_PLAIN = ("huggingface", "timm")
+_WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of all cases to run.
+
+    Attributes:
+        only: Patterns of models; none means all.
+        exclude: Patterns of models not to run.
+        skip_tags: What rules call a model that is then skipped: ``slow``.
+        canary: Whether to run models that a suite itself does not count on.
+        shard: ``(which, of how many)``, from 1.
+    """
+
+    only: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    skip_tags: Sequence[str] = ()
+    canary: bool = False
+    shard: tuple[int, int] = (1, 1)
+
+    def has(self, model: str) -> bool:
+        """Whether a model is wanted."""
+        wanted = not self.only or any(pattern(name).fullmatch(model) for name in self.only)
+        return wanted and not any(pattern(name).fullmatch(model) for name in self.exclude)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How to run each model.
+
+    Attributes:
+        ways: Pairs of mode and dtype.
+        devices: ``cpu``, ``cuda``.
+        compilers: Names of candidates.
+        dynamic: With static shapes, dynamic ones, or both.
+        settings: What holds where no rule says otherwise.
+    """
+
+    ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
+    devices: Sequence[str] = ("cpu",)
+    compilers: Sequence[str] = ("inductor",)
+    dynamic: Sequence[bool] = (False,)
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a suite said of itself.
+
+    Attributes:
+        spec: The suite as a worker finds it.
+        label: What it is called in results.
+        models: Its models, as JSON values.
+        fingerprint: Changes when the models do.
+        versions: Of the libraries that results depend on.
+        devices: How many CUDA devices a process sees here.
+    """
+
+    spec: str
+    label: str
+    models: Sequence[Mapping[str, Any]]
+    fingerprint: str
+    versions: Mapping[str, str]
+    devices: int
+
+
+def spec_of(text: str) -> tuple[str, str]:
+    """A suite as a worker finds it from any folder, and its label.
+
+    Raises:
+        SuiteError: There is no such kind of suite, or no such file.
+    """
+    kind, colon, where = text.partition(":")
+    if kind in _PLAIN and not colon:
+        return kind, kind
+    if kind not in _WITH_PLACE or not where:
+        ways = [*_PLAIN, *(f"{name}:{place}" for name, place in _WITH_PLACE.items())]
+        raise SuiteError(f"suite got {text!r}; expected {', '.join(ways[:-1])} or {ways[-1]}")
+    path = Path(where).expanduser().resolve()
+    if kind == "python" and not (path.is_file() and path.suffix == ".py"):
+        raise SuiteError(f"suite {text}: {path} is no Python file")
+    if kind != "python" and not path.is_dir():
+        raise SuiteError(f"suite {text}: {path} is no folder")
+    return f"{kind}:{path}", kind if kind == "torchbench" else f"{kind}:{path.name}"
+
+
+def list_suite(text: str, compilers: Sequence[str], place: Place) -> Listed:
+    """Ask a suite for its models, in a process of its own: that may run what its authors wrote.
+
+    Raises:
+        SuiteError: There is no such suite, it has no models, its library is missing, or its process died.
+    """
+    spec, label = spec_of(text)
+    question = {"ask": "models", "spec": spec, "compilers": list(compilers)}
+    answer = run_worker(question, LISTING_SECONDS, replace(place, threads=1))
+    raw = _read(answer, text)
+    if "error" in raw:
+        raise SuiteError(str(raw["error"]))
+    return Listed(spec, label, raw["models"], raw["fingerprint"], raw["versions"], raw["devices"])
+
+
+def _read(answer: Answer, text: str) -> dict[str, Any]:
+    if not answer.text:
+        last = (answer.log.strip().splitlines() or [""])[-1]
+        raise SuiteError(f"suite {text}: its models cannot be listed: the process {answer.ended.words}: {last}")
+    raw: dict[str, Any] = json.loads(answer.text)
+    return raw
+
+
+def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
+    """``inference``, ``training:amp,float32``: pairs of mode and dtype.
+
+    Args:
+        words: Modes; after a colon, the dtypes of this one.
+        dtypes: For modes that name none.
+
+    Raises:
+        SuiteError: There is no such mode or dtype.
+    """
+    pairs = []
+    for word in words:
+        mode, _, own = word.partition(":")
+        if mode not in MODES:
+            raise SuiteError(f"--mode got {word!r}; expected {' or '.join(MODES)}, for example training:float32,amp")
+        for dtype in own.split(",") if own else dtypes:
+            if dtype not in DTYPES:
+                raise SuiteError(f"dtype got {dtype!r}; expected {', '.join(DTYPES)}")
+            pairs.append((mode, dtype))
+    return list(dict.fromkeys(pairs))
+
+
+def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[Job]:
+    """The cases of a suite, with what rules say, in their order; those of other shards are not among them.
+
+    Raises:
+        SuiteError: Nothing is left.
+    """
+    jobs = [_job(listed, case, model, request, rules, selection) for model, case in _cases(listed, request, selection)]
+    if not jobs:
+        names = ", ".join(str(model["name"]) for model in listed.models[:8])
+        raise SuiteError(
+            f"suite {listed.label}: none of its {len(listed.models)} models is wanted; it has {names}, ..."
+        )
+    which, many = selection.shard
+    return jobs[which - 1 :: many]
+
+
+def _cases(listed: Listed, request: Request, selection: Selection) -> Iterator[tuple[Mapping[str, Any], Case]]:
+    for model in listed.models:
+        if not selection.has(model["name"]):
+            continue
+        for mode, dtype in [(FIXED, FIXED)] if model["fixed"] else request.ways:
+            for device in request.devices:
+                for compiler in request.compilers:
+                    for dynamic in (False,) if model["fixed"] else request.dynamic:
+                        yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
+
+
+def _job(
+    listed: Listed, case: Case, model: Mapping[str, Any], request: Request, rules: Rules, selection: Selection
+) -> Job:
+    settings = rules.apply(case, request.settings)
+    if settings.skip is None:
+        for tag in TAGS:
+            if tag in selection.skip_tags and tag in settings.tags:
+                settings = replace(settings, skip=f"{tag.replace('_', ' ')}: {settings.tags[tag]}")
+    if settings.skip is None and model["canary"] and not selection.canary:
+        settings = replace(settings, skip="a canary model; --canary runs it", canary=True)
+    return Job(listed.spec, case, settings)

@@ -1,0 +1,95 @@
+"""What every rendering says of a case, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.report import Report
+from checked_backend.sweep.summary import CaseSummary, Change, Comparison
+
+__all__ = ["COLUMNS", "report_of", "row", "sections_of"]
+
+COLUMNS = (
+    "suite",
+    "model",
+    "mode",
+    "dtype",
+    "device",
+    "compiler",
+    "dynamic",
+    "status",
+    "flaky",
+    "attempts",
+    "message",
+    "expected",
+    "seconds",
+    "compile_seconds",
+    "eager_step",
+    "compiled_step",
+    "speedup",
+    "eager_peak",
+    "compiled_peak",
+    "process_peak",
+    "noise",
+    "host",
+    "finished",
+)
+
+
+def row(summary: CaseSummary) -> Mapping[str, Any]:
+    """A case by `COLUMNS`."""
+    case, outcome = summary.case, summary.outcome
+    speed = outcome.speed
+    values = (
+        case.suite,
+        case.model,
+        case.mode,
+        case.dtype,
+        case.device,
+        case.compiler,
+        case.dynamic,
+        summary.status.value,
+        summary.flaky,
+        len(summary.attempts),
+        outcome.message,
+        outcome.expected,
+        outcome.seconds,
+        speed.compile_seconds,
+        speed.eager_step,
+        speed.compiled_step,
+        speed.speedup,
+        speed.eager_peak,
+        speed.compiled_peak,
+        outcome.peak,
+        outcome.noise,
+        outcome.host,
+        max(result.finished for result in summary.attempts),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def sections_of(comparison: Comparison) -> Iterator[tuple[str, Sequence[Change]]]:
+    """What changed, by heading; the worst first. Empty ones are not among them."""
+    for heading, changes in (
+        ("newly failing", comparison.newly_failing),
+        ("fixed", comparison.fixed),
+        ("other changes", comparison.changed),
+        ("noisier", comparison.noisier),
+        ("slower", comparison.slower),
+        ("slower to compile", comparison.slower_to_compile),
+        ("faster", comparison.faster),
+    ):
+        if changes:
+            yield heading, changes
+
+
+def report_of(summary: CaseSummary) -> Report | None:
+    """The check's report, if there is one that can be read."""
+    if not summary.outcome.report:
+        return None
+    try:
+        return Report.from_json(summary.outcome.report)
+    except CheckedBackendError:
+        return None

@@ -1,0 +1,76 @@
+"""What can become of a case."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from checked_backend.errors import SuiteError
+from checked_backend.findings import Verdict
+
+__all__ = ["Status"]
+
+
+class Status(str, Enum):
+    """The answer for one case. The first three are verdicts of a check; of the others there is no verdict."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    CRASH = "crash"
+    HANG = "hang"
+    OUT_OF_MEMORY = "out of memory"
+    LOST = "lost"
+    ERROR = "error"
+    IMPORT_ERROR = "import error"
+    UNSUPPORTED = "unsupported"
+    SKIPPED = "skipped"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong: with the compiler, the model, or the machine."""
+        return self in _FAILED
+
+    @property
+    def means(self) -> str:
+        """What it says, for people."""
+        return _MEANS[self]
+
+    @classmethod
+    def of_verdict(cls, verdict: Verdict) -> Status:
+        """The same in this list."""
+        return cls(verdict.value)
+
+    @classmethod
+    def of(cls, word: object, where: str) -> Status:
+        """Read one that a stranger may have written.
+
+        Raises:
+            SuiteError: There is no such status.
+        """
+        try:
+            return cls(word)
+        except ValueError:
+            valid = ", ".join(status.value for status in cls)
+            raise SuiteError(f"{where}: status got {word!r:.80}; expected one of {valid}") from None
+
+
+_MEANS = {
+    Status.PASS: "the compiled model agrees with eager",
+    Status.FAIL: "the compiled model is wrong",
+    Status.INCONCLUSIVE: "neither pass nor fail could be said",
+    Status.CRASH: "its process died",
+    Status.HANG: "its process had not ended when its time was up",
+    Status.OUT_OF_MEMORY: "it needs more memory than it may have",
+    Status.LOST: "the machine that ran it was lost, twice",
+    Status.ERROR: "the model does not run in eager",
+    Status.IMPORT_ERROR: "the model needs a module that is not here",
+    Status.UNSUPPORTED: "it cannot be run in this way here",
+    Status.SKIPPED: "a rule says not to run it",
+}
+
+_FAILED = frozenset(
+    {Status.FAIL, Status.CRASH, Status.HANG, Status.OUT_OF_MEMORY, Status.LOST, Status.ERROR},
+)

@@ -1,0 +1,72 @@
+"""Where models come from. Loaded in the process of one case only: it runs what the suite's authors wrote."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import cast
+
+from checked_backend.errors import CheckedBackendError, SuiteError
+from checked_backend.sweep.suites.base import Suite
+from checked_backend.sweep.suites.versions import device_count, versions
+
+__all__ = ["models_as_json", "suite_of"]
+
+_MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "python": ("python_file", "PythonFile"),
+        "dumps": ("dumps", "Dumps"),
+        "torchbench": ("torchbench", "TorchBench"),
+        "huggingface": ("huggingface", "HuggingFace"),
+        "timm": ("timm_models", "Timm"),
+    }
+)
+
+
+def suite_of(spec: str) -> Suite:
+    """Make a suite.
+
+    Args:
+        spec: ``huggingface``, ``timm``, ``torchbench:DIR``, ``python:FILE.py`` or ``dumps:DIR``.
+
+    Raises:
+        ImportError: The library that has its models is not here.
+    """
+    kind, colon, where = spec.partition(":")
+    module, name = _MODULES[kind]
+    made = cast(
+        "Callable[..., Suite]", getattr(importlib.import_module(f"checked_backend.sweep.suites.{module}"), name)
+    )
+    return made(where) if colon else made()
+
+
+def models_as_json(spec: str, compilers: Sequence[str]) -> str:
+    """The models of a suite, and what else the driver must know of this machine, as JSON.
+
+    Args:
+        spec: The suite.
+        compilers: Names of candidates. Those that are no Dynamo backends, now that the suite's code has run, are an
+            error.
+    """
+    try:
+        suite = suite_of(spec)
+        models = suite.models()
+        for compiler in compilers:
+            importlib.import_module("checked_backend.sweep.examine").refuse_unknown(compiler)
+        source = suite.fingerprint()
+    except ImportError as error:
+        return json.dumps({"error": f"{spec}: {error}"})
+    except CheckedBackendError as error:
+        told = str(error) if isinstance(error, SuiteError) else f"{spec}: {error}"
+        return json.dumps({"error": told})
+    return json.dumps(
+        {
+            "models": [asdict(model) for model in models],
+            "fingerprint": source,
+            "versions": versions(),
+            "devices": device_count(),
+        }
+    )

@@ -1,0 +1,63 @@
+"""Graphs on disk: ``dumps:DIR``, each a case. Their code is never run from a pickle; see `checked_backend.dump`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from checked_backend.checking.replay import replay
+from checked_backend.dump import load_dump, rehearse
+from checked_backend.errors import DumpError, SuiteError
+from checked_backend.sweep.case import Case, Settings
+from checked_backend.sweep.suites.base import Built, Model, Unsupported
+
+__all__ = ["Dumps"]
+
+_GRAPH = "graph.json"
+
+
+class Dumps:
+    """A folder of dumped graphs, at any depth.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def models(self) -> Sequence[Model]:
+        """See `Suite`."""
+        found = sorted(path.parent.relative_to(self._folder).as_posix() for path in self._folder.rglob(_GRAPH))
+        if not found:
+            raise SuiteError(f"{self._folder}: no dumped graph in it; expected folders with a {_GRAPH} each")
+        return [Model(name, fixed=True) for name in found]
+
+    def fingerprint(self) -> str:
+        """See `Suite`."""
+        digest = hashlib.sha256()
+        for path in sorted(self._folder.rglob("*")):
+            if path.name in (_GRAPH, "inputs.json") and path.is_file():
+                digest.update(path.relative_to(self._folder).as_posix().encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def build(self, case: Case, settings: Settings) -> Built:
+        """See `Suite`."""
+        folder = (self._folder / case.model).resolve()
+        if not folder.is_relative_to(self._folder.resolve()):
+            raise SuiteError(f"{case.model!r} is not in {self._folder}")
+        if settings.compiler_options:
+            raise Unsupported("a dumped graph is replayed without compiler options")
+        dump = load_dump(folder)
+        try:
+            rehearse(dump, 0)
+        except DumpError as error:
+            raise Unsupported(str(error)) from error
+        inputs = dump.inputs(0)
+        return Built(
+            dump.module,
+            inputs,
+            ready=True,
+            check=lambda: replay(dump, compiler=case.compiler, rehearsed=True),
+        )

@@ -1,0 +1,91 @@
+"""Architectures of the installed transformers, from its own registry, shrunk so that nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import Case, Settings
+from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.tiny_configs import tiny_config
+from checked_backend.sweep.suites.tiny_inputs import tiny_inputs
+
+__all__ = ["HuggingFace"]
+
+_REGISTRY = "transformers.models.auto.modeling_auto"
+_HEADS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
+)
+_MOST_PARAMETERS = 20_000_000
+_BATCH = 2
+
+
+class HuggingFace:
+    """One class for each model type of the registry: the one with the head that the type is known for."""
+
+    def models(self) -> Sequence[Model]:
+        """See `Suite`."""
+        return [Model(name) for name in sorted(set(_architectures()), key=str.lower)]
+
+    def fingerprint(self) -> str:
+        """See `Suite`. The version of transformers says it."""
+        return ""
+
+    def build(self, case: Case, settings: Settings) -> Built:
+        """See `Suite`."""
+        found = _architectures()
+        if case.model not in found:
+            raise SuiteError(f"this transformers has no architecture {case.model!r}")
+        transformers: Any = importlib.import_module("transformers")
+        made = getattr(transformers, case.model, None)
+        if made is None:
+            raise Unsupported(f"transformers does not offer {case.model}")
+        try:
+            config = tiny_config(transformers.CONFIG_MAPPING[found[case.model]])
+            _refuse_giants(made, config)
+            model = made(config)
+            inputs = tiny_inputs(
+                model, config, settings.batch_size or _BATCH, inspect.signature(model.forward).parameters
+            )
+        except (Unsupported, ImportError, MemoryError):
+            raise
+        except Exception as error:
+            raise Unsupported(f"it cannot be made this small: {type(error).__name__}: {error}") from error
+        return Built(model, (), inputs, shrunk=True)
+
+
+def _architectures() -> Mapping[str, str]:
+    """Classes by name, with the model type of each."""
+    registry = importlib.import_module(_REGISTRY)
+    by_type: dict[str, str] = {}
+    for head in _HEADS:
+        for model_type, names in getattr(registry, head, {}).items():
+            by_type.setdefault(model_type, names if isinstance(names, str) else names[0])
+    found: dict[str, str] = {}
+    for model_type, name in by_type.items():
+        found.setdefault(name, model_type)
+    return MappingProxyType(found)
+
+
+def _refuse_giants(made: Any, config: Any) -> None:
+    """Count parameters without memory for them: what could not be shrunk is not made."""
+    try:
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in made(config).parameters())
+    except (RuntimeError, NotImplementedError):  # it computes with its weights while it is made
+        return
+    if count > _MOST_PARAMETERS:
+        raise Unsupported(f"not small without its own configuration: {count / 1e6:.0f} million parameters")

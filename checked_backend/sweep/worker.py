@@ -1,0 +1,94 @@
+"""The process of one case: ``python -m checked_backend.sweep.worker FOLDER PARENT``, a question as JSON on stdin.
+
+``{"ask": "models", "spec": ...}`` answers with the models of a suite; ``{"ask": "run", ...}`` runs a case. The answer
+is a file in the folder, and so is what the process is doing, which outlives it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checked_backend.process.child import die_with, limit_memory
+from checked_backend.sweep.case import Case, Settings
+
+__all__ = ["main"]
+
+
+class Desk:
+    """Where a worker leaves what it has to say.
+
+    Args:
+        folder: Its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def note(self, stage: str) -> None:
+        """Say what is done from now on."""
+        self._write("stage", stage)
+
+    def answer(self, text: str) -> None:
+        """Say the result; a later one replaces it."""
+        self._write("result.json", text)
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self._folder / f".{name}"
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, self._folder / name)
+
+
+def main(folder: Path, parent: int) -> None:
+    """Answer one question.
+
+    Args:
+        folder: Where the answer goes.
+        parent: Who asks; this process ends when that one does.
+    """
+    die_with(parent)
+    faulthandler.enable()
+    question = json.loads(sys.stdin.read())
+    limit_memory(question.get("memory"))
+    desk = Desk(folder)
+    desk.note("importing torch")
+    if question["ask"] == "models":
+        desk.answer(
+            importlib.import_module("checked_backend.sweep.suites").models_as_json(
+                question["spec"], question["compilers"]
+            )
+        )
+        return
+    _set_threads(question.get("threads"))
+    module = importlib.import_module("checked_backend.sweep.examine")
+    module.examine(
+        question["spec"],
+        Case(**question["case"]),
+        _settings(question["settings"]),
+        speed=bool(question["speed"]),
+        note=desk.note,
+        answer=lambda outcome: desk.answer(outcome.to_json()),
+    )
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        importlib.import_module("torch").set_num_threads(threads)
+
+
+def _settings(raw: Mapping[str, Any]) -> Settings:
+    noise = {subject: (float(limit), str(reason)) for subject, (limit, reason) in raw["noise"].items()}
+    return Settings(**{**raw, "noise": noise})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the model has started, and its destructors, have no say in the result

@@ -1,0 +1,94 @@
+"""Cases, settings and outcomes as data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from checked_backend.errors import SuiteError
+from checked_backend.findings import Verdict
+from checked_backend.sweep.case import Case, Outcome, Settings, Speed, decoded
+from checked_backend.sweep.status import Status
+
+
+def test_the_key_tells_every_case_from_every_other() -> None:
+    case = Case("s", "m")
+    others = [
+        replace(case, **change)
+        for change in (
+            {"suite": "t"},
+            {"model": "n"},
+            {"mode": "training"},
+            {"dtype": "amp"},
+            {"device": "cuda"},
+            {"compiler": "eager"},
+            {"dynamic": True},
+        )
+    ]
+    assert len({case.key, *(other.key for other in others)}) == 8
+
+
+def test_only_what_changes_the_result_changes_the_state() -> None:
+    base = Settings().digest("source")
+    same = (Settings(timeout=1.0), Settings(tags={"slow": "x"}), Settings(localize=True))
+    assert {settings.digest("source") for settings in same} == {base}
+    other = (
+        Settings(batch_size=2),
+        Settings(run_as="amp"),
+        Settings(ignore_outputs={"o": "x"}),
+        Settings(noise={"o": (0.1, "x")}),
+        Settings(compiler_options={"a": 1}),
+    )
+    assert len({base, Settings().digest("other"), *(settings.digest("source") for settings in other)}) == 7
+
+
+def test_an_outcome_survives_json() -> None:
+    full = Outcome(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, Speed(1.0, 2.0, 3.0, 4, 5), "{}", "log", "host")
+    assert Outcome.from_json(full.to_json()) == full
+    assert Outcome.from_json(Outcome(Status.PASS).to_json()) == Outcome(Status.PASS)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object, got list"),
+        ("{}", "missing 1 required positional argument: 'status'"),
+        ('{"status": "fine"}', "status got 'fine'; expected one of pass, fail"),
+        ('{"status": "pass", "seconds": "1"}', "seconds got '1'; expected float"),
+        ('{"status": "pass", "seconds": true}', "seconds got True; expected float"),
+        ('{"status": "pass", "log": null}', "log got None; expected str"),
+        ('{"status": "pass", "speed": {"eager_step": "x"}}', "eager_step got 'x'; expected float | None"),
+        ('{"status": "pass", "speed": 3}', "expected an object, got int"),
+    ],
+)
+def test_a_strangers_outcome_is_refused_with_the_field(text: str, why: str) -> None:
+    with pytest.raises(SuiteError) as caught:
+        Outcome.from_json(text)
+    assert why in str(caught.value)
+
+
+def test_a_case_of_a_stranger() -> None:
+    assert decoded(Case, json.loads(json.dumps({"suite": "s", "model": "m", "more": 1})), "x") == Case("s", "m")
+    with pytest.raises(SuiteError, match="x: dynamic got 'no'; expected bool"):
+        decoded(Case, {"suite": "s", "model": "m", "dynamic": "no"}, "x")
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_what_each_status_means_for_the_exit_code(status: Status) -> None:
+    verdict = Outcome(status).verdict
+    if status is Status.PASS:
+        assert verdict is Verdict.PASS
+    elif status is Status.SKIPPED:
+        assert verdict is None
+    else:
+        assert verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
+        assert Outcome(status, expected="known").verdict is None
+    assert status.means
+
+
+def test_speedup() -> None:
+    assert Speed(eager_step=2.0, compiled_step=0.5).speedup == 4.0
+    assert Speed(eager_step=2.0).speedup is None

@@ -1,0 +1,156 @@
+"""A sweep from beginning to end, with a runner whose answers are known."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from checked_backend.errors import SuiteError
+from checked_backend.findings import Verdict
+from checked_backend.sweep.case import Settings
+from checked_backend.sweep.database import Database
+from checked_backend.sweep.drive import merge, run_sweep, statuses_of
+from checked_backend.sweep.engine import LocalEngine
+from checked_backend.sweep.job import Place
+from checked_backend.sweep.summary import Summary
+from tests.support.sweep_tools import asked, jobs_of, plan_of, scripted
+
+MODELS = ("a", "b", "c", "d")
+
+
+def sweep(folder: Path, answers: dict[str, Sequence[str] | str], **values: object) -> tuple[Summary, list[str]]:
+    ran: list[str] = []
+    plan = plan_of(values.pop("jobs_planned", jobs_of(*MODELS)), source=str(values.pop("source", "a")))  # type: ignore[arg-type]
+    engine = LocalEngine(1, Place(), runner=scripted(answers, ran))
+    summary, count = run_sweep(asked(folder, **values), Console(file=io.StringIO()), plan, engine)
+    assert count == len(ran)
+    return summary, ran
+
+
+def by_model(summary: Summary) -> dict[str, str]:
+    return {case.case.model: case.status.value for case in summary.cases}
+
+
+def test_all_is_run_once_and_then_never_again(tmp_path: Path) -> None:
+    first, ran = sweep(tmp_path, {"b": "fail"})
+    assert ran == list(MODELS)
+    assert by_model(first) == {"a": "pass", "b": "fail", "c": "pass", "d": "pass"}
+    assert first.verdict is Verdict.FAIL
+    assert sweep(tmp_path, {}) == (first, [])
+
+
+def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    ran: list[str] = []
+    run = scripted({}, ran)
+
+    class Stopping(Console):
+        def print(self, *_args: object, **_kwargs: object) -> None:
+            if len(ran) >= 2:
+                raise Stop
+
+    engine = LocalEngine(1, Place(), runner=run)
+    with pytest.raises(Stop):
+        run_sweep(asked(tmp_path), Stopping(file=io.StringIO()), plan_of(jobs_of(*MODELS)), engine)
+    with Database(tmp_path / "sweep.db") as database:
+        kept = [result.case.model for result in database.results(database.runs()[0])]
+    _, rest = sweep(tmp_path, {})
+    assert sorted(kept + rest) == list(MODELS)
+    assert len(kept) >= 1
+
+
+def test_another_source_runs_again_within_the_same_run(tmp_path: Path) -> None:
+    sweep(tmp_path, {"a": "fail"})
+    summary, ran = sweep(tmp_path, {}, source="edited")
+    assert ran == list(MODELS)
+    assert by_model(summary)["a"] == "pass"
+    assert not any(case.flaky for case in summary.cases)
+
+
+def test_other_settings_run_again(tmp_path: Path) -> None:
+    sweep(tmp_path, {})
+    changed = [*jobs_of("a", settings=Settings(batch_size=2)), *jobs_of("b", "c", "d", settings=Settings(timeout=9.0))]
+    assert sweep(tmp_path, {}, jobs_planned=changed)[1] == ["a"]
+
+
+def test_rerun_failed_runs_those_and_the_last_word_counts(tmp_path: Path) -> None:
+    sweep(tmp_path, {"b": "crash", "c": "inconclusive"})
+    summary, ran = sweep(tmp_path, {"b": ["crash", "pass"]}, rerun=statuses_of(["failed"]))
+    assert ran == ["b"]
+    assert by_model(summary) == {"a": "pass", "b": "pass", "c": "inconclusive", "d": "pass"}
+    assert [case.case.model for case in summary.cases if case.flaky] == ["b"]
+    assert sweep(tmp_path, {}, rerun=statuses_of(["failed"]))[1] == []
+
+
+def test_a_rerun_that_was_stopped_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    sweep(tmp_path, dict.fromkeys(MODELS, "fail"))
+    with Database(tmp_path / "sweep.db", write=True) as database:
+        plan = plan_of(jobs_of(*MODELS))
+        run = database.runs()[0]
+        again = database.ask_again(run, plan.jobs, plan.sources, ["fail"])
+        assert [job.attempt for job in again] == [1] * 4
+        from checked_backend.sweep.database import Result
+        from tests.support.sweep_tools import outcome
+
+        state = again[0].settings.digest("a")
+        database.add(run, Result(again[0].case, 1, "", state, outcome("fail")))
+    _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["failed"]))
+    assert ran == ["b", "c", "d"]
+    _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["fail"]))
+    assert ran == list(MODELS)
+
+
+def test_flaky_repeats_find_what_ends_in_two_ways(tmp_path: Path) -> None:
+    summary, ran = sweep(tmp_path, {"c": ["pass", "fail", "pass"]}, repeats=3)
+    assert ran == list(MODELS) * 3
+    assert [case.case.model for case in summary.cases if case.flaky] == ["c"]
+    assert by_model(summary)["c"] == "fail"
+
+
+def test_a_skip_is_recorded_with_its_reason_and_not_run(tmp_path: Path) -> None:
+    jobs = [*jobs_of("a"), *jobs_of("b", settings=Settings(skip="needs a moon"))]
+    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs)
+    assert ran == ["a"]
+    assert [(case.status.value, case.outcome.message) for case in summary.cases][1] == ("skipped", "needs a moon")
+    summary, ran = sweep(tmp_path, {"b": "fail"}, jobs_planned=jobs_of("a", "b"))
+    assert ran == ["b"]
+    assert by_model(summary)["b"] == "fail"
+
+
+def test_the_summary_is_of_what_was_asked_for(tmp_path: Path) -> None:
+    sweep(tmp_path, {"b": "fail"})
+    summary, _ = sweep(tmp_path, {}, jobs_planned=jobs_of("a"))
+    assert by_model(summary) == {"a": "pass"}
+    assert summary.verdict is Verdict.PASS
+
+
+def test_shards_that_are_merged_are_the_whole(tmp_path: Path) -> None:
+    jobs = jobs_of(*MODELS)
+    parts = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        sweep(folder, {"b": "fail"}, jobs_planned=jobs[number::2])
+        parts.append(folder / "sweep.db")
+    told: list[str] = []
+    merge(tmp_path / "sweep.db", parts, told.append)
+    assert told == [f"{part}: 2 results" for part in parts]
+    summary, ran = sweep(tmp_path, {})
+    assert ran == []
+    assert by_model(summary) == {"a": "pass", "b": "fail", "c": "pass", "d": "pass"}
+
+
+def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="--merge: name the databases"):
+        merge(tmp_path / "a.db", [], print)
+    with pytest.raises(SuiteError, match="is the database to write to"):
+        merge(tmp_path / "a.db", [tmp_path / "a.db"], print)
+    with pytest.raises(SuiteError, match="--rerun got 'bad'; expected failed, all, pass"):
+        statuses_of(["bad"])
+    assert statuses_of(["out_of_memory", "hang"]) == ["out of memory", "hang"]
+    assert "skipped" not in statuses_of(["all"])

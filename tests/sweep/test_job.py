@@ -1,0 +1,85 @@
+"""Processes of cases: how they end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from checked_backend.process.child import Ended
+from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.job import DONE_TIMING, Answer, Job, Place, run_job
+from checked_backend.sweep.job import _outcome as judged
+from checked_backend.sweep.status import Status
+from tests.support.sweep_tools import outcome
+
+MODELS = """
+import os, signal, subprocess, sys, torch
+
+def aborts():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["PID_FILE"], "w").write(str(child.pid))
+    os.abort()
+
+def hungry():
+    return torch.nn.Identity(), (torch.zeros(3 << 28),)
+"""
+
+
+def ran(folder: Path, model: str, place: Place, timeout: float = 300.0) -> Outcome:
+    path = folder / "zoo_of_jobs.py"
+    path.write_text(MODELS)
+    case = Case("python:zoo_of_jobs.py", model, compiler="eager")
+    return run_job(Job(f"python:{path}", case, Settings(timeout=timeout)), place)
+
+
+def test_a_process_that_dies_is_a_crash_and_what_it_started_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    found = ran(tmp_path, "aborts", Place(threads=1))
+    assert (found.status, found.stage) == (Status.CRASH, "building the model")
+    assert found.message == "the process was killed by SIGABRT while building the model"
+    assert "aborts" in found.log  # where it died
+    assert found.host
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_process_that_does_not_end_is_a_hang() -> None:
+    found = run_job(Job("huggingface", Case("huggingface", "x"), Settings(timeout=0.2)), Place())
+    assert found.status is Status.HANG
+    assert found.message.startswith("the process had not ended after 0.2 s while ")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX limits memory")
+def test_a_process_has_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    found = ran(tmp_path, "hungry", Place(threads=1, memory=2 << 30))
+    assert found.status is Status.OUT_OF_MEMORY
+
+
+def answer(told: Outcome | None, status: int, stage: str, overdue: float | None = None, **more: object) -> Answer:
+    text = "" if told is None else told.to_json()
+    return Answer(text, Ended(status, stage, overdue), str(more.get("log", "")), 1.0, bool(more.get("starved")))
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "message"),
+    [
+        (answer(outcome(), 0, DONE_TIMING), "pass", ""),
+        (answer(outcome(), -9, DONE_TIMING, 60.0), "pass", "not timed: that took more than the limit of 60 s"),
+        (answer(outcome(), -11, DONE_TIMING), "crash", f"the process was killed by SIGSEGV while {DONE_TIMING}"),
+        (answer(None, -9, "x"), "crash", "the process was killed by SIGKILL (out of memory?) while x"),
+        (answer(None, -9, "x", starved=True), "out of memory", "the process was killed by SIGKILL"),
+        (answer(None, -6, "x", log="terminate: std::bad_alloc"), "out of memory", "the process was killed by SIGABRT"),
+        (answer(None, 1, "x"), "crash", "the process exited with status 1 while x"),
+        (answer(None, -9, "x", 60.0), "hang", "the process had not ended after 60 s while x"),
+        (Answer("{", Ended(0, "x", None), "", 1.0, False), "crash", "a worker's result is not JSON"),
+        (Answer("", Ended(0, "x", None), "", 1.0, False), "crash", "the process exited with status 0 while x"),
+    ],
+)
+def test_what_a_worker_leaves_behind_becomes_an_outcome(left: Answer, status: str, message: str) -> None:
+    found = judged(left, 60.0)
+    assert found.status.value == status
+    assert found.message.startswith(message)

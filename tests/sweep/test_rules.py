@@ -1,0 +1,143 @@
+"""Rules: what they do, and what their errors say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import Case, Settings
+from checked_backend.sweep.rules import Rules, load_rules
+
+CASE = Case("torchbench", "resnet", "training", "float16", "cpu", "inductor")
+
+
+def rules(folder: Path, text: str) -> Rules:
+    path = folder / "own.yaml"
+    path.write_text(f"version: 1\nrules:\n{text}")
+    return load_rules([path])
+
+
+def test_the_rules_that_come_with_this_are_valid_and_skip_with_a_reason() -> None:
+    shipped = load_rules([])
+    assert len(shipped.rules) > 5
+    assert "CUDA" in (shipped.apply(replace(CASE, model="sam_fast"), Settings()).skip or "")
+    assert shipped.apply(replace(CASE, model="sam_fast", device="cuda"), Settings()).skip is None
+    assert shipped.apply(CASE, Settings()) == Settings()
+
+
+def test_every_action(tmp_path: Path) -> None:
+    found = rules(
+        tmp_path,
+        """
+- models: [res*, other]
+  suite: torchbench
+  when: {mode: training, dtype: [float16, bfloat16], device: cpu, compiler: inductor, dynamic: false}
+  batch_size: 4
+  timeout: 3600
+  run_as: amp
+  ignore_outputs: ["output[1]", "grad[*]"]
+  noise: {"output[0]": 0.01}
+  slow: true
+  non_deterministic: true
+  control_flow: true
+  reason: because
+""",
+    ).apply(CASE, Settings())
+    assert (found.batch_size, found.timeout, found.run_as) == (4, 3600.0, "amp")
+    assert found.ignore_outputs == {"output[1]": "because", "grad[*]": "because"}
+    assert found.noise == {"output[0]": (0.01, "because")}
+    assert found.tags == dict.fromkeys(("slow", "non_deterministic", "control_flow"), "because")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "vgg"},
+        {"suite": "timm"},
+        {"mode": "inference"},
+        {"dtype": "float32"},
+        {"device": "cuda"},
+        {"compiler": "eager"},
+        {"dynamic": True},
+    ],
+)
+def test_a_rule_is_for_no_other_case(tmp_path: Path, changed: dict[str, object]) -> None:
+    found = rules(
+        tmp_path,
+        "- {models: res*, suite: torchbench, skip: true, reason: x, when: "
+        "{mode: training, dtype: float16, device: cpu, compiler: inductor, dynamic: false}}",
+    )
+    assert found.apply(CASE, Settings()).skip == "x"
+    assert found.apply(replace(CASE, **changed), Settings()).skip is None
+
+
+def test_a_later_rule_has_the_last_word_and_a_user_can_take_a_skip_back(tmp_path: Path) -> None:
+    found = rules(
+        tmp_path, "- {models: sam_fast, skip: false, reason: ours runs}\n- {models: '*', slow: false, reason: x}"
+    )
+    assert found.apply(replace(CASE, model="sam_fast"), Settings()).skip is None
+    assert found.apply(replace(CASE, model="demucs"), Settings()).tags == {}
+
+
+def test_brackets_of_a_name_are_no_pattern_and_lists_may_be_aliases(tmp_path: Path) -> None:
+    found = rules(
+        tmp_path, "- {models: &m ['a[0]', [b]], skip: true, reason: x}\n- {models: [*m, c], slow: true, reason: y}"
+    )
+    assert found.apply(replace(CASE, model="a[0]"), Settings()).skip == "x"
+    assert found.apply(replace(CASE, model="a0"), Settings()).skip is None
+    assert found.apply(replace(CASE, model="b"), Settings()).tags == {"slow": "y"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "why"),
+    [
+        ("- models: a\n  skip: true\n", 3, "a rule without 'reason'; expected a sentence"),
+        ("- skip: true\n  reason: x\n", 3, "a rule without 'models'"),
+        ("- models: a\n  reason: x\n", 3, "a rule that does nothing; expected one of skip, batch_size"),
+        ("- models: a\n  reason: x\n  skp: true\n", 5, "a rule has no 'skp'; expected models, suite"),
+        ("- models: a\n  reason: x\n  skip: maybe\n", 5, "skip got 'maybe'; expected true, or false"),
+        ("- models: a\n  reason: x\n  batch_size: 0\n", 5, "batch_size got 0; expected a whole number"),
+        ("- models: a\n  reason: x\n  batch_size: true\n", 5, "batch_size got True"),
+        ("- models: a\n  reason: x\n  timeout: -1\n", 5, "timeout got -1; expected seconds"),
+        ("- models: a\n  reason: x\n  run_as: int8\n", 5, "run_as got 'int8'; expected float32"),
+        ("- models: a\n  reason: x\n  noise: 7\n", 5, "noise got 7; expected a relative error between 0 and 1"),
+        ("- models: a\n  reason: x\n  noise:\n    o: no\n", 6, "noise got False"),
+        ("- models: a\n  reason: x\n  slow: 1\n", 5, "slow got 1; expected true or false"),
+        (
+            "- models: a\n  reason: x\n  skip: true\n  when: {mode: train}\n",
+            6,
+            "mode got 'train'; expected inference, training",
+        ),
+        ("- models: a\n  reason: x\n  skip: true\n  when:\n    phase: a\n", 7, "when has no 'phase'"),
+        ("- models: a\n  reason: x\n  skip: true\n  when: {dynamic: 1}\n", 6, "dynamic got 1; expected true or false"),
+        ("- models: [1]\n  reason: x\n  skip: true\n", 3, "models got 1; expected text"),
+        ("- models: a\n  reason: ''\n  skip: true\n", 4, "reason got ''; expected text"),
+        ("- nonsense\n", 3, "a rule got 'nonsense'; expected a mapping with models"),
+    ],
+)
+def test_errors_name_file_line_and_what_was_expected(tmp_path: Path, rule: str, line: int, why: str) -> None:
+    with pytest.raises(SuiteError) as caught:
+        rules(tmp_path, rule)
+    assert str(caught.value).startswith(f"{tmp_path / 'own.yaml'}:{line}: ")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rules: []\n", ":1: 'version' is missing; expected 'version: 1'"),
+        ("version: 2\n", ":1: version got 2; expected 1"),
+        ("version: 1\nrules: {a: b}\n", ":2: rules got a mapping; expected a list of rules"),
+        ("- x\n", ":1: the file got a list; expected a mapping with version, rules"),
+        ("", ":1: the file got nothing"),
+    ],
+)
+def test_errors_of_the_whole_file(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(SuiteError) as caught:
+        load_rules([path])
+    assert str(caught.value).startswith(f"{path}{why}")
