@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
     from checked_backend.numerics.measure import measure
     from checked_backend.numerics.randomize import randomize
+    from checked_backend.regions.health import CheckRecord, on_check
     from checked_backend.report import Report
     from checked_backend.report.session import collect
     from checked_backend.tensors.deterministic import deterministic
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CandidateError",
+    "CheckRecord",
     "CheckedBackendError",
     "Coverage",
     "DivergenceError",
@@ -64,6 +66,7 @@ __all__ = [
     "memory_efficient_fusion",
     "nop",
     "numcheck",
+    "on_check",
     "randomize",
 ]
 
@@ -86,6 +89,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tensors.deterministic": ("deterministic",),
         "report.session": ("collect",),
         "numerics.measure": ("measure",),
+        "regions.health": ("CheckRecord", "on_check"),
         "numerics.randomize": ("randomize",),
         "findings": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),
         "report": ("Report",),

@@ -68,6 +68,9 @@ class Call:
         left: What both sides left behind; None before they ran.
         due: What of it is checked.
         exchanges: What it exchanges with other ranks; None for a region that exchanges nothing.
+        ratios: How large the differences of its results, or later of its gradients, are in times of their noise, by
+            name; None before that is known.
+        number: Which call of the region it is, from 1.
     """
 
     inputs: Inputs
@@ -78,6 +81,8 @@ class Call:
     left: Left | None = None
     due: Due = field(default_factory=Due)
     exchanges: Exchanges | None = None
+    ratios: Mapping[str, float] | None = None
+    number: int = 0
 
 
 class CallComparison:
@@ -326,6 +331,7 @@ class CallComparison:
             low_precision=self._variants.low_precision,
             recheck=recheck,
         )
+        call.ratios = decisions.ratios
         if recheck and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
             decisions.findings += zeros_of_another_sign(pairs, controls, decisions)
         return decisions

@@ -37,6 +37,7 @@ from checked_backend.regions.execution import Cotangents, Execution, Subjects
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.handed_out import HandedOut, Look, results_of
+from checked_backend.regions.health import Health, RegionHealth, health_of_run
 from checked_backend.regions.inputs import Effects, Inputs, find_effects
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -70,6 +71,7 @@ class _BeforeCandidate:
         edges: Where in the user's autograd graph the gradients of the inputs arrive.
         earlier: Results of earlier calls that the program holds.
         since: The autograd sequence number.
+        meter: What the check takes.
         changed: The settings as the candidate leaves them, if eager runs after it.
     """
 
@@ -82,6 +84,7 @@ class _BeforeCandidate:
     edges: Mapping[Any, int]
     earlier: Look
     since: int
+    meter: Meter
     changed: ProcessState | None = None
 
 
@@ -146,6 +149,7 @@ class CheckedRegion:
         self._unsupported: Finding | None = None
         self._machine_works = False
         self._left_compiling = list(left_compiling)
+        self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else health_of_run())
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
@@ -178,7 +182,7 @@ class CheckedRegion:
             self._reporter.note(self._candidate.remark)
         random = RngState.capture(_cuda(args))
         try:
-            before = self._before_candidate(args, effects, subjects, random, due)
+            before = self._before_candidate(args, effects, subjects, random, due, meter)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -219,7 +223,13 @@ class CheckedRegion:
         return returned if good else self._eager_instead(args, call)
 
     def _before_candidate(
-        self, args: Sequence[Any], effects: Effects, subjects: Subjects, random: RngState, due: Due
+        self,
+        args: Sequence[Any],
+        effects: Effects,
+        subjects: Subjects,
+        random: RngState,
+        due: Due,
+        meter: Meter,
     ) -> _BeforeCandidate:
         """Copy what the check needs, and run eager."""
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
@@ -231,6 +241,7 @@ class CheckedRegion:
             subjects,
             due=due,
             exchanges=None if self._info.collectives is None else Exchanges(self._info.collectives),
+            number=self._calls,
         )
         fingerprints = call.inputs.fingerprints(args)
         threads = OtherThreads.now()
@@ -245,6 +256,7 @@ class CheckedRegion:
             input_edges(args, call.inputs.requires_grad),
             self._look_at_earlier(args),
             autograd_sequence_number(),
+            meter,
         )
         if call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
             self._run_reference(before)
@@ -289,6 +301,7 @@ class CheckedRegion:
             findings += self._judge.random_state(call)
         findings += left
         after_candidate.restore()
+        self._health.checked(call.number, call.ratios, _failing(findings), before.meter.spent)
         if self._respond(findings, call=call):
             return False
         self._remember(args, call, returned)
@@ -371,8 +384,8 @@ class CheckedRegion:
 
         # The callback must not hold the outputs: they hold the nodes whose hooks hold the callback.
         def on_backward(passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
-            with self._schedule.paid(call.due, backward=True):
-                return self._checked_backward(call, passed)
+            with self._schedule.paid(call.due, backward=True) as meter:
+                return self._checked_backward(call, passed, meter)
 
         def on_error(error: Exception, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
             if isinstance(error, CheckedBackendError):  # that is a nested region's own
@@ -431,12 +444,15 @@ class CheckedRegion:
     def _gradients_not_copied(self, error: Exception) -> None:
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
-    def _checked_backward(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | None:
+    def _checked_backward(
+        self, call: Call, passed: BackwardPass, meter: Meter
+    ) -> Mapping[int, torch.Tensor | None] | None:
         if self._stopped or not passed.cotangents:
             return None
         if self._exchanged_backward(call, passed):
             return None
         left = self._backward_settings_left(call, passed)
+        call.ratios = None  # those of the results
         earlier = passed.begun
         overwritten = (
             earlier.overwritten(self._calls, self._info.name, counted=False) if isinstance(earlier, Look) else []
@@ -452,6 +468,8 @@ class CheckedRegion:
         if gradients is not None:
             self._memory.compared()
         findings += [*overwritten, *left]
+        if gradients is not None:
+            self._health.checked(call.number, call.ratios, _failing(findings), meter.spent, backward=True)
         fell_back = self._respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 
@@ -571,6 +589,10 @@ class CheckedRegion:
         elif fall_back:
             self._stopped = True
         return self._stopped
+
+
+def _failing(findings: Sequence[Finding]) -> int:
+    return sum(finding.fails and not finding.is_layout for finding in findings)
 
 
 def _not_replayed(before: _BeforeCandidate) -> bool:

@@ -60,6 +60,12 @@ class Meter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.own = 0.0
         self._clock = clock
+        self._began = clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the check has taken so far, without the program's own."""
+        return max(0.0, self._clock() - self._began - self.own)
 
     @contextmanager
     def program(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner, short
 from checked_backend.verdict.control_runs import Control, ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
-from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.envelope import NoiseBaseline, times
 from checked_backend.verdict.evidence import Evidence, is_floating
 from checked_backend.verdict.steps.as_good_as_eager import close_what_is_as_good_as_eager
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
@@ -102,7 +102,7 @@ def decide(
         ask_twin = low_precision and (recheck or pair.name not in known) and is_floating(pair.reference)
         try:
             scale = None if recheck else known.get(pair.name)
-            case = _examined(pair, scale, decisions.limits, ask_twin=ask_twin)
+            case = _examined(pair, scale, decisions, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -123,6 +123,7 @@ def decide(
         for step in STEPS:
             step(context)
         decisions.notes += _blind_spots(context.controls)
+        decisions.ratios |= {case.pair.name: ratio for case in cases if (ratio := _ratio(case)) is not None}
     return decisions
 
 
@@ -134,11 +135,12 @@ def _blind_spots(controls: ControlRuns) -> Iterator[str]:
 
 
 def _examined(
-    pair: TensorPair, scale: NoiseBaseline | None, limits: dict[str, float], *, ask_twin: bool
+    pair: TensorPair, scale: NoiseBaseline | None, decisions: Decisions, *, ask_twin: bool
 ) -> Evidence | None:
     """Look at a tensor once; returns its case if that does not settle it."""
     glance = quick_diff(reference=pair.reference, candidate=pair.candidate)
-    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, limits)):
+    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, decisions)):
+        decisions.ratios.setdefault(pair.name, 0.0)
         return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
     if ask_twin:
@@ -146,13 +148,25 @@ def _examined(
     if glance is None and is_floating(pair.reference) and metrics.nonfinite_mismatched == 0:
         # a mask's infinities, complex numbers: the same question of other numbers
         glance = QuickDiff(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
-        if _settled(pair, glance, scale, limits):
+        if _settled(pair, glance, scale, decisions):
             return None
     return None if metrics.bitwise_equal else Evidence.of(pair, metrics)
 
 
-def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, limits: dict[str, float]) -> bool:
+def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, decisions: Decisions) -> bool:
     if scale is None or not scale.covers(glance, slack=thresholds.REMEMBERED_SLACK):
         return False
-    limits[pair.name] = scale.limit(glance, slack=thresholds.REMEMBERED_SLACK)
+    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.REMEMBERED_SLACK)
+    decisions.ratios[pair.name] = scale.ratio(glance)
     return True
+
+
+def _ratio(case: Evidence) -> float | None:
+    """How large a difference is in times of the noise that was found just now; None where none was."""
+    if case.metrics.bitwise_equal:
+        return 0.0
+    if case.metrics.nonfinite_mismatched:
+        return float("inf")
+    if case.envelope is None:
+        return None
+    return max(times(case.metrics.rmse, case.envelope.rms), times(case.metrics.max_abs_diff, case.envelope.max))

@@ -46,6 +46,7 @@ class Decisions:
         scales: Noise scales learned, by name.
         limits: The smallest relative error that would have been caught, by name.
         own_precision_limits: What noise hides of errors that float64 does not show, by name.
+        ratios: How large the difference is in times of the noise, by name, where a noise is known: 0 for equal bits.
         compared: Number of tensors compared.
         recheck: Whether what earlier calls taught was left aside.
     """
@@ -56,5 +57,6 @@ class Decisions:
     scales: dict[str, NoiseBaseline] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     own_precision_limits: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     recheck: bool = False

@@ -20,9 +20,17 @@ __all__ = [
     "difference",
     "local_root_mean_square",
     "root_mean_square",
+    "times",
     "unconfirmed",
     "widened",
 ]
+
+
+def times(difference: float, noise: float) -> float:
+    """How large a difference is in times of the noise; infinite where there is a difference and no noise."""
+    if not difference:
+        return 0.0
+    return difference / noise if noise > 0 else float("inf")
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,12 +195,14 @@ class NoiseBaseline:
         sizes: Of a tensor that is zero but for rounding, the least and the greatest root mean square that it had; None
             of others. It is noise itself, so its noise is relative to the greatest of these and not to what it is now.
         settles: Whether later calls may be settled by it. Noise as large as the tensor hides any bug.
+        own: The same two numbers of the noise alone, without the difference that was seen with it.
     """
 
     rms: float
     max: float
     sizes: tuple[float, float] | None = None
     settles: bool = True
+    own: tuple[float, float] | None = None
 
     def covers(self, glance: QuickDiff, *, slack: float) -> bool:
         """The cheap test of every later call: is this difference of the size that was judged before?
@@ -213,6 +223,12 @@ class NoiseBaseline:
             size = self.sizes[1]
         return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
 
+    def ratio(self, glance: QuickDiff) -> float:
+        """How large a difference is in times of the noise; infinite where there is a difference and no noise."""
+        size = glance.reference_rms if self.sizes is None else self.sizes[1]
+        rms, greatest = self.own or (self.rms, self.max)
+        return max(times(glance.rmse, rms * size), times(glance.max_abs_diff, greatest * size))
+
     def limit(self, glance: QuickDiff, *, slack: float) -> float:
         """The smallest relative error that `covers` would have found in a tensor that it covers."""
         size = glance.reference_rms if self.sizes is None else self.sizes[1]
@@ -223,11 +239,12 @@ class NoiseBaseline:
         if other is None or not (self.settles and other.settles) or (self.sizes is None) != (other.sizes is None):
             return self
         if self.sizes is None or other.sizes is None:
-            return NoiseBaseline(max(self.rms, other.rms), max(self.max, other.max))
+            return NoiseBaseline(max(self.rms, other.rms), max(self.max, other.max), own=self.own)
         least, greatest = min(self.sizes[0], other.sizes[0]), max(self.sizes[1], other.sizes[1])
         share, others_share = (sizes[1] / greatest if greatest else 1.0 for sizes in (self.sizes, other.sizes))
         return NoiseBaseline(
             max(self.rms * share, other.rms * others_share),
             max(self.max * share, other.max * others_share),
             (least, greatest),
+            own=self.own,
         )

@@ -214,7 +214,11 @@ class Evidence:
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
         sizes = (self.metrics.reference_rms, size) if self.vanishes else None
         return NoiseBaseline(
-            noise, greatest / size, sizes, settles=coarse or self.vanishes or noise <= thresholds.COARSE_NOISE
+            noise,
+            greatest / size,
+            sizes,
+            settles=coarse or self.vanishes or noise <= thresholds.COARSE_NOISE,
+            own=None if self.envelope is None else (self.envelope.rms / size, self.envelope.max / size),
         )
 
     def _size(self) -> float:

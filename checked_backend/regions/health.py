@@ -1,0 +1,258 @@
+"""The health of a run over time: a small record of each check for whoever asked for it, and drifts that are told."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+
+from checked_backend.report.file_names import process_rank
+
+__all__ = ["CheckRecord", "CheckSubscription", "Health", "RegionHealth", "health_of_run", "health_used", "on_check"]
+
+log = logging.getLogger(__name__)
+
+WINDOW = 8
+"""How many checks are looked at together: the first of a tensor, and the latest."""
+
+DRIFT = 3.0
+"""How many times as large the ratio to the noise must be in the latest checks as in the first ones."""
+
+NOTICEABLE = 0.5
+"""A ratio to the noise below this is not told, however it grew."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRecord:
+    """What one check of a region gave.
+
+    Attributes:
+        region: The region's name.
+        call: Which call of the region it was, from 1; in a training program with one call for each step, the step.
+        backward: Whether it is about the gradients of that call.
+        ratio: The largest difference in times of its tensor's noise: 0 where all bits are equal, about 1 for noise;
+            None where nothing could be held against a noise.
+        subject: Of which tensor.
+        findings: How many findings that fail.
+        seconds: What the check took beyond the program's own run.
+        share: The share of the time that all checks of this process have taken, since the first region was built.
+        drift: What grew: "output[0]: 0.4 to 1.9 times its noise"; empty where nothing did.
+        rank: This process's rank in a distributed program; None outside of one.
+    """
+
+    region: str
+    call: int
+    backward: bool
+    ratio: float | None
+    subject: str
+    findings: int
+    seconds: float
+    share: float
+    drift: str
+    rank: int | None
+
+    @property
+    def step(self) -> int:
+        """The same as `call`."""
+        return self.call
+
+
+class CheckSubscription:
+    """A callback that gets a record of each check, until it is removed. A ``with`` block removes it at its end.
+
+    Args:
+        health: Where it was added.
+        callback: The callback.
+    """
+
+    def __init__(self, health: Health, callback: Callable[[CheckRecord], object]) -> None:
+        self._health = health
+        self._callback = callback
+
+    def remove(self) -> None:
+        """End it. Nothing happens if it has ended."""
+        self._health.remove(self._callback)
+
+    def __enter__(self) -> CheckSubscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+class Health:
+    """What a process's checks have taken, and who wants to know of them.
+
+    Args:
+        clock: Gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._callbacks: tuple[Callable[[CheckRecord], object], ...] = ()
+        self._began: float | None = None
+        self._spent = 0.0
+
+    def begins(self) -> None:
+        """Note that a region was built."""
+        with self._lock:
+            if self._began is None:
+                self._began = self._clock()
+
+    def add(self, callback: Callable[[CheckRecord], object]) -> CheckSubscription:
+        """Call something after each check."""
+        with self._lock:
+            self._callbacks = (*self._callbacks, callback)
+        return CheckSubscription(self, callback)
+
+    def remove(self, callback: Callable[[CheckRecord], object]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._callbacks = tuple(one for one in self._callbacks if one is not callback)
+
+    def spent(self, seconds: float) -> float:
+        """Note what a check took. Returns the share of the time that all have taken."""
+        with self._lock:
+            self._spent += seconds
+            passed = 0.0 if self._began is None else self._clock() - self._began
+            return min(1.0, self._spent / passed) if passed > 0 else 1.0
+
+    def tell(self, record: CheckRecord) -> list[str]:
+        """Call all who asked. What one of them raises ends nothing.
+
+        Returns:
+            What was raised.
+        """
+        failed = []
+        for callback in self._callbacks:
+            try:
+                callback(record)
+            except Exception as error:  # the user's program goes on; it is told in the coverage
+                failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                log.warning("checked_backend: a callback of on_check raised %s", failed[-1], exc_info=error)
+        return failed
+
+
+# The process is one run, and callbacks are asked for once, wherever regions are built.
+_health: ContextVar[Health] = ContextVar("checked_backend_health", default=Health())  # noqa: B039
+
+
+def health_of_run() -> Health:
+    """The health of this process."""
+    return _health.get()
+
+
+@contextmanager
+def health_used(health: Health) -> Iterator[None]:
+    """Let regions that are built in a block tell another health than the process's."""
+    token = _health.set(health)
+    try:
+        yield
+    finally:
+        _health.reset(token)
+
+
+def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
+    """Call something after each checked call, and after each checked backward pass, with a small record.
+
+    It is called in the thread of the call, before a finding raises. What it raises is told in the coverage and in the
+    log, and ends nothing.
+
+    Args:
+        callback: Gets a `CheckRecord`.
+
+    Returns:
+        A handle: ``handle.remove()`` ends it; it also works in a ``with`` statement.
+    """
+    return _health.get().add(callback)
+
+
+class _Trend:
+    """The ratio of one tensor to its noise: in its first checks, and in its latest."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._latest: list[float] = []
+        self._told = False
+
+    def grew(self, ratio: float) -> tuple[float, float] | None:
+        """Take one more ratio in. Returns from what to what it grew, the first time that it is much."""
+        if len(self._first) < WINDOW:
+            self._first.append(ratio)
+            return None
+        self._latest = [*self._latest[1 - WINDOW :], ratio]
+        if self._told or len(self._latest) < WINDOW:
+            return None
+        before, now = (sorted(some)[WINDOW // 2] for some in (self._first, self._latest))
+        # one call with other data is no drift: nearly all of the latest must be beyond all of the first
+        apart = sorted(self._latest)[1] > max(self._first)
+        if not (apart and now >= NOTICEABLE and now >= DRIFT * before):
+            return None
+        self._told = True
+        return before, now
+
+
+class RegionHealth:
+    """The checks of one region over time.
+
+    Args:
+        region: Its name.
+        note: Notes a remark that changes no verdict.
+        health: That of the process.
+    """
+
+    def __init__(self, region: str, note: Callable[[str], None], health: Health) -> None:
+        self._region = region
+        self._note = note
+        self._health = health
+        self._trends: dict[tuple[bool, str], _Trend] = {}
+        self._lock = threading.Lock()
+        health.begins()
+
+    def checked(
+        self, call: int, ratios: Mapping[str, float] | None, findings: int, seconds: float, *, backward: bool = False
+    ) -> None:
+        """Note a check that is over.
+
+        Args:
+            call: Which call of the region.
+            ratios: How large the differences are in times of their noise, by subject.
+            findings: How many findings that fail.
+            seconds: What it took.
+            backward: Whether it was of gradients.
+        """
+        known = ratios or {}
+        subject = max(known, key=known.__getitem__, default="")
+        drift = "" if findings else self._drift(known, backward)
+        if drift:
+            told = (
+                f"drift: over the calls up to {call}, {drift}. No finding yet; it is what precedes one where an error "
+                "grows with the weights"
+            )
+            self._note(told)
+            log.warning("checked_backend: %s: %s", self._region, told)
+        share = self._health.spent(seconds)
+        record = CheckRecord(
+            self._region, call, backward, known.get(subject), subject, findings, seconds, share, drift, process_rank()
+        )
+        for failed in self._health.tell(record):
+            self._note(f"a callback of on_check raised: {failed}")
+
+    def _drift(self, ratios: Mapping[str, float], backward: bool) -> str:
+        grown = []
+        with self._lock:
+            for subject, ratio in ratios.items():
+                if math.isfinite(ratio):
+                    found = self._trends.setdefault((backward, subject), _Trend()).grew(ratio)
+                    if found is not None:
+                        grown.append(f"{subject} went from {found[0]:.2g} to {found[1]:.2g} times its noise")
+        return "; ".join(grown)
