@@ -6,15 +6,25 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 
+from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
 
-__all__ = ["CheckRecord", "CheckSubscription", "Health", "RegionHealth", "health_of_run", "health_used", "on_check"]
+__all__ = [
+    "CheckRecord",
+    "CheckSubscription",
+    "Health",
+    "RegionHealth",
+    "failing",
+    "health_of_run",
+    "health_used",
+    "on_check",
+]
 
 log = logging.getLogger(__name__)
 
@@ -256,3 +266,12 @@ class RegionHealth:
                     if found is not None:
                         grown.append(f"{subject} went from {found[0]:.2g} to {found[1]:.2g} times its noise")
         return "; ".join(grown)
+
+
+def failing(findings: Sequence[Finding]) -> int:
+    """How many findings fail a check, those about layout alone left out.
+
+    Args:
+        findings: Of one call.
+    """
+    return sum(finding.fails and not finding.is_layout for finding in findings)

@@ -25,12 +25,14 @@ from checked_backend._torch.dynamo import inner_exception
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
+from checked_backend.random_state import random_untouched
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
 
 __all__ = [
+    "MachineLimits",
     "cache_remark",
     "may_be_the_cache",
     "no_process_here",
@@ -143,6 +145,32 @@ def unsupported_here(
     if control and (inductor or any(_is_about_compiling(cause) for cause in _causes(error))):
         return nothing_compiles()
     return None
+
+
+class MachineLimits:
+    """Asks `unsupported_here` of what one region's candidate raises.
+
+    Args:
+        needed: Says how many bytes all of eager's tensors need together.
+        inductor: Whether the candidate is Inductor itself.
+    """
+
+    def __init__(self, needed: Callable[[], int], *, inductor: bool) -> None:
+        self._needed = needed
+        self._inductor = inductor
+        self._machine_works = False
+
+    def __call__(self, error: Exception) -> Finding | None:
+        """A finding of kind ``unsupported``; None if the candidate is to answer for the error.
+
+        Args:
+            error: What it raised.
+        """
+        control = not self._machine_works  # it need not be tried at each call of a candidate that crashes
+        with random_untouched():
+            found = unsupported_here(error, needed=self._needed, inductor=self._inductor, control=control)
+        self._machine_works = found is None
+        return found
 
 
 def no_process_here(error: BaseException) -> Finding | None:

@@ -1,0 +1,168 @@
+"""The check of a region's backward passes: what is compared when gradients have arrived, and what if it raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.findings import Finding, Skip
+from checked_backend.random_state import random_untouched
+from checked_backend.regions.answer import RegionAnswer
+from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.call_findings import candidate_crashed, same_exception
+from checked_backend.regions.candidate import Candidate
+from checked_backend.regions.compare_call import Call, CallComparison
+from checked_backend.regions.earlier_results import EarlierResults
+from checked_backend.regions.health import RegionHealth, failing
+from checked_backend.regions.left_settings import LeftSettings
+from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.schedule import Meter, Schedule
+
+__all__ = ["BackwardCheck"]
+
+Gradients = Mapping[int, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCheck:
+    """Checks the backward passes of one region's calls.
+
+    Attributes:
+        schedule: Is told what a check costs.
+        reporter: Where the coverage goes.
+        answer: Reports findings.
+        candidate: The region compiled.
+        memory: What is given up where memory runs out.
+        comparison: Compares gradients and exceptions.
+        earlier: Results of earlier calls, which a backward pass may write to.
+        unsupported: Says whether an exception is a limit of this machine, and which.
+        health: Where the numbers of checked calls go.
+    """
+
+    schedule: Schedule
+    reporter: RegionReporter
+    answer: RegionAnswer
+    candidate: Candidate
+    memory: MemoryPressure
+    comparison: CallComparison
+    earlier: EarlierResults
+    unsupported: Callable[[Exception], Finding | None]
+    health: RegionHealth
+
+    def watch(
+        self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
+    ) -> None:
+        """Have a call's backward pass checked, whenever it comes.
+
+        Args:
+            args: What the call was given.
+            call: The call.
+            outputs: What the candidate returned.
+            edges: Where in the user's autograd graph the gradients of the inputs arrive.
+            since: The autograd sequence number before the candidate ran.
+        """
+        for position in sorted(call.inputs.entangled):
+            reason = "a mutated input that shares memory with another input"
+            self.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
+        mutated = {position: args[position] for position in call.inputs.mutated}
+
+        # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
+        def on_backward(passed: BackwardPass) -> Gradients | None:
+            with self.schedule.paid(call.due, backward=True) as meter:
+                return self._checked(call, passed, meter)
+
+        def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:
+            return self._raised(call, passed, error)
+
+        again = self.candidate.backward_again
+        watch = BackwardWatch(
+            outputs,
+            mutated,
+            edges,
+            since,
+            on_backward,
+            on_error,
+            self.earlier.look,
+            again,
+            self._gradients_not_copied,
+            exchanges=call.exchanges is not None,
+        )
+        if watch.outside_edges:
+            reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
+            self.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+
+    def _exchanged(self, call: Call, passed: BackwardPass) -> bool:
+        """Note what a backward pass exchanged. Returns whether that failed."""
+        if call.exchanges is None or passed.exchanged is None:
+            return False
+        call.exchanges.backward_passed(passed.exchanged)
+        return call.exchanges.failed is not None
+
+    def _gradients_not_copied(self, error: Exception) -> None:
+        self.memory.not_compared("copying the gradients that arrive", error, backward=True)
+
+    def _checked(self, call: Call, passed: BackwardPass, meter: Meter) -> Gradients | None:
+        """Compare the gradients. Returns eager's where the program is to go on with these."""
+        if self.answer.stopped or not passed.cotangents:
+            return None
+        if self._exchanged(call, passed):
+            return None
+        left = self._settings_left(call, passed)
+        call.ratios = None  # those of the results
+        overwritten = self.earlier.overwritten_in_backward(passed.begun)
+        try:
+            with random_untouched():
+                findings, gradients = self.comparison.backward(call, passed) or ([], None)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.memory.not_compared("comparing the gradients", error, backward=True)
+            return None
+        if gradients is not None:
+            self.memory.compared()
+        findings += [*overwritten, *left]
+        if gradients is not None:
+            self.health.checked(call.number, call.ratios, failing(findings), meter.spent, backward=True)
+        fell_back = self.answer.to(findings, call=call, cotangents=passed.cotangents)
+        return gradients if fell_back else None
+
+    def _raised(self, call: Call, passed: BackwardPass, error: Exception) -> Gradients | None:
+        """Answer an exception of the compiled backward pass. Returns eager's gradients, or None to have it raised."""
+        if isinstance(error, CheckedBackendError):  # that is a nested region's own
+            return None
+        if self._exchanged(call, passed):
+            return None  # so that it is raised: a connection broke, or another rank did not come
+        left = self._settings_left(call, passed)
+        # asked before eager runs, while memory is as short as it was
+        short = self.unsupported(error) if is_out_of_memory(error) else None
+        crowded = self.memory.keeps_activations
+        eager = self.comparison.eager_gradients(call, passed)
+        if isinstance(eager, Exception) and is_out_of_memory(eager):
+            if not same_exception(eager, error):
+                self.memory.not_compared("eager's backward pass", eager, backward=True)
+            return None
+        if isinstance(eager, Exception):
+            differs = self.comparison.backward_exceptions(eager, error)
+            self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
+            return None
+        if short is not None and crowded:
+            # it may be what the check keeps that left too little, which it does no more
+            self.memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
+            return eager
+        short = short or self.unsupported(error)
+        found = [candidate_crashed(error, during="backward") if short is None else short, *left]
+        self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
+        return None if call.exchanges is not None and call.exchanges.doubtful else eager
+
+    def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
+        before, after = passed.settings
+        again = self.comparison.candidate_again(call, passed.cotangents)
+        others_ran = threading.active_count() > 1
+        left = LeftSettings(again, self.reporter.skip, others_ran, during="in its backward pass")
+        return left.findings(before, before, after, thread=False)
