@@ -165,7 +165,7 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
 
     try:
         location = locate(
-            failure, findings, _oracle, context.tell, gross=_judge_grossly, known=known, hint=places.known()
+            failure, findings, _oracle, context.tell, gross=_gross_errors, known=known, hint=places.known()
         )
     except KeyboardInterrupt:
         found = Diagnosis.of(last[0])
@@ -191,7 +191,7 @@ def _oracle(trial: GraphCase) -> Sequence[Finding]:
     return [finding for finding in verdict_oracle(trial, TRIAL_LIMIT) or () if finding.kind.fails]
 
 
-def _judge_grossly(trial: GraphCase) -> Sequence[Finding]:
+def _gross_errors(trial: GraphCase) -> Sequence[Finding]:
     return gross_error_oracle(trial, TRIAL_LIMIT) or ()
 
 

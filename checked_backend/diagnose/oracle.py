@@ -51,16 +51,26 @@ def verdict_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | No
         with without_compile_caches():
             return Report(trial.findings(), Coverage(), title="trial").to_json()
 
-    try:
-        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
-    except CheckedBackendError:
-        return None  # eager raised: this is no program
+    answer = _answer(produce, timeout)
     if isinstance(answer, Death):
         if not _runs_in_eager(trial, timeout):
             return None
         message = "the process that compiled and ran the program died"
         return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
-    return Report.from_json(answer).findings
+    return answer
+
+
+def _answer(produce: Callable[[], str], timeout: float) -> tuple[Finding, ...] | Death | None:
+    """What a report says that is made in a process of its own, or in this one where none can be forked.
+
+    Returns:
+        Its findings; the death of the process; None where eager raised, for then it is no program.
+    """
+    try:
+        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    except CheckedBackendError:
+        return None
+    return answer if isinstance(answer, Death) else Report.from_json(answer).findings
 
 
 def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
@@ -94,10 +104,7 @@ def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] 
     def produce() -> str:
         with torch.no_grad(), without_compile_caches():
             expected = trial.graph(*copy_values(trial.inputs))
-            compiler = resolve_compiler(trial.options)
-            compiled = torch.compile(
-                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
-            )
+            compiled = _compiled(trial, resolve_compiler(trial.options))
             actual = compiled(*copy_values(trial.inputs))
         found = [
             _gross(place, one, other)
@@ -106,11 +113,8 @@ def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] 
         ]
         return Report(tuple(one for one in found if one is not None), Coverage(), title="trial").to_json()
 
-    try:
-        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
-    except CheckedBackendError:
-        return None
-    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+    answer = _answer(produce, timeout)
+    return () if isinstance(answer, Death) else answer
 
 
 def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
@@ -129,18 +133,12 @@ def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | 
             raised = _raised(trial.graph, trial)
             if raised is None:
                 return Report((), Coverage(), title="trial").to_json()
-            compiler = resolve_compiler(trial.options)
-            compiled = torch.compile(
-                with_mode_blocks(copy_graph(trial.graph)), backend=compiler, dynamic=trial.dynamic, fullgraph=True
-            )
+            compiled = _compiled(trial, resolve_compiler(trial.options))
             found = () if _raised(compiled, trial) is not None else (_missing(raised),)
         return Report(found, Coverage(), title="trial").to_json()
 
-    try:
-        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
-    except CheckedBackendError:
-        return None
-    return () if isinstance(answer, Death) else Report.from_json(answer).findings
+    answer = _answer(produce, timeout)
+    return () if isinstance(answer, Death) else answer
 
 
 def _compiled(trial: GraphCase, compiler: Compiler) -> Callable[..., Any]:

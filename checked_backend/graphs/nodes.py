@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
-__all__ = ["is_getitem", "outputs_of", "recorded_value"]
+__all__ = ["graph_fetched", "is_getitem", "outputs_of", "recorded_value"]
 
 
 def recorded_value(node: fx.Node) -> Any:
     """What tracing recorded of a node's value: AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
     return node.meta.get("val", node.meta.get("example_value"))
+
+
+def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a node fetches for a higher-order operator; None if it fetches something else, or nothing.
+
+    Args:
+        home: The module whose graph the node is in.
+        node: The node.
+    """
+    if node.op != "get_attr":
+        return None
+    found: Any = home
+    for name in str(node.target).split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, fx.GraphModule) else None
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -12,7 +12,15 @@ import torch
 
 from checked_backend._torch.operators import OpOverload, is_composite
 
-__all__ = ["Operator", "OperatorKind", "accumulation_length", "argument", "describe_operator"]
+__all__ = [
+    "UNMARKED_STATISTICS",
+    "UPDATING",
+    "Operator",
+    "OperatorKind",
+    "accumulation_length",
+    "argument",
+    "describe_operator",
+]
 
 
 class OperatorKind(Enum):
@@ -165,6 +173,13 @@ def describe_operator(func: OpOverload) -> Operator:
         positions=positions,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+UNMARKED_STATISTICS = ("running_mean", "running_var")
+"""Arguments that `UPDATING` write to where they train, though their schemas do not say so."""
+
+UPDATING = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+"""Operators of ``aten`` with undeclared writes (torch/_subclasses/schema_check_mode.py)."""
 
 
 def argument(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None) -> Any:

@@ -19,6 +19,7 @@ from torch import fx
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, is_composite
 from checked_backend._torch.tensors import clone_preserve_strides, is_traceable_wrapper_subclass
 from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_built_in, wrapped_operator
 from checked_backend.graphs.source_line import source_line
 from checked_backend.metadata.expected import recorded
@@ -113,13 +114,7 @@ def _calls(gm: fx.GraphModule, *, inside: bool) -> Iterator[tuple[fx.Node, bool]
 def _bodies(gm: fx.GraphModule, values: Sequence[Any]) -> Iterator[fx.GraphModule]:
     nodes: list[fx.Node] = []
     fx.node.map_arg(tuple(values), nodes.append)
-    for node in nodes:
-        if node.op == "get_attr":
-            body: Any = gm
-            for name in str(node.target).split("."):
-                body = getattr(body, name, None)
-            if isinstance(body, fx.GraphModule):
-                yield body
+    yield from (body for node in nodes if (body := graph_fetched(gm, node)) is not None)
 
 
 def _overloads(target: Any) -> list[OpOverload]:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves
+from checked_backend._torch.tensors import storage_identity
 
 __all__ = [
     "ExpectedTensor",
@@ -87,7 +88,7 @@ class ExpectedTensor:
             layout=value.layout,
             conj=value.is_conj(),
             neg=value.is_neg(),
-            storage=int(value.untyped_storage()._cdata) if strided else None,
+            storage=storage_identity(value) if strided else None,
         )
 
 

@@ -13,6 +13,7 @@ from torch import fx
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.errors import MetadataError
 from checked_backend.findings import Finding
+from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.codegen import GraphCode, emit
 from checked_backend.metadata.findings import metadata_error, subject_of
@@ -125,12 +126,8 @@ class MetadataInterpreter:
         children = {}
         for position, node in enumerate(gm.graph.nodes):
             users = [user for user in node.users if isinstance(user.target, HigherOrderOperator)]
-            if node.op != "get_attr" or not users:
-                continue
-            graph: Any = gm
-            for name in str(node.target).split("."):
-                graph = getattr(graph, name, None)
-            if not isinstance(graph, fx.GraphModule):
+            graph = graph_fetched(gm, node)
+            if graph is None or not users:
                 continue
             user = users[0]
             children[node] = MetadataInterpreter(

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves, tree_map_only
+from checked_backend._torch.tensors import storage_identity
 from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault
@@ -86,7 +87,7 @@ class Run:
             return 0
         if value.layout is not torch.strided or value.is_nested:
             return 0
-        storage = int(value.untyped_storage()._cdata)
+        storage = storage_identity(value)
         self.alias(index, k, storage, variables)
         return storage
 

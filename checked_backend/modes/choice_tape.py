@@ -16,6 +16,7 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode
+from checked_backend.numerics.bits import is_floating
 
 __all__ = ["CHOOSING", "ChoiceTape", "RecordChoices", "ReplayChoices"]
 
@@ -47,10 +48,6 @@ class ChoiceTape:
         return len(self._choices)
 
 
-def _is_floating(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     if isinstance(values, torch.Tensor):
         yield values
@@ -63,7 +60,7 @@ def _chosen(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], 
     """Which of the tensors that a call wrote to or returned are choices made by floating-point values."""
     if operator.draws or operator.kind is OperatorKind.UNINITIALISED:
         return []
-    if not any(map(_is_floating, _tensors([*args, *kwargs.values()]))):
+    if not any(map(is_floating, _tensors([*args, *kwargs.values()]))):
         return []
     written = [args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated]
     found: list[torch.Tensor] = []
@@ -74,7 +71,7 @@ def _chosen(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], 
         return found
     if operator.base in CHOOSING:
         return [tensor for tensor in found if not tensor.is_complex()]  # the sign of a complex number does not jump
-    return [tensor for tensor in found if not _is_floating(tensor)]
+    return [tensor for tensor in found if not is_floating(tensor)]
 
 
 class RecordChoices(OperatorMode):

@@ -12,6 +12,8 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload, decomposition
 from checked_backend._torch.tensors import is_alias_of
 from checked_backend.graphs.operators import (
+    UNMARKED_STATISTICS,
+    UPDATING,
     Operator,
     OperatorKind,
     accumulation_length,
@@ -37,9 +39,6 @@ _LINEAR = (
     "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
     "batch_norm", "group_norm", "layer_norm", "rms_norm", "embedding_dense_backward",
 )  # fmt: skip
-# Written to without a mark in the schema, if training.
-_UNMARKED_STATISTICS = ("running_mean", "running_var")
-_UPDATING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 # No implementation leaves these ranges, and operators that take what they return may insist.
 _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
@@ -269,7 +268,7 @@ class MonteCarloMode(OperatorMode):
         terms = (length / _CORRELATED) ** 2 if self.correlated else length / _ACCUMULATION
         scale = math.sqrt(1 + terms) if any(name in operator.base for name in _LINEAR) else 1.0
         keep = {position for position, _ in operator.mutated}
-        keep.update(operator.positions.get(name, -1) for name in _UNMARKED_STATISTICS)
+        keep.update(operator.positions.get(name, -1) for name in UNMARKED_STATISTICS)
         if "attention" in operator.base:
             keep.update(operator.positions.get(name, -1) for name in _NOT_ROUNDED)
         with DisableTorchDispatch():
@@ -305,8 +304,8 @@ class MonteCarloMode(OperatorMode):
         mutated: list[torch.Tensor] = []
         for position, name in operator.mutated:
             _tensors(args[position] if 0 <= position < len(args) else kwargs.get(name), mutated)
-        if operator.base in _UPDATING and argument(operator, args, kwargs, "training"):
-            for name in _UNMARKED_STATISTICS:
+        if operator.base in UPDATING and argument(operator, args, kwargs, "training"):
+            for name in UNMARKED_STATISTICS:
                 _tensors(argument(operator, args, kwargs, name), mutated)
         returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
         returned = returned[:1] if operator.base in _FIRST_ONLY else returned

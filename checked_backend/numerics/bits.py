@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ __all__ = [
     "FORMATS",
     "FloatFormat",
     "bit_view",
+    "holds_floats",
+    "is_floating",
     "max_ulp_distance",
     "numbers_up_to",
     "same_bits",
@@ -170,6 +173,18 @@ def numbers_up_to(value: float, dtype: torch.dtype) -> int:
 def _greatest_magnitude(integers: torch.Tensor) -> int:
     low, high = torch.aminmax(integers)
     return max(-int(low.item()), int(high.item()))
+
+
+def is_floating(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor whose elements are rounded: real or complex floating point."""
+    return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def holds_floats(value: object) -> bool:
+    """Whether a value is such a tensor, or a tuple or list that holds one."""
+    if isinstance(value, (tuple, list)):
+        return any(holds_floats(item) for item in value)
+    return is_floating(value)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

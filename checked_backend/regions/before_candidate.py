@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.compare_call import Call
 from checked_backend.regions.execution import Execution
 from checked_backend.regions.handed_out import Look
@@ -46,3 +47,10 @@ class BeforeCandidate:
     since: int
     meter: Meter
     changed: ProcessState | None = None
+
+    @property
+    def not_replayed(self) -> bool:
+        """Whether eager raised because it was not given what it would have received from other ranks."""
+        if self.call.exchanges is None or not isinstance(self.reference, Exception):
+            return False
+        return isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful

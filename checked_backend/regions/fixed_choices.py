@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from checked_backend.modes.choice_tape import CHOOSING
+from checked_backend.numerics.bits import holds_floats
 from checked_backend.regions.compile import Compiler, copy_graph, eager_graph
 from checked_backend.regions.float64_twin import compile_twin
 
@@ -100,14 +101,8 @@ def _is_choice(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if value.layout is not torch.strided or "out" in node.kwargs or (name.endswith("_") and not name.endswith("__")):
         return False
-    if not any(_has_floats(source.meta.get("example_value")) for source in node.all_input_nodes):
+    if not any(holds_floats(source.meta.get("example_value")) for source in node.all_input_nodes):
         return False
     if value.is_floating_point() or value.is_complex():
         return name in CHOOSING or node.kwargs.get("rounding_mode") is not None
     return True
-
-
-def _has_floats(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_has_floats(item) for item in value)
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from checked_backend._torch.operators import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.grouped_mm import grouped_mm
+from checked_backend.numerics.bits import holds_floats
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.recompile import compile_again
 from checked_backend.tensors.float64_copies import promoted_dtype
@@ -59,8 +60,8 @@ def needs_default_dtype(gm: fx.GraphModule) -> bool:
     """
     return any(
         node.op in ("call_function", "call_method")
-        and _is_floating(node.meta.get("example_value"))
-        and not any(_is_floating(source.meta.get("example_value")) for source in node.all_input_nodes)
+        and holds_floats(node.meta.get("example_value"))
+        and not any(holds_floats(source.meta.get("example_value")) for source in node.all_input_nodes)
         for node in gm.graph.nodes
     )
 
@@ -79,12 +80,6 @@ def _is_low(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_is_low(item) for item in value)
     return isinstance(value, torch.Tensor) and value.dtype in _LOW_PRECISION
-
-
-def _is_floating(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_is_floating(item) for item in value)
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:

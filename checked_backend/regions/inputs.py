@@ -14,25 +14,17 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
-from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view
+from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view, storage_identity
+from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
 from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
-
-# These write their running statistics, though their schemas do not say so (torch/_subclasses/schema_check_mode.py).
-_UNDECLARED_WRITES: Mapping[str, tuple[int, ...]] = {
-    "aten::native_batch_norm": (3, 4),
-    "aten::cudnn_batch_norm": (3, 4),
-    "aten::miopen_batch_norm": (3, 4),
-}
 
 WIDEST = 4
 """The memory that a copy in the same layout may span, in times of the tensor's own size."""
 
 ALIGNED = 64
 """Elements after which any processor's vectors begin anew."""
-
-_TRAINING = 5  # the argument of all three that says whether they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     if is_async_result(tensor):
         return storage_key(waited(tensor.detach()))
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return storage_identity(tensor)
     except (NotImplementedError, RuntimeError):  # wrapper subclasses
         return None
 
@@ -83,13 +75,14 @@ class _EffectLog(TorchDispatchMode):
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self._note(args[position] if position < len(args) else kwargs.get(argument.name))
-        statistics = _UNDECLARED_WRITES.get(func._schema.name, ())
-        if statistics and len(args) > _TRAINING and args[_TRAINING] is not False:
-            for position in statistics:
-                self._note(args[position])
+        for position, declared in enumerate(func._schema.arguments):
+            if declared.alias_info is not None and declared.alias_info.is_write:
+                self._note(args[position] if position < len(args) else kwargs.get(declared.name))
+        if func._schema.name.removeprefix("aten::") in UPDATING:
+            operator = describe_operator(func)
+            if argument(operator, args, kwargs, "training") is not False:
+                for name in UNMARKED_STATISTICS:
+                    self._note(argument(operator, args, kwargs, name))
         return func(*args, **kwargs)
 
     def _note(self, value: Any) -> None:

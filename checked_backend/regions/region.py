@@ -13,7 +13,6 @@ import torch
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
@@ -177,7 +176,7 @@ class CheckedRegion:
         if call.exchanges is not None:
             before.changed = ProcessState.capture()
             self._run_reference(before)
-            if _not_replayed(before):
+            if before.not_replayed:
                 after_candidate.restore()
                 self._answer.to(self._comparison.exchanged_otherwise(call, before.reference), call=call)
                 return returned
@@ -335,7 +334,7 @@ class CheckedRegion:
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
             before.changed = ProcessState.capture()
             self._run_reference(before)
-            if _not_replayed(before):
+            if before.not_replayed:
                 before.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(before.reference)
         crowded = isinstance(before.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))
@@ -391,13 +390,6 @@ class CheckedRegion:
         call.rng.restore()
         with nullcontext() if call.exchanges is None else call.exchanges.continued():
             return self._reference(*args)
-
-
-def _not_replayed(before: BeforeCandidate) -> bool:
-    """Whether eager raised because it was not given what it would have received from other ranks."""
-    call, raised = before.call, before.reference
-    unknown = isinstance(raised, CollectiveReplayError)
-    return call.exchanges is not None and (unknown or (isinstance(raised, Exception) and call.exchanges.doubtful))
 
 
 def _cuda(args: Sequence[Any]) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Skip
+from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diff
 from checked_backend.verdict import thresholds
@@ -21,7 +22,7 @@ from checked_backend.verdict.control_runner import ControlRunner, short
 from checked_backend.verdict.control_runs import Control, ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline, times
-from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.steps.as_good_as_eager import close_what_is_as_good_as_eager
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
 from checked_backend.verdict.steps.float64 import ask_float64

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from checked_backend.findings import Metrics, NoiseScale
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decisions import TensorPair
@@ -21,7 +22,7 @@ from checked_backend.verdict.envelope import (
 )
 from checked_backend.verdict.outliers import Outliers, outside_noise
 
-__all__ = ["Evidence", "extended", "is_floating"]
+__all__ = ["Evidence", "extended"]
 
 
 @dataclass(slots=True, eq=False)
@@ -231,8 +232,3 @@ def extended(envelope: Envelope | None, reference: torch.Tensor, sample: torch.T
         return Envelope.of(reference, sample)
     envelope.add(reference, sample)
     return envelope
-
-
-def is_floating(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements are rounded."""
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex

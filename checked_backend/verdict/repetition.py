@@ -13,11 +13,12 @@ from functools import partial
 
 import torch
 
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.envelope import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.evidence import Evidence
 
 __all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
 

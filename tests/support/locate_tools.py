@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.diagnose.localize import Location, locate, operator_name
+from checked_backend.diagnose.localize import Location, called_name, locate
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
@@ -44,7 +44,7 @@ def located(program: Callable[[Callable[..., Any]], Any], function: Callable[...
 
 
 def operator_of(location: Location) -> str | None:
-    return None if location.node is None else operator_name(location.node)
+    return None if location.node is None else called_name(location.node)
 
 
 def calls(trial: GraphCase) -> list[str]:

@@ -11,7 +11,7 @@ from torch import fx
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.graph_modes import modes_left
-from checked_backend.diagnose.localize.subgraph import is_view_operator, operator_name
+from checked_backend.diagnose.localize.subgraph import called_name, is_view_operator
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
@@ -58,7 +58,7 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     if len(set(single)) == 1 and not raised:  # what raises may be a check that the operator makes
         return str(single[0])
     whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
-    return str(whole[0]) if len(set(whole)) == 1 else operator_name(node)
+    return str(whole[0]) if len(set(whole)) == 1 else called_name(node)
 
 
 def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:

@@ -11,6 +11,7 @@ from torch import fx
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import unshared
+from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import copy_values
 
@@ -73,14 +74,6 @@ def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[Call]) ->
 
 def _bodies(node: fx.Node) -> list[fx.Node]:
     home = node.graph.owning_module
-    found = [source for source in node.all_input_nodes if source.op == "get_attr"]
     if home is None:
         return []
-    return [source for source in found if isinstance(_attribute(home, str(source.target)), fx.GraphModule)]
-
-
-def _attribute(home: torch.nn.Module, path: str) -> Any:
-    found: Any = home
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    return found
+    return [source for source in node.all_input_nodes if graph_fetched(home, source) is not None]

@@ -32,10 +32,10 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["GROSS", "MUCH", "FaultyOperator", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
+__all__ = ["CLEAR", "MUCH", "FaultyOperator", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
 
 
-GROSS = 1e-2
+CLEAR = 1e-2
 """An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
 
 MUCH = 10.0
@@ -124,7 +124,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
             for faulty in _walk(part, gm, values, candidate, left, exact, uses):
                 if best is None or faulty.size > MUCH * best.size:
                     best = faulty
-                if best.size >= GROSS:
+                if best.size >= CLEAR:
                     return best
     return best
 

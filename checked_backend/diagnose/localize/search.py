@@ -24,10 +24,10 @@ from checked_backend.diagnose.localize.fused import fused_graph, is_fused
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.isolated import probe_isolated
 from checked_backend.diagnose.localize.location import Location
-from checked_backend.diagnose.localize.probe import GROSS, MUCH, FaultyOperator, bytes_of, share_of
+from checked_backend.diagnose.localize.probe import CLEAR, MUCH, FaultyOperator, bytes_of, share_of
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Recorded, Stage
-from checked_backend.diagnose.localize.subgraph import calls_of, can_be_walked, is_symbolic, operator_name
+from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, is_symbolic
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of, recorded_value
@@ -136,7 +136,7 @@ class Search:
                 continue
             if faulty is not None and (best is None or faulty.size > MUCH * best[1].size):
                 best = recorded, faulty
-            if best is not None and best[1].size >= GROSS:
+            if best is not None and best[1].size >= CLEAR:
                 break
         return best
 
@@ -234,7 +234,7 @@ class Search:
         if found is None:
             notes.append(f"nothing that {node.name} calls is wrong by itself")
             return None
-        note = f"{found.node} is in a graph that {node.name} ({operator_name(node)}) calls"
+        note = f"{found.node} is in a graph that {node.name} ({called_name(node)}) calls"
         return replace(found, notes=(*notes, note, *inner))
 
     def _at(
@@ -308,7 +308,7 @@ class Search:
 
 def _explains(faulty: FaultyOperator, failing: Sequence[Finding]) -> bool:
     """Whether an operator's error may be all that is wrong with a region."""
-    return faulty.size >= GROSS or max(map(share_of, failing)) <= MUCH * faulty.size
+    return faulty.size >= CLEAR or max(map(share_of, failing)) <= MUCH * faulty.size
 
 
 def _may_explain(found: Finding, wanted: Finding) -> bool:

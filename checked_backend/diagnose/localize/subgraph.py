@@ -16,13 +16,13 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
+    "called_name",
     "calls_of",
     "can_be_walked",
     "is_item",
     "is_symbolic",
     "is_view",
     "is_view_operator",
-    "operator_name",
     "part_of",
     "tensors_made",
     "unshared",
@@ -99,7 +99,7 @@ def is_symbolic(gm: fx.GraphModule) -> bool:
     )
 
 
-def operator_name(node: fx.Node) -> str:
+def called_name(node: fx.Node) -> str:
     """What people call a node's operator: ``aten.relu.default``, ``torch.nn.functional.relu``, ``Tensor.transpose``."""
     if node.op == "call_method":
         return f"Tensor.{node.target}"

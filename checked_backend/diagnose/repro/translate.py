@@ -17,7 +17,7 @@ from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, r
 from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
 from checked_backend.diagnose.repro.spelling import Spelling, spellings
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
-from checked_backend.graphs.nodes import is_getitem, outputs_of
+from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
 
 __all__ = ["Untranslatable", "Written", "write_program"]
 
@@ -262,7 +262,7 @@ class _Writer:
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val", node.meta.get("example_value")), torch.Tensor)
+    return isinstance(recorded_value(node), torch.Tensor)
 
 
 def _equal(expected: Any, actual: Any) -> bool:

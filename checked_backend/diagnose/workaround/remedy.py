@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from checked_backend._torch.inductor import inductor_mode_options
-from checked_backend.diagnose.localize import operator_name
+from checked_backend.diagnose.localize import called_name
 from checked_backend.diagnose.oracle import Oracle
 from checked_backend.diagnose.reduce import (
     COSTLY,
@@ -29,6 +29,7 @@ from checked_backend.diagnose.reduce import (
 )
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.source_line import source_line
 from checked_backend.options import CheckOptions
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
@@ -47,7 +48,7 @@ LEAST_REGION_LIMIT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Attempt:
     """What became of the region: whether it could be tried, and what was wrong, empty if nothing was."""
 
     tried: bool
@@ -221,7 +222,7 @@ class WorkaroundSearch:
             self.evidence["workaround"] = f"none found: with that line outside of the compiler too, {answer.why}"
             return None
         single = outer == source and len(calls) == 1
-        found = keep_out(operator_name(calls[0]), source) if single else keep_line_out(outer)
+        found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)
         return replace(found, source=outer)
 
     @property
@@ -229,21 +230,21 @@ class WorkaroundSearch:
         """The user's options with the user's mode spelled out."""
         return with_mode_spelled_out(self.failure.options, self.failure.mode)
 
-    def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Answer:
+    def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Attempt:
         """Try the region with another compiler."""
 
         def produce() -> str:
-            return json.dumps(asdict(self._rehearsed(compiler)))
+            return json.dumps(asdict(self._region_rerun(compiler)))
 
         try:
             answer = self._apart(produce, setting)
         except CheckedBackendError as error:
-            return _Answer(False, str(error).splitlines()[0])
+            return _Attempt(False, str(error).splitlines()[0])
         except Exception as error:  # the region cannot be run like that
-            return _Answer(False, f"{type(error).__name__}: {error}".splitlines()[0])
+            return _Attempt(False, f"{type(error).__name__}: {error}".splitlines()[0])
         if isinstance(answer, str):
-            return _Answer(**json.loads(answer))
-        return _Answer(False, f"the process that tried it died: {answer.words}")
+            return _Attempt(**json.loads(answer))
+        return _Attempt(False, f"the process that tried it died: {answer.words}")
 
     def _apart(self, produce: Callable[[], str], setting: Setting | None) -> str | Death:
         """Run it in a worker where one can be had: a compiler that dies must not take with it what is known."""
@@ -252,15 +253,15 @@ class WorkaroundSearch:
         with taken_back(setting or Setting("")):
             return produce()
 
-    def _rehearsed(self, compiler: Compiler) -> _Answer:
+    def _region_rerun(self, compiler: Compiler) -> _Attempt:
         wrong = {finding.subject for finding in self.findings if finding.kind.fails}
         for finding in rerun_failure(self.failure, compiler):
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
             if finding.kind.fails and finding.subject in wrong:
-                return _Answer(True, f"{finding.subject} is wrong: {about}")
+                return _Attempt(True, f"{finding.subject} is wrong: {about}")
             if finding.kind is Kind.CRASH:
-                return _Answer(False, f"it fails: {about}")
-        return _Answer(True, "")
+                return _Attempt(False, f"it fails: {about}")
+        return _Attempt(True, "")
 
 
 def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
@@ -271,5 +272,4 @@ def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
 
 
 def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    held = [getattr(gm, str(one.target), None) for one in node.all_input_nodes if one.op == "get_attr"]
-    return [body for body in held if isinstance(body, fx.GraphModule)]
+    return [body for one in node.all_input_nodes if (body := graph_fetched(gm, one)) is not None]

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.modes.choice_tape import CHOOSING
+from checked_backend.numerics.bits import is_floating
 from checked_backend.regions.operator_check.probe import CALLS, value_of
 
 __all__ = ["Units"]
@@ -101,7 +101,7 @@ class Units:
     def _take_note(self, node: fx.Node) -> None:
         unit, value = self.of(node), value_of(node)
         if not value.is_floating_point() and any(
-            source in self._choices or _is_floating(source) for source in unit.sources
+            source in self._choices or is_floating(value_of(source)) for source in unit.sources
         ):
             self._choices.add(node)
         depth = 1 + max((self._depths.get(source, 0) for source in unit.sources), default=0)
@@ -127,11 +127,6 @@ class Units:
             any(part in name for name in names for part in _KEPT)
             or any(isinstance(one.target, HigherOrderOperator) for one in calls),
         )
-
-
-def _is_floating(node: fx.Node) -> bool:
-    value = value_of(node)
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _name(node: fx.Node) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise, is_as_near_as_eager
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.evidence import is_floating
 from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb
 
 __all__ = ["close_what_is_as_good_as_eager"]

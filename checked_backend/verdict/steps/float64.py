@@ -10,12 +10,13 @@ from functools import partial
 
 import torch
 
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.envelope import unconfirmed
-from checked_backend.verdict.evidence import Evidence, extended, is_floating
+from checked_backend.verdict.evidence import Evidence, extended
 from checked_backend.verdict.outliers import outside_noise, twin_difference
 from checked_backend.verdict.repetition import spreads
 from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb

@@ -7,12 +7,13 @@ from collections.abc import Collection
 import torch
 
 from checked_backend.findings import Skip
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict.classify import UNSUPPORTED, classify, is_many_times_its_noise, singular
 from checked_backend.verdict.closing import close_as, close_unjudged
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.envelope import root_mean_square
-from checked_backend.verdict.evidence import Evidence, is_floating
+from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import distances_from
 
 __all__ = ["close_what_is_left"]
