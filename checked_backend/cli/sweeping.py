@@ -167,7 +167,7 @@ class Files:
         """Write what was asked for."""
         for path, render in self._writers:
             if path is not None:
-                write_whole(render(summary, comparison) + "\n", path)
+                write_whole(render(summary, comparison).rstrip("\n") + "\n", path)
 
 
 def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -> Verdict:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import cast
 
 from checked_backend.errors import CheckedBackendError, SuiteError
-from checked_backend.sweep.suites.base import Suite
+from checked_backend.sweep.suites.base import Suite, Unsupported
 from checked_backend.sweep.suites.versions import device_count, versions
 
 __all__ = ["models_as_json", "suite_of"]
@@ -58,7 +58,9 @@ def models_as_json(spec: str, compilers: Sequence[str]) -> str:
             importlib.import_module("checked_backend.sweep.examine").refuse_unknown(compiler)
         source = suite.fingerprint()
     except ImportError as error:
-        return json.dumps({"error": f"{spec}: {error}"})
+        return json.dumps({"error": f"{spec}: import error: {error}"})
+    except Unsupported as error:
+        return json.dumps({"error": f"{spec}: unsupported here: {error}"})
     except CheckedBackendError as error:
         told = str(error) if isinstance(error, SuiteError) else f"{spec}: {error}"
         return json.dumps({"error": told})

@@ -1,0 +1,197 @@
+"""The verb ``sweep``, and ``report`` with a database of sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from checked_backend.sweep import drive
+from checked_backend.sweep.database import Database
+from checked_backend.sweep.plan import Listed
+from tests.support.cli_tools import Run
+from tests.support.sweep_tools import failing, outcome, run_with
+
+MODELS = """
+import torch
+from torch._dynamo import register_backend
+
+@register_backend
+def one_percent_off(gm, inputs):
+    return lambda *args: [out * 1.01 if out.is_floating_point() else out for out in gm(*args)]
+
+def linear(batch_size=4):
+    return torch.nn.Linear(8, 8), (torch.randn(batch_size, 8),)
+"""
+
+
+def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    db = tmp_path / "s.db"
+    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "one_percent_off", "--db", db, "--threads", "1"]
+    code, out, err = run(*words)
+    assert code == 1
+    assert out.startswith("FAIL: run 1 (torch ")
+    assert "linear (inference float32 cpu, one_percent_off): logic: output[0]" in out
+    assert "[1/1] fail" in err
+    page = tmp_path / "s.html"
+    code, out, _ = run(
+        "report", db, "--html", page, "--csv", tmp_path / "s.csv", "--junit", tmp_path / "s.xml", "--json"
+    )
+    assert code == 1
+    (case,) = json.loads(out)["cases"]
+    assert case["speedup"] > 0
+    assert case["report"]["verdict"] == "fail"
+    assert "linear" in page.read_text()
+    assert len((tmp_path / "s.csv").read_text().splitlines()) == 2
+
+
+def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [{"name": name, "canary": name == "bird", "fixed": False} for name in ("a", "bird")]
+    monkeypatch.setattr(drive, "list_suite", lambda *_: Listed("timm", "timm", models, "", {"torch": "2.13"}, 0))
+    code, out, _ = run("sweep", "timm", "--list", "--mode", "training:amp", "--db", tmp_path / "s.db")
+    assert code == 0
+    assert out.splitlines() == [
+        "timm  a (training amp cpu, inductor)",
+        "timm  bird (training amp cpu, inductor)  skipped: a canary model; --canary runs it",
+    ]
+    assert not (tmp_path / "s.db").exists()
+    code, _, err = run("sweep", "timm", "timm", "--db", tmp_path / "s.db")
+    assert (code, err) == (3, "checked-backend: two suites are called timm; sweep them into two databases\n")
+    code, _, err = run("sweep", "timm", "--device", "cuda", "--db", tmp_path / "s.db")
+    assert (code, err) == (3, "checked-backend: --device cuda: torch finds no CUDA device here\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "name a suite: huggingface, timm, python:FILE.py"),
+        (["nonsense"], "suite got 'nonsense'; expected huggingface"),
+        (["timm", "--engine", "slurm"], "--engine got 'slurm'; expected local or ray"),
+        (["timm", "--shard", "0/4"], "--shard got '0/4'; expected I/N with I from 1 to N, for example 1/4"),
+        (["timm", "--shard", "5/4"], "--shard got '5/4'"),
+        (["timm", "--mode", "train"], "--mode got 'train'"),
+        (["timm", "--dtype", "int8"], "dtype got 'int8'"),
+        (["timm", "--device", "tpu"], "--device got 'tpu'"),
+        (["timm", "--skip", "ugly"], "--skip got 'ugly'; expected slow"),
+        (["timm", "--rerun", "ugly"], "--rerun got 'ugly'"),
+        (["timm", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["--merge"], "--merge: name the databases"),
+    ],
+)
+def test_misuse(run: Run, tmp_path: Path, words: list[str], why: str) -> None:
+    code, _, err = run("sweep", *words, "--db", tmp_path / "s.db")
+    assert code == 3
+    assert why in err
+
+
+def test_report_shows_the_last_run_and_what_changed_since_another(run: Run, tmp_path: Path) -> None:
+    db = tmp_path / "s.db"
+    with Database(db, write=True) as database:
+        run_with(database, {"a": outcome(), "b": outcome("fail")}, "2.11.0")
+        run_with(database, {"a": outcome(), "b": outcome()}, "2.12.0")
+        run_with(database, {"a": failing(), "b": outcome()}, "2.13.0")
+    code, out, _ = run("report", db)
+    assert code == 1
+    assert out.startswith("FAIL: run 3 (torch 2.13.0")
+    assert "since run 2 (torch 2.12.0" in out
+    assert "a (inference float32 cpu, inductor): pass -> fail" in out
+    code, out, _ = run("report", db, "--run", "2.12.0", "--since", "1")
+    assert code == 0
+    assert "fixed (1)" in out
+    code, _, err = run("report", db, "--run", "2.9")
+    assert code == 3
+    assert "no run '2.9'" in err
+    code, _, err = run("report", tmp_path, "--csv", tmp_path / "x.csv")
+    assert code == 3
+    assert "only a database of sweeps has that" in err
+
+
+def test_merge(run: Run, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Database(tmp_path / f"{name}.db", write=True) as database:
+            run_with(database, {name: outcome()})
+    code, _, err = run("sweep", "--merge", "--db", tmp_path / "all.db", tmp_path / "a.db", tmp_path / "b.db")
+    assert code == 0
+    assert err.replace("\n", "").count(": 1 results") == 2
+    code, out, _ = run("report", tmp_path / "all.db")
+    assert code == 0
+    assert "2 pass" in out
+
+
+HELD = """
+import os, pathlib, signal, time, torch
+
+folder = pathlib.Path(os.environ["SWEEP_TEST_FOLDER"])
+
+def note(name):
+    with (folder / "built").open("a") as stream:
+        stream.write(name + "\\n")
+
+def a_first():
+    note("first")
+    return torch.nn.Linear(2, 2), (torch.randn(1, 2),)
+
+def b_killed():
+    note("killed")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def c_held():
+    note("held")
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    return torch.nn.Linear(2, 2), (torch.randn(1, 2),)
+
+def d_last():
+    note("last")
+    return torch.nn.Linear(2, 2), (torch.randn(1, 2),)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    db = tmp_path / "s.db"
+    words = [sys.executable, "-m", "checked_backend", "sweep", f"python:{tmp_path / 'held.py'}", "--db", str(db)]
+    words += ["--compiler", "eager", "--no-speed", "--threads", "1"]
+    environment = {**os.environ, "SWEEP_TEST_FOLDER": str(tmp_path)}
+    built = tmp_path / "built"
+    driver = subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: built.exists() and "held" in built.read_text())
+        (worker,) = children(driver.pid)
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
+    connection = sqlite3.connect(db)
+    kept = connection.execute("SELECT status FROM result ORDER BY id").fetchall()
+    connection.close()
+    assert kept == [("pass",), ("crash",)]
+    (tmp_path / "go").touch()
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "3 pass, 1 crash" in done.stdout
+    assert built.read_text().split() == ["first", "killed", "held", "held", "last"]  # only what had no result
+
+
+def wait_until(true: object, seconds: float = 240.0) -> None:
+    assert callable(true)
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(word) for word in (task / "children").read_text().split()]
+    return found

@@ -1,0 +1,172 @@
+"""A run as text, JSON, CSV, JUnit XML and HTML, also with texts of strangers."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from checked_backend.sweep.case import Speed
+from checked_backend.sweep.database import Database
+from checked_backend.sweep.render.data import render_csv, render_json
+from checked_backend.sweep.render.html import render_html
+from checked_backend.sweep.render.junit import render_junit
+from checked_backend.sweep.render.text import render_text
+from checked_backend.sweep.summary import Comparison, Summary, compare, summarize
+from tests.support.sweep_tools import failing, outcome, run_with
+
+EVIL = "</script><script>alert(1)</script>\x1b[31m\u202e"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Summary, Comparison]:
+    before = {"good": outcome(), "bad": outcome(), EVIL: outcome("crash"), "skipped": outcome("skipped", message="no")}
+    after = {
+        "good": outcome(speed=Speed(1.0, 0.004, 0.002, 10, 20), noise=1e-6),
+        "bad": failing(message="logic: output[0]: wrong\nmore"),
+        EVIL: outcome("hang", message=EVIL, log=EVIL, expected="known"),
+        "skipped": outcome("skipped", message="=HYPERLINK()"),
+        "vague": outcome("inconclusive", message="nothing was checked"),
+    }
+    with Database(tmp_path / "a.db", write=True) as database:
+        old, new = (
+            summarize(database, run_with(database, found, torch))
+            for found, torch in ((before, "2.12.0"), (after, "2.13.0"))
+        )
+    return new, compare(old, new)
+
+
+def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, Comparison]) -> None:
+    text = render_text(*pair)
+    lines = text.splitlines()
+    assert lines[0].startswith("FAIL: run 2 (torch 2.13.0, ")
+    assert lines[0].endswith("1 pass, 1 fail, 1 inconclusive, 1 hang, 1 skipped")
+    assert "  bad (inference float32 cpu, inductor): logic: output[0]: wrong" in lines
+    assert "  newly failing (1)" in lines
+    assert "    bad (inference float32 cpu, inductor): pass -> fail" in lines
+    assert "    expected: known" in lines
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "nothing changed" in render_text(pair[0], compare(pair[0], pair[0]))
+
+
+def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, Comparison]) -> None:
+    found = json.loads(render_json(*pair), parse_constant=lambda word: pytest.fail(word))
+    assert found["schema"] == "checked_backend.sweep"
+    assert found["verdict"] == "fail"
+    assert found["counts"] == {"pass": 1, "fail": 1, "inconclusive": 1, "hang": 1, "skipped": 1}
+    cases = {case["model"]: case for case in found["cases"]}
+    assert cases["good"]["speedup"] == 2.0
+    assert cases["bad"]["report"]["findings"][0]["subject"] == "output[0]"
+    assert [change["case"][1] for change in found["since"]["changes"]["newly failing"]] == ["bad"]
+    assert [case[1] for case in found["since"]["new"]] == ["vague"]
+
+
+def test_csv_has_a_line_for_each_case_and_no_formulas(pair: tuple[Summary, Comparison]) -> None:
+    rows = list(csv.DictReader(io.StringIO(render_csv(pair[0]))))
+    assert len(rows) == 5
+    by_model = {row["model"]: row for row in rows}
+    assert by_model["skipped"]["message"] == "'=HYPERLINK()"
+    assert by_model["good"]["compiled_step"] == "0.002"
+    assert by_model["vague"]["noise"] == ""
+
+
+def test_junit_counts_what_is_no_pass(pair: tuple[Summary, Comparison]) -> None:
+    suite = ElementTree.fromstring(render_junit(pair[0])).find("testsuite")
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "5",
+        "failures": "1",
+        "errors": "1",
+        "skipped": "2",
+    }
+
+
+class Reader(HTMLParser):
+    """Collects scripts, and what would be loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts: list[str] = []
+        self.loads: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script"
+        if tag == "script":
+            self.scripts.append("")
+        self.loads += [
+            str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
+        ]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[-1] += data
+
+
+def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, Comparison]) -> None:
+    page = render_html(*pair)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.loads == []
+    (script,) = reader.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert "alert(1)</script>" not in page
+    assert "&lt;/script&gt;" in page
+    assert "\x1b" not in page
+
+
+def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, Comparison]) -> None:
+    page = render_html(*pair)
+    assert page.count("<tr data-status=") == 5
+    assert len(re.findall(r'<section class="model" id="model-\d">', page)) == 5
+    assert "wrong by &lt;b&gt;much&lt;/b&gt;" in page  # the finding, from the check's report
+    assert "2 ms a step" in page
+    assert 'class="noise"' in page
+
+
+def test_a_report_that_cannot_be_read_costs_nothing_else(tmp_path: Path) -> None:
+    with Database(tmp_path / "a.db", write=True) as database:
+        run = run_with(database, {"a": outcome("fail", report="{"), "b": outcome("fail", report='{"schema": 1}')})
+        found = summarize(database, run)
+    assert render_html(found).count("<tr data-status=") == 2
+    assert [case["report"] for case in json.loads(render_json(found))["cases"]] == [None, {"schema": 1}]
+
+
+@pytest.mark.slow
+def test_three_hundred_models_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser here")
+    with Database(tmp_path / "a.db", write=True) as database:
+        run = run_with(database, {f"model{n}": failing() if n % 3 else outcome() for n in range(300)})
+        page = render_html(summarize(database, run))
+    probe = (
+        "<script>const b=document.querySelector('#filter');b.value='model29';b.dispatchEvent(new Event('input'));"
+        "document.title=document.querySelector('#shown').textContent+'; '+performance.now().toFixed(0)+' ms'</script>"
+    )
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", f"{probe}</body>")
+    (tmp_path / "page.html").write_text(page)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    done = subprocess.run(
+        [browser, *flags, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=120, check=True
+    )
+    title = re.search("<title>(.*?)</title>", done.stdout)
+    assert title is not None
+    assert title[1].startswith("11 of 300 cases; ")
+    assert int(title[1].rpartition("; ")[2].removesuffix(" ms")) < 2000

@@ -1,0 +1,60 @@
+"""Dumped graphs as a suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from checked_backend.errors import SuiteError
+from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.examine import examine
+from checked_backend.sweep.suites.dumps import Dumps
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    options = {"dump": str(tmp_path / "dumps")}
+    compiled = torch.compile(lambda x: (x.sin() @ x).relu(), backend="graph_dumper", options=options)
+    compiled(torch.randn(4, 4))
+    return tmp_path / "dumps"
+
+
+def test_every_dumped_graph_is_a_case_and_passes(folder: Path) -> None:
+    suite = Dumps(str(folder))
+    models = suite.models()
+    assert models
+    assert all(model.fixed for model in models)
+    answers: list[Outcome] = []
+    case = Case("dumps:dumps", models[0].name, "as dumped", "as dumped", compiler="eager")
+    examine(f"dumps:{folder}", case, Settings(), speed=True, note=lambda _: None, answer=answers.append)
+    assert answers[-1].status.value == "pass", answers[-1].message
+    assert answers[-1].speed.speedup is not None
+
+
+def test_the_fingerprint_changes_with_a_graph(folder: Path) -> None:
+    suite = Dumps(str(folder))
+    before = suite.fingerprint()
+    assert before == Dumps(str(folder)).fingerprint()
+    graph = next(folder.rglob("graph.json"))
+    graph.write_text(graph.read_text() + " ")
+    assert suite.fingerprint() != before
+
+
+def test_no_path_leaves_the_folder_and_a_folder_without_dumps_is_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="is not in"):
+        Dumps(str(folder)).build(Case("dumps:x", "../../elsewhere"), Settings())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SuiteError, match=r"no dumped graph in it; expected folders with a graph\.json each"):
+        Dumps(str(tmp_path / "empty")).models()
+
+
+def test_a_broken_dump_is_no_pass(folder: Path) -> None:
+    graph = next(folder.rglob("graph.json"))
+    graph.write_text("{}")
+    answers: list[Outcome] = []
+    case = Case("dumps:dumps", graph.parent.relative_to(folder).as_posix(), compiler="eager")
+    examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
+    assert answers[-1].status.value == "error"
+    assert "DumpError" in answers[-1].message
