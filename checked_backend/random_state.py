@@ -33,6 +33,17 @@ class HostRandom:
         numpy: Any = sys.modules.get("numpy.random")
         return cls(random.getstate(), None if numpy is None else numpy.get_state())
 
+    def differing(self, other: HostRandom) -> tuple[str, ...]:
+        """The generators whose next numbers would be others, in words for people; one that was not loaded has none."""
+        found = [] if self.python == other.python else ["Python's `random`"]
+        if self.numpy is not None and other.numpy is not None:
+            # the second entry is an array
+            mine, theirs = (
+                tuple(map(str, (*state[:1], bytes(state[1]), *state[2:]))) for state in (self.numpy, other.numpy)
+            )
+            found += [] if mine == theirs else ["NumPy's"]
+        return tuple(found)
+
     def restore(self) -> None:
         """Set the generators back."""
         random.setstate(self.python)

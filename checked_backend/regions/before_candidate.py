@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checked_backend.modes.collective_tape import CollectiveReplayError
+from checked_backend.regions.beside import Beside
 from checked_backend.regions.compare_call import Call
 from checked_backend.regions.execution import Execution
 from checked_backend.regions.handed_out import Look
@@ -33,6 +34,7 @@ class BeforeCandidate:
         earlier: Results of earlier calls that the program holds.
         since: The autograd sequence number.
         meter: What the check takes.
+        beside: What lies beside the inputs.
         changed: The settings as the candidate leaves them, if eager runs after it.
     """
 
@@ -46,6 +48,7 @@ class BeforeCandidate:
     earlier: Look
     since: int
     meter: Meter
+    beside: Beside
     changed: ProcessState | None = None
 
     @property

@@ -14,13 +14,13 @@ import torch
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
+from checked_backend.regions.beside import Beside
 from checked_backend.regions.budget import Due
 from checked_backend.regions.call_findings import (
     described_exception,
     exception_differs,
     exception_missing,
     gradient_overwritten,
-    rng_state_differs,
     same_exception,
     same_message,
 )
@@ -33,7 +33,8 @@ from checked_backend.regions.execution import Cotangents, Execution, Graph, Subj
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
+from checked_backend.regions.other_threads import Left
+from checked_backend.regions.random_states import judge_host_random_state, judge_random_state
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decide import decide
@@ -49,9 +50,6 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
-
-RANDOM_STATE_RUNS = 5
-"""How often reference and candidate are run again before a difference of what they leave is believed."""
 
 
 @dataclass(eq=False)
@@ -214,7 +212,7 @@ class CallComparison:
         structure += _overwritten(call.subjects, passed, before)
         decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
         if self._variants.operators is not None:
-            self._variants.operators.backward(decisions)
+            self._variants.operators.backward(decisions, self._scales)
         self._reporter.end_backward({"gradients": len(parts)})
         return [*exchanged.findings, *structure, *self._absorb(decisions)], {
             position: reference[position] for position in wanted
@@ -253,35 +251,18 @@ class CallComparison:
         return None
 
     def random_state(self, call: Call) -> list[Finding]:
-        """Judge that reference and candidate left torch's random state differently.
+        """Judge that reference and candidate left torch's random state differently."""
+        skip = self._reporter.skip
+        return judge_random_state(self._controls(call, None), call.left, tuple(call.rng.cuda), skip)
 
-        The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both run
-        some times more. What they do not repeat is excused where something shows that a thread draws, or that eager
-        itself leaves another state each time.
-        """
-        controls = self._controls(call, None)
-        threads = OtherThreads.now()
-        try:
-            left = [controls.random_states() for _ in range(RANDOM_STATE_RUNS)]
-        except Exception as error:  # a run that fails here only was disturbed too
-            self._reporter.skip(
-                Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True)
-            )
-            return []
-        (first, other), *again = left
-        steady = all(first.same_as(one) for one, _ in again)
-        if steady and all(other.same_as(two) for _, two in again) and not first.same_as(other):
-            return [rng_state_differs()]
-        if not steady:
-            reason = "eager leaves another one each time: torch.seed, or another thread, is at work"
-        elif threads.active_since() or (call.left is not None and call.left.others_ran):
-            reason = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
-        elif moves_by_itself(tuple(call.rng.cuda)):
-            reason = "it moves while neither eager nor the compiled program runs: another thread draws random numbers"
-        else:
-            return [rng_state_differs(sum(not one.same_as(two) for one, two in left), len(left))]
-        self._reporter.skip(Skip("rng state", reason))
-        return []
+    def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
+        """Judge what the candidate did to memory and gradients beside its inputs."""
+        eager = self._controls(call, None).run_eager
+        return before.findings(args, call.inputs, eager, call.subjects)
+
+    def host_random_state(self, call: Call) -> list[Finding]:
+        """Judge that they left Python's or NumPy's differently."""
+        return judge_host_random_state(self._controls(call, None), self._reporter.skip)
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]

@@ -149,6 +149,13 @@ class RegionControlRuns:
         """The reference on other random numbers."""
         return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
 
+    def run_eager(self, arguments: Sequence[Any]) -> None:
+        """The reference on these very arguments, from the random state before the call."""
+        with self.undisturbed(), self.ambient.entered():
+            self.rng.restore()
+            with replaying(self.exchanges).forward():
+                execute(self.variants.reference, arguments, {})
+
     def others_drew(self) -> str | None:
         """What shows that another thread drew random numbers during the call."""
         return evidence_of_others(self.left, tuple(self.rng.cuda), self.random_states)

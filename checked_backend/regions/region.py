@@ -20,6 +20,7 @@ from checked_backend.regions.answer import Investigate, RegionAnswer
 from checked_backend.regions.backward import input_edges
 from checked_backend.regions.backward_check import BackwardCheck
 from checked_backend.regions.before_candidate import BeforeCandidate
+from checked_backend.regions.beside import Beside
 from checked_backend.regions.budget import Due
 from checked_backend.regions.call_findings import (
     candidate_crashed,
@@ -228,6 +229,7 @@ class CheckedRegion:
             self._earlier.look(args),
             autograd_sequence_number(),
             meter,
+            Beside.of(args),
         )
         if call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
             self._run_reference(before)
@@ -266,10 +268,13 @@ class CheckedRegion:
         findings = self._comparison.forward(call, reference, returned, args)
         changed = [position for position, value in before.fingerprints.items() if fingerprint(args[position]) != value]
         findings += [*unexpected_mutation([call.subjects.mutated(position) for position in changed]), *overwritten]
+        findings += self._comparison.beside(call, before.beside, args)
         if not after_candidate.same_as(before.after_reference) and not any(
             found.kind is Kind.RNG for found in findings
         ):
             findings += self._comparison.random_state(call)
+        if after_candidate.host.differing(before.after_reference.host):
+            findings += self._comparison.host_random_state(call)
         findings += left
         after_candidate.restore()
         self._health.checked(call.number, call.ratios, failing(findings), before.meter.spent)

@@ -30,6 +30,8 @@ class LocalError:
         relative: Root mean square of the error, over that of the result.
         limit: The smallest relative error over the whole tensor that would have been found, whatever its signs; 0 of a
             tensor of zeros.
+        outliers: How many single elements rounding does not explain, each by itself.
+        worst: The relative error of the worst of these.
     """
 
     spread: float
@@ -38,6 +40,13 @@ class LocalError:
     bias_allowed: float
     relative: float
     limit: float
+    outliers: int = 0
+    worst: float = 0.0
+
+    @property
+    def in_few(self) -> bool:
+        """Whether the tensor as a whole is right, and a few elements are wrong."""
+        return self.outliers > 0 and self.excess <= 1.0
 
     @property
     def excess(self) -> float:
@@ -48,7 +57,7 @@ class LocalError:
     @property
     def wrong(self) -> bool:
         """Whether rounding does not explain it."""
-        return not self.excess <= 1.0
+        return self.outliers > 0 or not self.excess <= 1.0
 
 
 def local_error(
@@ -60,6 +69,7 @@ def local_error(
     roundoff: float,
     narrows: bool = False,
     jumps: bool = False,
+    smooth: bool = False,
 ) -> LocalError | None:
     """Measure an operator's error on its own inputs.
 
@@ -71,6 +81,7 @@ def local_error(
         roundoff: Unit roundoff of the precision that the operator works in.
         narrows: Whether eager rounds inputs on the way, so that its own error is what is to be expected.
         jumps: Whether the operator chooses by floating-point values, so that rounding makes some elements jump.
+        smooth: Whether no rounding makes any element jump, so that one alone that is far off is wrong.
 
     Returns:
         None if nothing can be compared: no element is finite everywhere, or too few of an operator that jumps.
@@ -108,6 +119,10 @@ def local_error(
         _quantum(candidate.dtype),
     )
     own = _root_mean_square(right)
+    outside = ratios > thresholds.OUTLIER if smooth and not jumps else torch.zeros_like(ratios, dtype=torch.bool)
+    outliers = int(outside.sum())
+    sizes_there = torch.where(right == 0, own or 1.0, right.abs())
+    worst = float(((found - right).abs() / sizes_there)[outside].max()) if outliers else 0.0
     return LocalError(
         spread,
         allowed,
@@ -115,6 +130,8 @@ def local_error(
         bias_allowed,
         _root_mean_square(found - right) / own if own else 0.0,
         allowed / size if size else 0.0,
+        outliers,
+        worst,
     )
 
 

@@ -208,6 +208,13 @@ BIAS_FACTOR = 3.0
 ROUNDING_RMS = 0.6
 """Root mean square of the error of rounding to nearest, in unit roundoffs of the result, at most: 1 / sqrt(3)."""
 
+OUTLIER = 16.0
+"""A single element off by this many times its own noise is wrong, where no choice and no kink can make it jump.
+
+The worst of 12,198 clean tensors of 279 programs was off by 10.2. A tenth of one element
+is 28 in bfloat16, 300 in float16.
+"""
+
 TRIMMED = 256
 """One element in so many is left out: a comparison or a tie that flips says nothing about an operator."""
 

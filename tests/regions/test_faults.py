@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -98,6 +100,40 @@ def test_fault_in_forward(name: str, how: How, training: bool) -> None:
     assert str(finding.kind) == detail.partition(".")[0]
     assert report.verdict is (cb.Verdict.PASS if finding.is_layout else cb.Verdict.FAIL)
     assert "Net" in str(report) or "forward" in finding.region
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (random.random, "Python's `random`"),
+        (lambda: random.shuffle([1, 2, 3]), "Python's `random`"),
+        (lambda: random.seed(3), "Python's `random`"),
+        (np.random.rand, "NumPy's"),
+        (lambda: np.random.seed(3), "NumPy's"),
+    ],
+)
+def test_random_numbers_of_the_host_that_eager_does_not_draw(draw: Callable[[], object], words: str) -> None:
+    before = random.getstate()
+    try:
+        report = step(faults.draws_on_the_host(draw))
+    finally:
+        random.setstate(before)
+    assert found(report) == {("rng.host_state", "rng state")}
+    assert words in report.findings[0].message
+
+
+def test_random_numbers_of_the_host_that_eager_draws_too_are_no_finding() -> None:
+    @torch.library.custom_op("cb_tests::jittered", mutates_args=())
+    def jittered(x: torch.Tensor) -> torch.Tensor:
+        return x + random.random() + float(np.random.rand())
+
+    jittered.register_fake(torch.empty_like)
+    report = gathered(lambda: checked(lambda x: jittered(x) * 2, faults.clean())(torch.randn(5)))
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    drawn = iter(range(10**6))
+    report = step(faults.draws_on_the_host(lambda: random.random() if next(drawn) == 0 else None))
+    assert not report.findings
+    assert "did not each time that both ran again" in str(report.coverage.skipped)
 
 
 @pytest.mark.parametrize("how", BOTH)

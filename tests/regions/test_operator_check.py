@@ -237,6 +237,56 @@ def test_compiler_that_cannot_compile_the_probe_is_judged_without() -> None:
     assert "RuntimeError: no more than one result" in report.coverage.skipped[0].reason
 
 
+def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_operators_judged() -> None:
+    wrong = faults.wrong_operator("aten.gelu.default", times(1.05), "aot")
+
+    def compiler(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+            if any("operator_tap" in node.name for node in gm.graph.nodes):
+                raise RuntimeError("no taps here")
+            compiled: Callable[..., Any] = inner(gm, given)
+            return compiled
+
+        return compile_
+
+    report = trained(compiler(wrong), torch.float16)
+    assert "torch._C._nn.gelu" in {finding.op for finding in report.findings}
+    report = trained(compiler(faults.clean("aot")), torch.float16)
+    assert report.verdict is cb.Verdict.PASS
+    assert report.coverage.checked["operators"] > 10
+    [skip] = report.coverage.skipped
+    assert (skip.subject, skip.matters) == ("gradients of operators by themselves", False)
+    assert "no taps here" in skip.reason
+
+
+def test_where_noise_hides_all_and_operators_are_not_judged_nothing_is_passed() -> None:
+    """Cancellation: in bfloat16 the result is all noise, and in float64 it is right."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3 + 100) - x * 2 - 100 - x * 0.999
+
+    def compiler(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        if len(gm.graph.find_nodes(op="output")[0].args[0]) > 1:
+            raise RuntimeError("no more than one result")
+        return faults.spoiled_output(at_16_bits(lambda tensor: tensor * 1.5))(gm, given)
+
+    x = torch.randn(2000, dtype=torch.bfloat16)
+    report = gathered(lambda: checked(body, compiler)(x))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE, str(report)
+    [skip] = [skip for skip in report.coverage.skipped if skip.matters]
+    assert skip.subject == "output[0]"
+    assert "no more than one result" in skip.reason
+
+
+def test_a_choice_of_few_elements_that_differs_is_told_as_not_judged() -> None:
+    x = torch.linspace(0.1, 5, 20).to(torch.float16)
+    wrong = faults.wrong_operator("aten.frac.default", times(1.0005), "aot")
+    report = gathered(lambda: checked(lambda x: torch.frac(x) * 2, wrong)(x))
+    assert report.verdict is cb.Verdict.PASS
+    assert "frac (too few of its elements" in str(report.coverage.skipped)
+    assert agreed(gathered(lambda: checked(lambda x: torch.frac(x) * 2, "aot_eager")(x)))
+
+
 def test_check_judges_operators_too() -> None:
     x = torch.randn(64, 32, dtype=torch.float16)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)).to(torch.float16)
@@ -256,6 +306,55 @@ def test_random_state_and_gradients_are_left_alone() -> None:
         states.append((torch.get_rng_state(), [parameter.grad for parameter in model.parameters()]))
     assert torch.equal(states[0][0], states[1][0])
     assert all(map(torch.equal, states[0][1], states[1][1]))
+
+
+def one_of(fault: Change, count: int = 1) -> Change:
+    """A fault of a few elements, the middle ones."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.flatten()
+        place = torch.arange(flat.numel())
+        some = (place >= flat.numel() // 2) & (place < flat.numel() // 2 + count)
+        return torch.where(some, fault(flat), flat).reshape(tensor.shape)
+
+    return at_16_bits(change)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("operator", ["gelu", "bmm", "_softmax", "gelu_backward"])
+def test_one_element_that_is_wrong_at_16_bits_alone_is_found(operator: str, dtype: torch.dtype) -> None:
+    factor = 1.25 if "backward" in operator else 1.1
+    report = trained(faults.wrong_operator(f"aten.{operator}.default", one_of(times(factor)), "aot"), dtype)
+    assert {finding.detail for finding in report.findings} == {"logic.this_dtype"}
+    finding = report.findings[0]
+    assert "is off in one element of" in finding.message
+    assert finding.evidence["elements that are wrong"] == 1
+
+
+def test_a_fault_beside_one_of_the_probe_alone_is_found() -> None:
+    """What the compiler gets wrong in the probe alone excuses nothing that does not come of it."""
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        [output] = gm.graph.find_nodes(op="output")
+        probe = len(output.args[0]) > 2
+
+        def worse(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor * (3.0 if probe and tensor.dtype in LOW else 1.0)
+
+        compiled = faults.wrong_operator("aten.sin.default", worse, "eager")(gm, inputs)
+        return faults.spoiled_output(times(1.03), 1)(gm, inputs) if not probe else also_wrong(compiled)
+
+    def also_wrong(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: [
+            times(1.03)(value) if place == 1 else value for place, value in enumerate(compiled(*args))
+        ]
+
+    def body(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin() * 2, x.cos().exp()
+
+    report = gathered(lambda: checked(body, compiler)(torch.randn(40, 50, dtype=torch.bfloat16)))
+    assert report.verdict is cb.Verdict.FAIL, str(report)
+    assert {finding.subject for finding in report.findings} == {"output[1]"}
 
 
 def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

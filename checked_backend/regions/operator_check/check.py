@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
-from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
+from checked_backend.regions.operator_check.judged import Wrong
+from checked_backend.regions.operator_check.other_program import Elsewhere, Place, suspects
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.control_runner import short
-from checked_backend.verdict.envelope import difference, root_mean_square
 
 __all__ = ["OperatorCheck", "OperatorDecisions"]
 
@@ -40,10 +40,18 @@ LARGEST = 1 << 31
 SHARE = 1 / 12
 """And at most this share of the memory: taps, gradients and float64 copies take several times as much."""
 
-FAR = 4.0
-"""A probe this many times as far from the region as the region is from eager is another program than the region."""
-
 SUBJECT = "operators by themselves"
+
+GRADIENTS = "gradients of operators by themselves"
+
+_OTHER = (
+    "with the tensors inside handed out the compiler makes another program, which is wrong where the region as it was "
+    "compiled is not: {}"
+)
+_INSIDE = (
+    "judged together with what reads them, because the compiler gets the region wrong where they are handed out, and "
+    "only there: {}"
+)
 
 
 @dataclass(slots=True)
@@ -58,6 +66,7 @@ class OperatorDecisions:
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were judged.
         outputs: The region's own results, as the probe computed them.
+        reason: Why no operator, or no operator's gradient, was judged; "" if they were.
     """
 
     forward: list[Finding] = field(default_factory=list)
@@ -66,6 +75,7 @@ class OperatorDecisions:
     judged: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
     outputs: Sequence[Any] = ()
+    reason: str = ""
 
 
 class ProbeError(CheckedBackendError):
@@ -100,6 +110,7 @@ class OperatorCheck:
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
+        self._hidden: frozenset[str] = frozenset()
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Judge one call.
@@ -115,10 +126,37 @@ class OperatorCheck:
             with _undisturbed(rng), ambient.entered():
                 self._judge(inputs, rng, subjects, decisions)
         except Exception as error:  # the region is judged as a whole all the same
+            decisions.judged, decisions.reason = 0, short(error)
             decisions.skips.append(Skip(SUBJECT, f"not judged: {short(error)}"))
         return decisions
 
     def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
+        try:
+            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+        except Exception as error:
+            if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(inputs):
+                raise
+            decisions.reason = short(error)
+            decisions.skips.append(Skip(GRADIENTS, f"not judged: {short(error)}"))
+            self._make_anew(gradients=False)
+            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+        if doubtful and not self._hidden:
+            # what the compiler gets wrong when it is handed out stays inside
+            self._make_anew(hidden=frozenset(one.node.name for one in doubtful))
+            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+        if doubtful:
+            raise ProbeError(_OTHER.format(_names(one.node.name for one in doubtful)))
+        if self._hidden:
+            decisions.skips.append(Skip(SUBJECT, _INSIDE.format(_names(self._hidden))))
+
+    def _judge_probe(
+        self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
+    ) -> Sequence[Wrong]:
+        """Compile the probe, unless that is done, and judge what it computes.
+
+        Returns:
+            What is wrong with it that may be wrong with the probe alone. There are no findings then.
+        """
         with self._lock:
             graph, exposed, compiled = self._probe(inputs)
         probed = self._run(exposed, compiled, inputs, rng)
@@ -131,54 +169,35 @@ class OperatorCheck:
         walk.run()
         judged = walk.judged
         decisions.judged = sum(map(len, judged.limits))
-        decisions.forward = findings_of(gm, [one for one in judged.wrong if not one.gradient], subjects)
-        decisions.backward = findings_of(gm, [one for one in judged.wrong if one.gradient], subjects)
-        if judged.wrong and (other := self._other_program(probed, decisions.outputs, inputs, rng, subjects)):
-            decisions.forward, decisions.backward = [], []
-            decisions.judged = 0  # of the region nothing was
-            decisions.skips.append(Skip(SUBJECT, f"not judged: {other}"))
-        elif not judged.unjudged:
-            decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
+        doubtful: Sequence[Wrong] = ()
+        if judged.wrong:
+            doubtful = suspects(gm, judged.wrong, self._elsewhere(probed, decisions.outputs, inputs, rng))
+            if len(doubtful) == len(judged.wrong):
+                return doubtful
+        wrong = [one for one in judged.wrong if not any(one is other for other in doubtful)]
+        decisions.forward = findings_of(gm, [one for one in wrong if not one.gradient], subjects)
+        decisions.backward = findings_of(gm, [one for one in wrong if one.gradient], subjects)
         if judged.unjudged:
             decisions.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
+        elif not doubtful:
+            decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
+        return ()
 
-    def _other_program(
-        self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState, subjects: Subjects
-    ) -> str:
-        """Why the probe is not the program that the user runs; "" if it is, so that what it gets wrong counts.
+    def _elsewhere(self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState) -> set[Place]:
+        """Where the probe is another program than the region as it was compiled."""
+        own: dict[Place, Any] = {(False, place): value for place, value in enumerate(outputs)}
+        own |= {(True, place): value for place, value in probed.gradients.items()}
+        return Elsewhere(own, probed.cotangents, inputs, rng).places(self._candidate, eager_graph(self._graph).forward)
 
-        To hand out what is inside changes how a compiler fuses and schedules. Where the probe's results and gradients
-        are far from those of the region as it was compiled, and these near eager's, the error is the probe's alone.
-        """
-        own, eager = (self._ran(region, probed, inputs, rng) for region in (self._candidate, self._graph_in_eager()))
-        names = [subjects.output(place) for place in range(len(outputs))]
-        names += [subjects.gradient(place) for place in probed.gradients]
-        results = [*outputs, *probed.gradients.values()]
-        for name, found, region, right in zip(names, results, own, eager, strict=False):
-            if _is_elsewhere(found, region, right):
-                return (
-                    "with the tensors inside handed out the compiler makes another program, which is wrong where the "
-                    f"region as it was compiled is not: {name}"
-                )
-        return ""
+    def _taps(self, inputs: Inputs) -> bool:
+        return self._gradients and bool(inputs.requires_grad)
 
-    def _graph_in_eager(self) -> Callable[..., Any]:
-        return eager_graph(self._graph).forward
-
-    def _ran(self, region: Callable[..., Any], probed: Probed, inputs: Inputs, rng: RngState) -> list[Any]:
-        """A region's results, and its gradients for the cotangents that the probe was given."""
-        arguments, leaves = inputs.fresh()
-        rng.restore()
-        results = list(region(*arguments))
-        gradients: Sequence[Any] = [None] * len(leaves)
-        if probed.cotangents and leaves:
-            gradients = torch.autograd.grad(
-                [results[place] for place in probed.cotangents],
-                list(leaves.values()),
-                list(probed.cotangents.values()),
-                allow_unused=True,
-            )
-        return [*(value.detach() if isinstance(value, torch.Tensor) else value for value in results), *gradients]
+    def _make_anew(self, *, gradients: bool | None = None, hidden: frozenset[str] = frozenset()) -> None:
+        """Compile another probe at the next occasion."""
+        with self._lock:
+            self._gradients = self._gradients if gradients is None else gradients
+            self._hidden = self._hidden | hidden
+            self._compiled = self._failed = None
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:
@@ -186,7 +205,7 @@ class OperatorCheck:
         if self._compiled is None:
             try:
                 graph = out_of_place(self._graph)
-                exposed = expose(graph, gradients=self._gradients and bool(inputs.requires_grad))
+                exposed = expose(graph, gradients=self._taps(inputs), hidden=self._hidden)
                 given, _ = inputs.fresh()
                 room = min(LARGEST, SHARE * _memory(given))
                 if exposed.size > room:
@@ -212,7 +231,7 @@ class OperatorCheck:
         if not isinstance(returned, (tuple, list)) or len(returned) != expected:
             raise ProbeError(f"compiled to hand out {expected} tensors, the region returns something else")
         results = list(returned)
-        cotangents = _cotangents(results[: exposed.outputs]) if exposed.taps or leaves else {}
+        cotangents = _cotangents(results[: exposed.outputs]) if self._gradients and (exposed.taps or leaves) else {}
         names: list[str | int] = [*exposed.taps, *leaves]
         wanted = dict(zip(names, [*taps, *leaves.values()], strict=True))
         found: Mapping[Any, torch.Tensor | None] = {}
@@ -252,17 +271,6 @@ def _limits(
     return limits
 
 
-def _is_elsewhere(found: Any, region: Any, right: Any) -> bool:
-    """Whether the probe's tensor is much further from the region's than the region's is from eager's."""
-    tensors = (found, region, right)
-    if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in tensors):
-        return False
-    if not found.shape == region.shape == right.shape or not found.numel():
-        return False
-    noise = unit_roundoff(right.dtype) * root_mean_square(right)
-    return root_mean_square(difference(region, found)) > FAR * max(root_mean_square(difference(right, region)), noise)
-
-
 def _memory(values: Sequence[Any]) -> float:
     """Bytes of memory where the values are, on an accelerator those that are free; infinite if that cannot be told."""
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
@@ -286,8 +294,12 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 def _told(unjudged: Mapping[str, str]) -> str:
-    names = ", ".join(list(unjudged)[:3]) + (f" and {len(unjudged) - 3} more" if len(unjudged) > 3 else "")
-    return f"not judged: {names} ({next(iter(unjudged.values()))})"
+    return f"not judged: {_names(unjudged)} ({next(iter(unjudged.values()))})"
+
+
+def _names(nodes: Iterable[str]) -> str:
+    names = list(dict.fromkeys(nodes))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextmanager

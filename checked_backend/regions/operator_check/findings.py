@@ -14,8 +14,9 @@ from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.judged import Wrong
 from checked_backend.regions.operator_check.probe import CALLS, value_of
+from checked_backend.verdict.local_error import LocalError
 
-__all__ = ["findings_of"]
+__all__ = ["findings_of", "reached"]
 
 FAR = 4.0
 """An error of so many times what is allowed is called wrong logic, not lost precision."""
@@ -63,15 +64,14 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     }
     if len(group) > 1:
         evidence["also wrong"] = ", ".join(one.node.name for one in group[1:9])
-    far = error.excess >= FAR
+    if error.in_few:
+        evidence["elements that are wrong"] = error.outliers
+    far = error.in_few or error.excess >= FAR
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail="logic.this_dtype" if far else "precision.operator",
         subject=_subject(gm, first, subjects),
-        message=(
-            f"{what} is off by {error.relative:.2g} in {dtype}: a rounding or two of its own inputs and of its result "
-            f"explain {error.limit:.2g}. The kernel is wrong in this dtype"
-        ),
+        message=_message(what, dtype, error, first.found.numel()),
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
             rms=error.limit * _size(first.right),
@@ -84,6 +84,19 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         node=None if faulty is None else faulty.name,
         op=None if faulty is None else operator_name(faulty),
         source=None if faulty is None else source_line(faulty),
+    )
+
+
+def _message(what: str, dtype: str, error: LocalError, count: int) -> str:
+    if error.in_few:
+        some = "one element" if error.outliers == 1 else f"{error.outliers} elements"
+        return (
+            f"{what} is off in {some} of {count} in {dtype}, in the worst by {error.worst:.2g}: a rounding or two of "
+            "its own inputs and of its result explain none of that. The kernel is wrong in this dtype"
+        )
+    return (
+        f"{what} is off by {error.relative:.2g} in {dtype}: a rounding or two of its own inputs and of its result "
+        f"explain {error.limit:.2g}. The kernel is wrong in this dtype"
     )
 
 
@@ -130,20 +143,21 @@ def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
         for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
             value = value_of(node)
             if node is wrong.node or (
-                isinstance(value, torch.Tensor) and value.requires_grad and wrong.node in _reached(node)
+                isinstance(value, torch.Tensor) and value.requires_grad and wrong.node in reached(node)
             ):
                 return subjects.gradient(place)
         return f"gradient of {wrong.node.name}"
     [output] = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    reached = set(_reached(wrong.node))
+    behind = set(reached(wrong.node))
     for place, node in enumerate(returned):
-        if node is wrong.node or node in reached:
+        if node is wrong.node or node in behind:
             return subjects.output(place)
     return f"node[{wrong.node.name}]"
 
 
-def _reached(node: fx.Node) -> Iterator[fx.Node]:
+def reached(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that depend on one, each once."""
     seen: set[fx.Node] = set()
     pending = list(node.users)
     while pending:

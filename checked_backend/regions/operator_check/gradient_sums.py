@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.operator_check.judged import Judged, alike, can_be_judged, own_error, roundoff_of
+from checked_backend.regions.operator_check.judged import TOO_FEW, Judged, alike, can_be_judged, own_error, roundoff_of
 from checked_backend.regions.operator_check.lane import Lane, Moved
 
 __all__ = ["GradientSums"]
@@ -23,6 +23,7 @@ class _Sum:
     roundoff: float
     narrows: bool = False
     jumps: bool = False
+    smooth: bool = True
     whole: bool = True
 
 
@@ -67,6 +68,7 @@ class GradientSums:
         *,
         roundoff: float,
         jumps: bool,
+        smooth: bool,
         exact: bool = False,
     ) -> None:
         """Run a node's backward pass in each lane, and add what it makes of the gradient to those of its sources.
@@ -77,6 +79,7 @@ class GradientSums:
             arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
             roundoff: What the node's value may be off by.
             jumps: Whether a rounding may change what it passes back by any amount.
+            smooth: Whether it is known that none does.
             exact: Whether the gradient is known exactly, and is not moved.
         """
         if arriving is None:
@@ -99,6 +102,7 @@ class GradientSums:
                 one.narrows |= roundoff > one.roundoff
                 one.roundoff = max(roundoff, one.roundoff)
                 one.jumps |= jumps
+                one.smooth &= smooth
 
     def _add(self, place: int, found: Mapping[fx.Node, torch.Tensor | None]) -> None:
         for source, gradient in found.items():
@@ -130,6 +134,16 @@ class GradientSums:
         if any(not alike(one, found) for one in made):
             self._judged.unjudged[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
             return
-        error = own_error(found, made, roundoff=total.roundoff, narrows=total.narrows, jumps=total.jumps)
-        if error is not None:
+        error = own_error(
+            found,
+            made,
+            roundoff=total.roundoff,
+            narrows=total.narrows,
+            jumps=total.jumps,
+            smooth=total.smooth,
+        )
+        if error is None:
+            if not torch.equal(found.nan_to_num(), made[0].nan_to_num()):
+                self._judged.unjudged[f"gradient of {node.name}"] = TOO_FEW
+        else:
             self._judged.note(node, error, found, made[1], gradient=True)

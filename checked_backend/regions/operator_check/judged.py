@@ -12,7 +12,18 @@ from torch import fx
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict.local_error import LocalError, local_error
 
-__all__ = ["COARSEST_FLOAT32", "LOW", "Judged", "Wrong", "alike", "can_be_judged", "own_error", "roundoff_of"]
+__all__ = [
+    "COARSEST_FLOAT32",
+    "LOW",
+    "TOO_FEW",
+    "Judged",
+    "Wrong",
+    "alike",
+    "can_be_judged",
+    "is_rounded_otherwise",
+    "own_error",
+    "roundoff_of",
+]
 
 COARSEST_FLOAT32 = 2.0**-13
 """Of float32 in a region of half precision less is asked: libraries' fast functions, and products in TF32."""
@@ -21,6 +32,9 @@ LOW = (torch.float16, torch.bfloat16)
 """Half precision."""
 
 _JUDGED = (*LOW, torch.float32)
+
+TOO_FEW = "too few of its elements can be told from a choice that rounding flips, or none is a number"
+"""Why a tensor that differs from eager's could not be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,13 @@ class Judged:
 
 
 def own_error(
-    found: torch.Tensor, made: Sequence[torch.Tensor], *, roundoff: float, narrows: bool, jumps: bool
+    found: torch.Tensor,
+    made: Sequence[torch.Tensor],
+    *,
+    roundoff: float,
+    narrows: bool,
+    jumps: bool,
+    smooth: bool,
 ) -> LocalError | None:
     """The error of an operator by itself; the arguments are those of `local_error`.
 
@@ -96,6 +116,7 @@ def own_error(
         roundoff: What eager may be off by.
         narrows: Whether what it is made of is wider.
         jumps: Whether a rounding of an input may change it by any amount.
+        smooth: Whether none can, of any element.
     """
     return local_error(
         candidate=found.detach(),
@@ -105,12 +126,19 @@ def own_error(
         roundoff=roundoff,
         narrows=narrows,
         jumps=jumps,
+        smooth=smooth,
     )
 
 
 def can_be_judged(value: Any) -> bool:
     """Whether something is a tensor of a dtype whose roundings are known."""
     return isinstance(value, torch.Tensor) and value.dtype in _JUDGED
+
+
+def is_rounded_otherwise(value: Any) -> bool:
+    """Whether something is a tensor that is rounded, in a dtype of which nothing is judged: complex, 8 bits."""
+    rounded = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return rounded and value.dtype not in (*_JUDGED, torch.float64, torch.complex128)
 
 
 def roundoff_of(value: Any) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,16 +73,17 @@ class _Plan:
     versions: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
 
 
-def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
+def expose(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str] = ()) -> Exposed:
     """Make the probe of a region.
 
     Args:
         gm: The region's Dynamo graph; it is not changed.
         gradients: Whether to tap.
+        hidden: Names of nodes that stay inside.
     """
     probe = copy_graph(gm)
     graph = probe.graph
-    plan = _planned(probe, gradients=gradients)
+    plan = _planned(probe, gradients=gradients, hidden=hidden)
     values: dict[str, int] = {}
     versions: dict[str, dict[str, int]] = {}
     taps: dict[str, torch.Tensor] = {}
@@ -112,7 +113,7 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
+def _planned(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str]) -> _Plan:
     plan = _Plan()
     symbols = {symbol for symbol, _ in _symbols([value_of(node) for node in gm.graph.find_nodes(op="placeholder")], ())}
     written = {key for node in gm.graph.nodes for key in _written(node)}
@@ -121,7 +122,7 @@ def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
         value = value_of(node)
         for memory in _written(node):
             owner = owners.get(memory)
-            if owner is not None and any(_reads(later, memory) for later in _later(node)):
+            if owner is not None and owner.name not in hidden and any(_reads(later, memory) for later in _later(node)):
                 plan.versions.setdefault(node, []).append(owner)
         if not isinstance(value, torch.Tensor):
             continue
@@ -130,6 +131,8 @@ def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
             continue
         owners[key] = node
         if node.op not in CALLS or sets_mode(node) or has_effects(node) or not _is_plain(value):
+            continue
+        if node.name in hidden:
             continue
         plan.values.append(node)
         floating = value.is_floating_point() and value.requires_grad

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from checked_backend.findings import Finding
+from checked_backend.findings import Finding, Skip
 from checked_backend.numerics.quick_diff import quick_diff
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
@@ -18,6 +18,11 @@ from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
 
 __all__ = ["OperatorStep"]
+
+_HIDDEN = (
+    "its noise would hide an error of 100 % of a kernel in this precision alone, and the operators in front of it were "
+    "not judged by themselves: {}"
+)
 
 SLACK = 4.0
 """The probe's results may be this many times as far from the candidate's as eager's are."""
@@ -48,6 +53,7 @@ class OperatorStep:
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
         self._backward: list[Finding] = []
+        self._reason = ""
 
     def forward(
         self, call: _Call, outputs: Sequence[Any], decisions: Decisions, scales: Mapping[str, NoiseBaseline]
@@ -69,21 +75,42 @@ class OperatorStep:
         if decisions.recheck and not _fails(decisions):
             found = self._check.run(call.inputs, call.ambient, call.rng, call.subjects)
             with self._lock:
-                self._limits, self._backward = found.limits, found.backward
+                self._limits, self._backward, self._reason = found.limits, found.backward, found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
             decisions.notes += _changed(call.subjects, outputs, found, {**scales, **decisions.scales})
             judged = found.judged
         self._limit(decisions)
+        self._tell(decisions, {**scales, **decisions.scales})
         return judged
 
-    def backward(self, decisions: Decisions) -> None:
-        """Add what was found wrong with operators' gradients, unless the region's own gradients show an error."""
+    def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
+        """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
+
+        Args:
+            decisions: The decisions on the region's gradients.
+            scales: Their noise in earlier calls.
+        """
         with self._lock:
             found, self._backward = self._backward, []
         if not _fails(decisions):
             decisions.findings += found
         self._limit(decisions)
+        self._tell(decisions, {**scales, **decisions.scales})
+
+    def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
+        """Say where nothing shows an error in this precision: operators were not judged, and noise hides all.
+
+        Of a tensor that is nothing but rounding no part can be wrong.
+        """
+        with self._lock:
+            reason = self._reason
+        if not reason:
+            return
+        for name, limit in decisions.own_precision_limits.items():
+            known = scales.get(name)
+            if limit >= 1 and not (known is not None and known.sizes is not None):
+                decisions.skips.append(Skip(name, _HIDDEN.format(reason), matters=True))
 
     def _limit(self, decisions: Decisions) -> None:
         """No more can hide in a result than in the operator that can be most wrong, where each was judged by itself."""

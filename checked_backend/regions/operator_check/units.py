@@ -13,7 +13,7 @@ from checked_backend.modes.choice_tape import CHOOSING
 from checked_backend.numerics.bits import is_floating
 from checked_backend.regions.operator_check.probe import CALLS, value_of
 
-__all__ = ["Units"]
+__all__ = ["Unit", "Units"]
 
 LONGEST_CHAIN = 32
 """Compilers recompute what no more than so many elementwise operators make; what is longer is kept in memory."""
@@ -26,11 +26,40 @@ _KEPT = (
 )  # fmt: skip
 
 
+_SMOOTH = frozenset(
+    {
+        "linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "outer", "einsum", "bilinear",
+        "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "embedding",
+        "scaled_dot_product_attention", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm",
+        "mul", "add", "sub", "rsub", "neg", "div", "truediv", "true_divide", "iadd", "imul", "isub", "itruediv",
+        "add_", "mul_", "sub_", "div_", "addcmul", "addcdiv", "lerp", "pow", "sqrt", "rsqrt", "square", "reciprocal",
+        "exp", "expm1", "exp2", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "logsigmoid", "silu",
+        "gelu", "mish", "softplus", "softmax", "log_softmax", "logsumexp", "softsign", "glu", "dropout",
+        "sum", "mean", "var", "std", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+        "cross_entropy", "nll_loss", "mse_loss", "cat", "concat", "stack", "tril", "triu",
+        "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "getitem",
+        "getattr", "chunk", "split", "tensor_split", "unbind", "contiguous", "to", "type", "type_as", "float", "half",
+        "bfloat16", "clone", "detach", "flatten", "unflatten", "movedim", "swapaxes", "t", "repeat", "pad", "roll",
+        "flip", "select", "narrow", "index_select", "gather", "squeeze_", "unsqueeze_",
+    }
+)  # fmt: skip
+"""Operators of which neither the value nor the gradient has a step anywhere."""
+
+_KINKED = frozenset(
+    {
+        "relu", "relu_", "relu6", "leaky_relu", "prelu", "elu", "celu", "selu", "hardtanh", "hardswish", "hardsigmoid",
+        "clamp", "clamp_min", "clamp_max", "clip", "abs", "maximum", "minimum", "amax", "amin", "max", "min", "norm",
+        "max_pool1d", "max_pool2d", "max_pool3d", "l1_loss", "smooth_l1_loss", "huber_loss", "normalize",
+        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "where", "masked_fill",
+    }
+)  # fmt: skip
+"""Operators whose value has no step, though their gradient has."""
+
 _BLANK = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class Unit:
     """One tensor that is handed out, or a result of the region.
 
     Attributes:
@@ -38,12 +67,16 @@ class _Unit:
         nodes: The calls between those and it, itself included.
         jumps: Whether rounding may change a choice in it.
         kept: Whether its result goes through memory.
+        steady: Whether no rounding makes an element of its value jump, as far as is known of its operators.
+        steady_gradient: The same of what it passes back.
     """
 
     sources: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
     jumps: bool
     kept: bool
+    steady: bool
+    steady_gradient: bool
 
 
 class Units:
@@ -60,7 +93,7 @@ class Units:
 
     def __init__(self, gm: fx.GraphModule, exposed: Collection[str]) -> None:
         self._exposed = exposed
-        self._units: dict[fx.Node, _Unit] = {}
+        self._units: dict[fx.Node, Unit] = {}
         self._choices: set[fx.Node] = set()
         self._depths: dict[fx.Node, int] = {}
         self.order: dict[fx.Node, int] = {node: place for place, node in enumerate(gm.graph.nodes)}
@@ -77,7 +110,7 @@ class Units:
         for node, place in self._last.items():
             self.done[place].append(node)
 
-    def of(self, node: fx.Node) -> _Unit:
+    def of(self, node: fx.Node) -> Unit:
         """The unit that a node ends."""
         if node not in self._units:
             self._units[node] = self._found(node)
@@ -85,7 +118,7 @@ class Units:
 
     def is_blank(self, node: fx.Node) -> bool:
         """Whether a call makes a tensor of which no element has a value yet."""
-        return node.op in CALLS and _name(node) in _BLANK
+        return node.op in ("call_function", "call_method") and _name(node) in _BLANK
 
     def carries(self, node: fx.Node) -> bool:
         """Whether what reads this tensor may have computed it anew, from other roundings than the tensor handed out."""
@@ -107,7 +140,7 @@ class Units:
         depth = 1 + max((self._depths.get(source, 0) for source in unit.sources), default=0)
         self._depths[node] = 0 if unit.kept or depth > LONGEST_CHAIN else depth
 
-    def _found(self, node: fx.Node) -> _Unit:
+    def _found(self, node: fx.Node) -> Unit:
         sources: dict[fx.Node, None] = {}
         nodes: dict[fx.Node, None] = {node: None}
         pending = [node]
@@ -120,12 +153,14 @@ class Units:
                     pending.append(source)
         calls = [one for one in nodes if one.op in CALLS]
         names = [_name(one) for one in calls]
-        return _Unit(
+        return Unit(
             tuple(sources),
             tuple(nodes),
             any(name in _JUMPING for name in names) or any(source in self._choices for source in sources),
             any(part in name for name in names for part in _KEPT)
             or any(isinstance(one.target, HigherOrderOperator) for one in calls),
+            all(name in _SMOOTH or name in _KINKED for name in names),
+            all(name in _SMOOTH for name in names),
         )
 
 

@@ -25,10 +25,19 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRa
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
-from checked_backend.regions.operator_check.judged import LOW, Judged, alike, can_be_judged, own_error, roundoff_of
+from checked_backend.regions.operator_check.judged import (
+    LOW,
+    TOO_FEW,
+    Judged,
+    alike,
+    can_be_judged,
+    is_rounded_otherwise,
+    own_error,
+    roundoff_of,
+)
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import Exposed, value_of
-from checked_backend.regions.operator_check.units import Units
+from checked_backend.regions.operator_check.units import Unit, Units
 
 __all__ = ["Probed", "Walk"]
 
@@ -174,10 +183,17 @@ class Walk:
         made = [lane.values[node] for lane in self._lanes]
         unit = self._units.of(node)
         tapped = node.name in self._exposed.taps
-        same = self._reads_values(node, unit.sources) and self._compare(node, found, made, jumps=unit.jumps)
+        same = self._reads_values(node, unit.sources) and self._compare(node, found, made, unit)
         if tapped and same:
             arriving = self._probed.taps.get(node.name)
-            self._gradients.pass_back(node, unit.sources, arriving, roundoff=roundoff_of(found), jumps=unit.jumps)
+            self._gradients.pass_back(
+                node,
+                unit.sources,
+                arriving,
+                roundoff=roundoff_of(found),
+                jumps=unit.jumps,
+                smooth=unit.steady_gradient,
+            )
         elif isinstance(self._eager.values[node], Missing) or getattr(self._eager.values[node], "requires_grad", False):
             self._incomplete(node, "the tensor is written to later, or complex, or its size follows from no input")
         self._go_on(node, found, made[1:], tapped=tapped)
@@ -203,10 +219,10 @@ class Walk:
         made = [lane.values.get(owner) for lane in self._lanes]
         blank = self._still_blank(owner, made[0])
         if blank is None:
-            self._compare(writer, found, made, jumps=self._units.of(writer).jumps)
+            self._compare(writer, found, made, self._units.of(writer))
         else:
             filled: list[Any] = [_filled(value, blank) for value in made]
-            self._compare(writer, found.masked_fill(blank, 0.0), filled, jumps=self._units.of(writer).jumps)
+            self._compare(writer, found.masked_fill(blank, 0.0), filled, self._units.of(writer))
             found = found.masked_fill(blank, math.nan)
         self._go_on(owner, found, made[1:], tapped=False)
         key = storage_key(value_of(owner))
@@ -240,10 +256,14 @@ class Walk:
         return False
 
     def _compare(
-        self, node: fx.Node, found: Any, made: Sequence[Any], *, jumps: bool, output: int | None = None
+        self, node: fx.Node, found: Any, made: Sequence[Any], unit: Unit, *, output: int | None = None
     ) -> bool:
         """Judge one tensor. Returns whether what is made of its backward pass can be judged too."""
         if not can_be_judged(found) or found.numel() == 0:
+            if is_rounded_otherwise(found) and not _is_same(found, made[0]):
+                self.judged.unjudged[node.name] = (
+                    f"roundings of {str(found.dtype).removeprefix('torch.')} are not known"
+                )
             return True
         lost = next((value for value in made if isinstance(value, Missing)), None)
         if lost is not None or any(not alike(value, found) for value in made):
@@ -252,8 +272,11 @@ class Walk:
             )
             return False
         narrows = found.dtype in LOW and any(_is_wide(value_of(source)) for source in self._units.of(node).sources)
-        error = own_error(found, made, roundoff=roundoff_of(found), narrows=narrows, jumps=jumps)
+        roundoff = roundoff_of(found)
+        error = own_error(found, made, roundoff=roundoff, narrows=narrows, jumps=unit.jumps, smooth=unit.steady)
         if error is None:
+            if not _is_same(found, made[0]):
+                self.judged.unjudged[node.name] = TOO_FEW
             return True
         if error.wrong and node in self._random and (node in self._by_values or not _same_draws(found, made[0])):
             self.judged.unjudged[node.name] = "it draws other random numbers than eager"
@@ -274,12 +297,14 @@ class Walk:
                 and self._reads_values(source, (source, *self._units.of(source).sources))
             ):
                 made = [lane.values.get(source) for lane in self._lanes]
-                self._compare(source, found, made, jumps=self._units.of(source).jumps, output=place)
-            sources = (source,) if self._units.is_source(source) else self._units.of(source).sources
+                self._compare(source, found, made, self._units.of(source), output=place)
+            whole = self._units.is_source(source)
+            sources = (source,) if whole else self._units.of(source).sources
+            smooth = whole or self._units.of(source).steady_gradient
             arriving = self._probed.cotangents.get(place)
             if arriving is not None:
                 self._gradients.pass_back(
-                    source, sources, arriving, roundoff=roundoff_of(found), jumps=False, exact=True
+                    source, sources, arriving, roundoff=roundoff_of(found), jumps=False, smooth=smooth, exact=True
                 )
 
     # backward
@@ -304,6 +329,11 @@ class Walk:
 def _filled(value: Any, blank: torch.Tensor) -> Any:
     alike = isinstance(value, torch.Tensor) and value.shape == blank.shape
     return value.masked_fill(blank, 0.0) if alike else value
+
+
+def _is_same(found: torch.Tensor, expected: Any) -> bool:
+    """Whether a tensor is what eager makes of the same inputs: then nothing is hidden there."""
+    return alike(expected, found) and torch.equal(found.nan_to_num(), expected.detach().nan_to_num())
 
 
 def _is_wide(value: Any) -> bool:

@@ -1,0 +1,158 @@
+"""What lies beside a region's inputs and must stay as it is: memory outside of views, and gradients.
+
+A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checked_backend.findings import Finding, Kind
+from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.inputs import Inputs, storage_key
+
+__all__ = ["Beside"]
+
+FARTHEST = 4
+"""Memory is looked at as far from a view, on either side, as so many times what the view spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """An input's ``.grad``: which tensor, and its checksum."""
+
+    tensor: torch.Tensor | None
+    checksum: int | None
+
+    @classmethod
+    def of(cls, leaf: torch.Tensor) -> _Gradient:
+        tensor = leaf.grad
+        return cls(tensor, None if tensor is None else fingerprint(tensor))
+
+    def same_as(self, other: _Gradient) -> bool:
+        return self.tensor is other.tensor and self.checksum == other.checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lay beside the inputs of a call.
+
+    Attributes:
+        memory: Checksums of the memory around views, by the position of an input that is one.
+        gradients: Gradients of leaves, by position.
+    """
+
+    memory: dict[int, int | None]
+    gradients: dict[int, _Gradient]
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> Beside:
+        """Look at it.
+
+        Args:
+            args: The inputs.
+        """
+        plain = [(place, arg) for place, arg in enumerate(args) if type(arg) in (torch.Tensor, torch.nn.Parameter)]
+        groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for place, tensor in plain:
+            key = storage_key(tensor)
+            if key is not None and tensor.numel():
+                groups.setdefault(key, []).append((place, tensor.detach()))
+        memory = {
+            group[0][0]: fingerprint(around)
+            for group in groups.values()
+            if (around := _around([tensor for _, tensor in group])) is not None
+        }
+        leaves = {place: tensor for place, tensor in plain if tensor.is_leaf and tensor.requires_grad}
+        return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()})
+
+    def findings(
+        self, args: Sequence[Any], inputs: Inputs, eager: Callable[[Sequence[Any]], object], subjects: Subjects
+    ) -> list[Finding]:
+        """What a candidate changed there, and eager does not.
+
+        Args:
+            args: The inputs, after the call.
+            inputs: The same as they were before, for eager.
+            eager: Runs the region in eager.
+            subjects: Names.
+        """
+        memory, gradients = self._changed(args)
+        if not memory and not gradients:
+            return []
+        given, _ = inputs.fresh()
+        before = Beside.of(given)
+        eager(given)
+        eagers_memory, eagers_gradients = before._changed(given)
+        return [
+            *(_memory_changed(subjects.mutated(place)) for place in memory if place not in eagers_memory),
+            *(_gradient_changed(subjects.mutated(place)) for place in gradients if place not in eagers_gradients),
+        ]
+
+    def _changed(self, args: Sequence[Any]) -> tuple[list[int], list[int]]:
+        now = Beside.of(args)
+        memory = [place for place, known in self.memory.items() if now.memory.get(place, known) != known]
+        gradients = [
+            place
+            for place, known in self.gradients.items()
+            if place in now.gradients and not known.same_as(now.gradients[place])
+        ]
+        return memory, gradients
+
+
+def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The memory around views of one storage, with zeros where these are; None if there is none."""
+    first = views[0]
+    if any(view.dtype != first.dtype for view in views) or first.is_quantized:
+        return None
+    whole = first.untyped_storage().nbytes() // first.element_size()
+    starts = [view.storage_offset() for view in views]
+    ends = [start + _span(view) for start, view in zip(starts, views, strict=True)]
+    reach = FARTHEST * max(map(_span, views))
+    start, end = max(0, min(starts) - reach), min(whole, max(ends) + reach)
+    if end - start > 2 * reach + FARTHEST * sum(view.numel() for view in views):
+        return None  # a few elements far from each other in much memory
+    if end - start <= sum(view.numel() for view in views):
+        return None
+    with torch.no_grad():
+        memory = first.as_strided((end - start,), (1,), start).clone()
+        for view in views:
+            memory.as_strided(view.shape, view.stride(), view.storage_offset() - start).zero_()
+    return memory
+
+
+def _span(view: torch.Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+
+
+def _memory_changed(subject: str) -> Finding:
+    return Finding(
+        kind=Kind.MUTATION,
+        detail="mutation.beyond",
+        subject=subject,
+        message=(
+            "the compiled program wrote to memory beside this input, which is a view: elements of its base that "
+            "outside of it, and that eager leaves alone"
+        ),
+        expected="unchanged",
+        actual="changed",
+    )
+
+
+def _gradient_changed(subject: str) -> Finding:
+    return Finding(
+        kind=Kind.MUTATION,
+        detail="mutation.grad",
+        subject=subject,
+        message=(
+            "the compiled program changed the `.grad` of this input in its forward pass, which eager leaves alone: the "
+            "optimizer's next step is another"
+        ),
+        expected="the `.grad` before the call",
+        actual="another",
+    )

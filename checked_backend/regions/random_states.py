@@ -1,0 +1,90 @@
+"""Judge random states that a region's candidate left otherwise than eager: torch's, Python's and NumPy's.
+
+The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both sides run some
+times more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from checked_backend.findings import Finding, Skip
+from checked_backend.regions.call_findings import host_random_state_differs, rng_state_differs
+from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
+from checked_backend.regions.torch_state import RngState
+
+__all__ = ["judge_host_random_state", "judge_random_state"]
+
+TORCH_RUNS = 5
+"""How often reference and candidate are run again before a difference of what they leave is believed."""
+
+HOST_RUNS = 2
+"""The same for Python's and NumPy's generators."""
+
+
+def judge_random_state(
+    controls: RegionControlRuns, left: Left | None, cuda_devices: Sequence[int], skip: Callable[[Skip], None]
+) -> list[Finding]:
+    """Judge that reference and candidate left torch's random state differently.
+
+    What they do not repeat is excused where something shows that a thread draws, or that eager itself leaves another
+    state each time.
+
+    Args:
+        controls: Run both again.
+        left: What the call left behind.
+        cuda_devices: Whose generators count too.
+        skip: Notes what is excused.
+    """
+    threads = OtherThreads.now()
+    runs = _runs_again(controls, TORCH_RUNS, skip)
+    if not runs:
+        return []
+    (first, other), *again = runs
+    steady = all(first.same_as(one) for one, _ in again)
+    if steady and all(other.same_as(two) for _, two in again) and not first.same_as(other):
+        return [rng_state_differs()]
+    if not steady:
+        reason = "eager leaves another one each time: torch.seed, or another thread, is at work"
+    elif threads.active_since() or (left is not None and left.others_ran):
+        reason = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
+    elif moves_by_itself(tuple(cuda_devices)):
+        reason = "it moves while neither eager nor the compiled program runs: another thread draws random numbers"
+    else:
+        return [rng_state_differs(sum(not one.same_as(two) for one, two in runs), len(runs))]
+    skip(Skip("rng state", reason))
+    return []
+
+
+def judge_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
+    """Judge that reference and candidate left Python's or NumPy's random state differently.
+
+    What compiles or imports at a first run draws from them too. So what eager leaves anew each time, and what the
+    candidate does not repeat, is no finding.
+
+    Args:
+        controls: Run both again.
+        skip: Notes what is excused.
+    """
+    runs = _runs_again(controls, HOST_RUNS, skip)
+    if not runs:
+        return []
+    (first, other), *again = runs
+    unsteady = {
+        name for one, two in again for name in (*first.host.differing(one.host), *other.host.differing(two.host))
+    }
+    repeated = [name for name in first.host.differing(other.host) if name not in unsteady]
+    if not repeated:
+        skip(Skip("rng state", "Python's or NumPy's differed from eager's, and did not each time that both ran again"))
+    return [host_random_state_differs(name) for name in repeated]
+
+
+def _runs_again(
+    controls: RegionControlRuns, count: int, skip: Callable[[Skip], None]
+) -> list[tuple[RngState, RngState]]:
+    try:
+        return [controls.random_states() for _ in range(count)]
+    except Exception as error:  # a run that fails here only was disturbed too
+        skip(Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True))
+        return []

@@ -1,0 +1,121 @@
+"""Writes of a compiled program to what lies beside its inputs: the base of a slice, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import checked_backend as cb
+from tests.support import faults
+from tests.support.region_tools import agreed, checked, found, gathered
+
+Write = Callable[[torch.Tensor], object]
+
+
+def writing(write: Write, place: int = 0) -> Callable[..., Any]:
+    """A compiler whose programs do something to one of their tensors, beside what they should."""
+
+    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            with torch.no_grad():
+                write([arg for arg in args if isinstance(arg, torch.Tensor)][place])
+            return results
+
+        return run
+
+    return compiler
+
+
+def past_the_end(x: torch.Tensor) -> None:
+    x.as_strided((1,), (1,), x.storage_offset() + x.numel()).add_(1)
+
+
+def before_the_start(x: torch.Tensor) -> None:
+    x.as_strided((1,), (1,), x.storage_offset() - 1).zero_()
+
+
+def in_a_gap(x: torch.Tensor) -> None:
+    x.as_strided((1,), (1,), x.storage_offset() + x.stride(0) - 1).fill_(7.0)
+
+
+VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Write]] = {
+    "rows, past the end": (lambda base: base[2:4], past_the_end),
+    "rows, before the start": (lambda base: base[2:4], before_the_start),
+    "columns, in a gap": (lambda base: base[:, :3], in_a_gap),
+}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_writes_beside_a_slice_are_found(name: str, changed: bool) -> None:
+    view, write = VIEWS[name]
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        if changed:
+            x.mul_(2)
+        return x + 1
+
+    base = torch.randn(8, 6)
+    report = gathered(lambda: checked(body, writing(write))(view(base)))
+    assert {detail for detail, _ in found(report)} == {"mutation.beyond"}
+    base = torch.randn(8, 6)
+    assert agreed(gathered(lambda: checked(body, faults.clean())(view(base))))
+
+
+def test_what_eager_writes_beside_a_slice_too_is_no_finding() -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((3,), (1,), 0).add_(1)
+        return x + 1
+
+    report = gathered(lambda: checked(body, "eager")(torch.randn(8, 6)[2:4]))
+    assert "mutation.beyond" not in {detail for detail, _ in found(report)}
+
+
+def test_a_base_that_is_written_to_between_calls_accuses_nobody() -> None:
+    base = torch.randn(8, 6)
+    compiled = checked(lambda x: x * 2, "eager")
+
+    def run() -> None:
+        for step in range(3):
+            base.fill_(step)
+            compiled(base[1:3])
+
+    assert agreed(gathered(run))
+
+
+@pytest.mark.parametrize("write", [lambda p: p.grad.add_(1), lambda p: p.grad.data.add_(1), lambda p: _new(p)])
+def test_a_gradient_that_the_forward_pass_changes_is_found(write: Write) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    report = gathered(lambda: checked(model, writing(write))(x))
+    assert {detail for detail, _ in found(report)} == {"mutation.grad"}
+
+
+def test_a_gradient_that_the_forward_pass_leaves_behind_is_found() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    report = gathered(lambda: checked(model, writing(_new))(torch.randn(3, 4)))
+    assert {detail for detail, _ in found(report)} == {"mutation.grad"}
+
+
+def _new(parameter: torch.Tensor) -> None:
+    if parameter.requires_grad and parameter.is_leaf:
+        parameter.grad = torch.ones_like(parameter)
+
+
+def test_gradients_that_pile_up_accuse_nobody() -> None:
+    model = nn.Linear(4, 4)
+    compiled = checked(model, "aot_eager")
+
+    def run() -> None:
+        for _ in range(3):
+            compiled(torch.randn(3, 4)).sum().backward()
+
+    report = gathered(run)
+    assert report.verdict is cb.Verdict.PASS
+    assert agreed(report)
