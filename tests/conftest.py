@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from tests.support.cli_tools import Run, runner
 
 ENV_PREFIX = "CHECKED_BACKEND_"
@@ -45,6 +46,15 @@ def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def can_fork(request: pytest.FixtureRequest) -> None:
+    """A test that is marked ``forks`` is skipped where no forked process can do its work."""
+    if request.node.get_closest_marker("forks") is not None:
+        why = cannot_fork() or cannot_differentiate_in_worker()
+        if why:
+            pytest.skip(why)
 
 
 @pytest.fixture

@@ -28,9 +28,16 @@ _EAGER_SECONDS = 300.0
 _STATUSES = (0, 1, 2, 3)
 
 
-def needs_fresh_interpreter() -> bool:
-    """Whether a dump's graph can run in a child of another Python, and not in a child of this process."""
-    return can_confine() and has_interpreter() and not _can_fork()
+def needs_fresh_interpreter(words: Sequence[str]) -> bool:
+    """Whether a dump's graph can run in a child of another Python, and not in a child of this process.
+
+    Args:
+        words: Of the command line. A compiler that this program registered is known in this process alone.
+    """
+    if not (can_confine() and has_interpreter()) or _can_fork():
+        return False
+    registered = _later("checked_backend._torch.dynamo").registered_here
+    return all(registered(word.removeprefix("--compiler=")) is None for word in words)
 
 
 def replay_apart(

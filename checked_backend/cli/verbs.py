@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] in _IN_CHILD and needs_fresh_interpreter():
+    if words[:1] in _IN_CHILD and needs_fresh_interpreter(words):
         sys.exit(_exit_code(lambda: _in_fresh_interpreter(words)))
     main_here(words)
 

@@ -254,15 +254,20 @@ def _smoothed(given: _Named) -> Iterator[str]:
         yield "integers are divided by beta, which is zero as an integer"
 
 
+def _arriving(given: _Named) -> Any:
+    """Return the incoming gradient, which torch 2.15 has given another name."""
+    return given["grad_output"] if "grad_output" in given else given["grad"]
+
+
 def _pairs_back(given: _Named) -> Iterator[str]:
     rows = given["self"].shape[0]
-    yield from _shaped((rows * (rows - 1) // 2,), pdist=given["pdist"], grad=given["grad"])
+    yield from _shaped((rows * (rows - 1) // 2,), pdist=given["pdist"], grad=_arriving(given))
 
 
 def _distances_back(given: _Named) -> Iterator[str]:
     shape = (given["x1"].shape[-2], given["x2"].shape[-2])
     batch = torch.broadcast_shapes(given["x1"].shape[:-2], given["x2"].shape[:-2])
-    yield from _shaped((*batch, *shape), cdist=given["cdist"], grad=given["grad"])
+    yield from _shaped((*batch, *shape), cdist=given["cdist"], grad=_arriving(given))
 
 
 def _aligned(given: _Named) -> Iterator[str]:

@@ -151,6 +151,7 @@ def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
     assert "so does one that runs the program in eager alone" in str(report)
 
 
+@pytest.mark.forks
 def test_an_isolated_report_is_the_report() -> None:
     model = nn.Linear(4, 4)
     wrong = faults.scaled_gradient("weight")
@@ -160,6 +161,7 @@ def test_an_isolated_report_is_the_report() -> None:
     agreed(cb.check(model, (batch(2, 4),), compiler="eager", isolate=True), gradients=2)
 
 
+@pytest.mark.forks
 def test_exceptions_are_compared_in_isolation_too() -> None:
     report = cb.check(lambda x: x.view(7), (batch(4),), compiler="eager", isolate=True)
     assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())

@@ -327,12 +327,14 @@ def test_check_with_variants(checked: Checked, option: str, fault: str, detail: 
     assert call in finding.evidence["calls that show it"]
 
 
+@pytest.mark.forks
 def test_check_in_isolation(checked: Checked) -> None:
     assert checked("make", "--compiler", "eager", "--isolate")[0] == 0
     code, report = checked("make", "--compiler", "kills_of_the_cli_test", "--isolate")
     assert (code, [finding.detail for finding in report.findings]) == (1, ["crash.memory"])
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_check_of_a_program_that_hangs(checked: Checked) -> None:
     code, report = checked("make", "--compiler", "hangs_of_the_cli_test", "--isolate", "--timeout", "15")

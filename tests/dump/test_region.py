@@ -343,7 +343,7 @@ def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Pa
         layout = {"module.py", "repro.py", "graph.json", "inputs.json", "inputs.safetensors", "graph.dot"}
         assert layout <= names <= layout | {"constants.safetensors", "graph.svg"}
         text = (path / "module.py").read_text()
-        assert "# File: " in text
+        assert "File: " in text
         assert "self.linear(x).relu() * torch.tensor([1.0, 2.0])" in text
         assert '"f32[4, 2][2, 1]cpu"' in text
         done = python("-c", "import module; print(len(list(module.GraphModule().parameters())))", folder=path)

@@ -14,7 +14,6 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.findings import Finding
-from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.failure import Failure
 from tests.support import faults, planting
 from tests.support.cli_tools import Run
@@ -210,13 +209,10 @@ def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> Non
     assert "crash" in [str(finding.kind) for finding in report.findings]
 
 
+@pytest.mark.forks
 def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str, Path]) -> None:
     """The compiler is not tried in this process again."""
     from checked_backend.checking.replay import replay_of_death
-
-    why = cannot_fork() or cannot_differentiate_in_worker()
-    if why:
-        pytest.skip(why)
 
     def dies_late(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         return planting.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)

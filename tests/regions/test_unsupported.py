@@ -297,7 +297,7 @@ def test_eager_that_gets_no_memory_accuses_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [InvalidCxxCompiler, LIMITS[0][0]])
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("isolate", [False, pytest.param(True, marks=pytest.mark.forks)])
 def test_check_is_inconclusive_too(make: Raising, isolate: bool) -> None:
     report = cb.check(net, (torch.ones(3),), compiler=Failing(make, 99, "compiling"), isolate=isolate)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
