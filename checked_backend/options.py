@@ -119,6 +119,7 @@ class CheckOptions(BackendOptions):
     ignore: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="findings not to report: kinds, finer kinds (structure.stride), or subjects"
     )
+    ranks: bool = Field(False, description="parameters are equal on all ranks: compare them by fingerprint")
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
 
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)

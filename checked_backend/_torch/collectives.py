@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["distributed_is_on", "is_async_result", "is_distributed_tensor", "own_rank", "wait_for_result", "waited"]
+__all__ = [
+    "default_store",
+    "distributed_is_on",
+    "is_async_result",
+    "is_distributed_tensor",
+    "is_replicated",
+    "own_rank",
+    "wait_for_result",
+    "waited",
+]
 
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _TENSOR = "torch.distributed.tensor"
@@ -62,3 +71,19 @@ def own_rank(group: object) -> int | None:
         return int(known.rank())
     except (AttributeError, RuntimeError, LookupError, TypeError, ValueError):
         return None
+
+
+def default_store() -> Any:
+    """The store of the process group, which all ranks can write to and read from; None outside of a group."""
+    if not distributed_is_on():
+        return None
+    try:
+        return torch.distributed.distributed_c10d._get_default_store()
+    except (AttributeError, KeyError, RuntimeError, ValueError):
+        return None
+
+
+def is_replicated(tensor: torch.Tensor) -> bool:
+    """Whether every rank of a `is_distributed_tensor`'s mesh has all of it."""
+    distributed: Any = tensor
+    return all(placement.is_replicate() for placement in distributed.placements)

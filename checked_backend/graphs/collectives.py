@@ -44,7 +44,7 @@ def role_of(func: OpOverload, operator: Operator) -> Role:
         return Role.NONE
     if operator.base in _HARMLESS:
         return Role.NONE
-    if operator.base == "wait_tensor":
+    if operator.base in ("wait_tensor", "wait_tensors"):
         return Role.WAIT
     if home in _OPAQUE or _family(operator.base) not in _TERMS:
         return Role.OPAQUE
@@ -63,6 +63,7 @@ _TERMS = MappingProxyType(
         "irecv": ("src", "tag", "group_name"),
     }
 )
+_REDUCTIONS = ("reduce_op", "reduceOp")
 _INPUTS = ("input", "inputs", "self", "shard", "tensor")
 
 
@@ -118,7 +119,7 @@ def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[st
     for name in _TERMS[_family(operator.base)]:
         value = argument(operator, args, kwargs, name)
         if value is not None:
-            terms.append((name.replace("reduceOp", "reduce_op"), _plain(value)))
+            terms.append(("reduce_op", _reduction(value)) if name in _REDUCTIONS else (name, _plain(value)))
     out = kwargs.get("out")
     return Collective(
         _family(operator.base),
@@ -130,10 +131,15 @@ def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[st
     )
 
 
+def _reduction(value: Any) -> str:
+    """``sum``, also of the object that stands for it."""
+    return str(value).rpartition(".")[2].lower()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(int(item) for item in value)
-    return value.lower() if isinstance(value, str) and value.isupper() else getattr(value, "group_name", value)
+    return getattr(value, "group_name", value)
 
 
 def communicates(gm: fx.GraphModule) -> bool:

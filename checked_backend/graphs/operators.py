@@ -87,7 +87,7 @@ _EXACT_NAMES = """
     _local_scalar_dense item is_same_size set _pin_memory record_stream _assert_async _assert_scalar
     _assert_tensor_metadata sym_size sym_stride sym_numel iota broadcast_in_dim device_put
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d _wrap_tensor_autograd wait_tensor
+    _upsample_nearest_exact3d _wrap_tensor_autograd wait_tensor wait_tensors
 """
 _EXACT = frozenset(_EXACT_NAMES.split())
 # Round each element about once, but do not carry the pointwise tag.

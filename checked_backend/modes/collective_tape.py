@@ -130,7 +130,8 @@ class RecordCollectives(OperatorMode):
             self._tape.failed = error
             raise
         if role is Role.WAIT:
-            self._arrived(args[0])
+            for waited in args[0] if isinstance(args[0], (list, tuple)) else args:
+                self._arrived(waited)
         return result
 
     def finish(self) -> None:
@@ -274,7 +275,7 @@ class ReplayCollectives(OperatorMode):
         if role is Role.NONE or self.continued or _is_traced(args):
             return func(*args, **kwargs)
         if role is Role.WAIT:
-            return args[0]
+            return list(args[0]) if isinstance(args[0], (list, tuple)) else args[0]
         if role is Role.OPAQUE:
             raise CollectiveReplayError(
                 f"{operator.name} exchanges something with other ranks which cannot be replayed, and a check must not "

@@ -18,6 +18,7 @@ from checked_backend.regions.call_findings import candidate_crashed, same_except
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import Call, CallComparison
 from checked_backend.regions.earlier_results import EarlierResults
+from checked_backend.regions.handed_out import Look
 from checked_backend.regions.health import RegionHealth, failing
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -80,6 +81,11 @@ class BackwardCheck:
         def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:
             return self._raised(call, passed, error)
 
+        def begin() -> Look:
+            self.reporter.hear()
+            self.reporter.call = call.number
+            return self.earlier.look()
+
         again = self.candidate.backward_again
         watch = BackwardWatch(
             outputs,
@@ -88,7 +94,7 @@ class BackwardCheck:
             since,
             on_backward,
             on_error,
-            self.earlier.look,
+            begin,
             again,
             self._gradients_not_copied,
             exchanges=call.exchanges is not None,
@@ -137,6 +143,7 @@ class BackwardCheck:
         if isinstance(error, CheckedBackendError):  # that is a nested region's own
             return None
         if self._exchanged(call, passed):
+            self.reporter.hear(cause=error)
             return None  # so that it is raised: a connection broke, or another rank did not come
         left = self._settings_left(call, passed)
         # asked before eager runs, while memory is as short as it was

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
+from checked_backend._torch.collectives import distributed_is_on
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
@@ -44,6 +45,7 @@ from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.other_threads import Left, OtherThreads
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -123,10 +125,13 @@ class CheckedRegion:
         self._known: tuple[Effects, Subjects] | None = None
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
+        self._replicas = Replicas(info.name) if options.ranks and not silent else None
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
         self._earlier.calls += 1
+        if self._replicas is not None and self._replicas.due(self._earlier.calls):
+            self._compare_ranks(self._replicas, args)
         if self._unsupported is not None:
             self._reporter.passed_by()
             self._reporter.report([self._unsupported])
@@ -141,15 +146,35 @@ class CheckedRegion:
             self._reporter.passed_by(unearned=self._schedule.limited and due is None)
         return self._unchecked(args, self._schedule.unchecked)
 
+    def _compare_ranks(self, replicas: Replicas, args: Sequence[Any]) -> None:
+        if not distributed_is_on():
+            return
+        _, subjects = self._first_look(args)
+        before = replicas.compared
+        replicas.look(self._earlier.calls, args, subjects.inputs)
+        found = replicas.findings()
+        if replicas.compared > before:
+            self._reporter.count({"parameters held against rank 0": replicas.compared - before})
+        self._reporter.call = self._earlier.calls
+        if found:
+            self._reporter.report(found)
+
     def _unchecked(self, args: Sequence[Any], run: Callable[[Callable[..., Any], Sequence[Any]], Any]) -> Any:
         if self._answer.stopped or self._candidate.missing:
             return self._reference(*args)
         self._earlier.unchecked()
-        return run(self._candidate, args)
+        try:
+            return run(self._candidate, args)
+        except Exception as error:
+            if self._info.collectives is not None:
+                self._reporter.hear(cause=error)  # another rank may have ended
+            raise
 
     def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
+        self._reporter.hear()
         effects, subjects = self._first_look(args)
         self._reporter.begin_call()
+        self._reporter.call = self._earlier.calls
         if self._candidate.remark:
             self._reporter.note(self._candidate.remark)
         random = RngState.capture(_cuda(args))
@@ -177,8 +202,8 @@ class CheckedRegion:
         if call.exchanges is not None:
             before.changed = ProcessState.capture()
             self._run_reference(before)
+            after_candidate.restore()  # the program goes on as if eager had not run after it
             if before.not_replayed:
-                after_candidate.restore()
                 self._answer.to(self._comparison.exchanged_otherwise(call, before.reference), call=call)
                 return returned
         if isinstance(before.reference, Exception) and is_out_of_memory(before.reference):
@@ -336,6 +361,7 @@ class CheckedRegion:
         call = before.call
         if call.exchanges is not None:
             if call.exchanges.failed is not None:
+                self._reporter.hear(cause=error)
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
             before.changed = ProcessState.capture()
             self._run_reference(before)

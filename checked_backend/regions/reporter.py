@@ -17,6 +17,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.kept import KeptReport
+from checked_backend.report.peers import peers_of_run, this_rank
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import investigations
 from checked_backend.verdict.classify import NOT_REPRODUCED
@@ -46,14 +47,17 @@ class RegionReporter(Reporter):
 
     Attributes:
         devices: Where the tensors of the latest call are: ``cuda:0``.
+        call: Which call of the region is checked.
     """
 
     def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
         super().__init__(info.region, options)
         self._graph = info.graph
+        self._exchanges = info.collectives is not None
         self._silent = silent
         self._options = options
         self.devices: frozenset[str] = frozenset()
+        self.call = 0
         self._unchecked = replace(self._region, calls=1)
         self._other_random_numbers: Finding | None = None
 
@@ -150,23 +154,54 @@ class RegionReporter(Reporter):
             self._warn_of_layout([finding for finding in new if finding.severity is Severity.WARNING])
             self._tell_unsupported([finding for finding in new if finding.kind is Kind.UNSUPPORTED])
             return False
+        ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
+        if self._exchanges and news and self._options.localize:
+            self.note(
+                "not localized: looking for the operator runs parts of a region in other processes, which are no "
+                "ranks, and this one exchanges tensors with other ranks"
+            )
         report = self._own.report(self._region.name, only=reported)
         if investigate is not None and news:
-            report = self._localized(report, reported, investigate)
+            report = self._localized(report, reported, investigate, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
-        if self._options.on_divergence == "raise" and raises:
+            peers_of_run().announce(report, ends=ends)
+        if ends:
             raise DivergenceError(report) from cause
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
 
-    def _where_and_when(self, finding: Finding) -> Mapping[str, str]:
-        """On which machine and device a difference was seen that does not repeat: hardware may be at fault."""
+    def _where_and_when(self, finding: Finding) -> Mapping[str, object]:
+        """On which rank a difference was seen, and in which call; of one that does not repeat also the device.
+
+        Hardware may be at fault for that one.
+        """
+        rank = this_rank()
+        where = {"rank": rank, "first seen in call": self.call} if rank else {}
         if finding.detail != NOT_REPRODUCED.detail:
-            return {}
-        return here_and_now(self.devices)
+            return where
+        return {**where, **here_and_now(self.devices)}
+
+    def hear(self, cause: BaseException | None = None) -> None:
+        """Take in what other ranks have found. Call it where this rank can end as well as they do.
+
+        Args:
+            cause: What is raised here, perhaps because another rank has ended.
+
+        Raises:
+            DivergenceError: Another rank ends its program with a finding, and this one is to end with its findings
+                too. It has the other rank's report.
+        """
+        if self._silent:
+            return
+        for news in peers_of_run().news():
+            self.note(str(news))
+            if news.ends and self._options.on_divergence == "raise":
+                notes = (f"this was found by rank {news.rank} on {news.host}", *news.report.coverage.notes)
+                coverage = replace(news.report.coverage, notes=notes)
+                raise DivergenceError(replace(news.report, coverage=coverage)) from cause
 
     def _folded(self, reported: Sequence[Finding]) -> list[Finding]:
         """Name other random numbers once: what follows from them, in later calls too, is told with the first."""
@@ -186,12 +221,16 @@ class RegionReporter(Reporter):
         if findings and not self._silent:
             KeptReport(self._options.report_dir).save(self._own.report(self._region.name, only=findings))
 
-    def _localized(self, report: Report, reported: Sequence[Finding], investigate: Investigate) -> Report:
+    def _localized(
+        self, report: Report, reported: Sequence[Finding], investigate: Investigate, *, ends: bool
+    ) -> Report:
         """Look for where findings come from. What is known at any moment is on disk."""
         kept = KeptReport(self._options.report_dir)
         errors = [finding for finding in reported if finding.severity is Severity.ERROR]
         warned = [finding for finding in reported if finding.severity is Severity.WARNING]
-        kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
+        saved = kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
+        if not self._silent:
+            peers_of_run().announce(saved, ends=ends)  # the other ranks need not wait for what follows
 
         # It takes no locks: it is called in forked processes, in which other threads' locks stay locked.
         def keep(known: Sequence[Finding]) -> None:

@@ -29,6 +29,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("exchanging", {"recomputed": True}),
         ("alike", {"kind": "tensor parallel", "steps": 4}),
         ("alike", {"kind": "fsdp", "steps": 3}),
+        ("replicated", {"drifts": False}),
     )
 
 
@@ -42,6 +43,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("sharded", {"fault": "reduction", "on": None, "gradients": False}),
         ("sharded", {"fault": "before", "on_divergence": "fallback"}),
         ("sharded", {"fault": "merged", "on": None}),
+        ("replicated", {"drifts": True}),
     )
 
 
@@ -115,6 +117,54 @@ def test_another_reduction_is_found(wrong: list[list[Any]]) -> None:
     for told in wrong[3]:
         assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
         assert "reduce_op=max" in told["text"]
+
+
+def test_findings_say_on_which_rank_and_in_which_call(wrong: list[list[Any]]) -> None:
+    _, guilty = wrong[0]
+    assert all(found["rank"].startswith("1 on ") for found in guilty["evidence"])
+    assert {found["first seen in call"] for found in guilty["evidence"]} == {1}
+
+
+def test_other_ranks_note_what_one_has_found(wrong: list[list[Any]]) -> None:
+    innocent, guilty = wrong[0]
+    assert any("rank 1 on" in note and "sent[all_reduce_0]" in note for note in innocent["notes"])
+    assert not any("rank 1 on" in note for note in guilty["notes"])
+
+
+def test_equal_parameters_are_held_against_rank_0(clean: list[list[Any]]) -> None:
+    first, second = clean[6]
+    assert passed(first)
+    assert passed(second)
+    assert second["checked"]["parameters held against rank 0"] == 6 * 4  # before calls 1, 2, 4, 8
+
+
+def test_a_parameter_that_drifted_is_found_on_its_rank(wrong: list[list[Any]]) -> None:
+    first, second = wrong[6]
+    assert passed(first)
+    assert second["findings"] == [["logic.ranks", "param[up.weight]"]]
+    assert "before call 8" in second["text"]
+
+
+def test_raise_ends_all_ranks_with_the_same_report(tmp_path: Path) -> None:
+    given = {"fault": "before", "on_divergence": "raise"}
+    ranks = run_ranks("tests.support.rank_programs:sharded", tmp_path, **given)
+    for rank in ranks:
+        assert rank.code != 0
+        assert "DivergenceError: FAIL" in rank.output
+        assert "logic, sent[all_reduce_0]" in rank.output
+    assert "this was found by rank 1" in ranks[0].output
+    [report] = (tmp_path / "checked_backend_reports").glob("*.json")
+    assert "-rank1-" in report.name
+    assert all(report.name in rank.output for rank in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_raise_ends_all_ranks_also_where_the_other_waits_for_the_next_call(tmp_path: Path) -> None:
+    given = {"fault": "after", "on_divergence": "raise", "gradients": False}
+    for rank in run_ranks("tests.support.rank_programs:sharded", tmp_path, **given):
+        assert "DivergenceError: FAIL" in rank.output
+        assert "logic, output[0]" in rank.output
 
 
 def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:

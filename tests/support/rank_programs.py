@@ -151,19 +151,6 @@ def noisy(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     return changed.forward
 
 
-class Block(nn.Module):
-    """One of the blocks that training programs compile each by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(16)
-        self.up = nn.Linear(16, 32)
-        self.down = nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
 class Blocks(nn.Module):
     """Some blocks in a row."""
 
@@ -209,6 +196,34 @@ def _trained(kind: str, rank: int, world: int, steps: int, backend: Any, options
         optimizer.step()
     weights = [parameter.detach() for parameter in model.parameters()]
     return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+
+
+class Block(nn.Module):
+    """One of the blocks that training programs compile each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def replicated(rank: int, world: int, *, drifts: bool) -> dict[str, Any]:
+    """Ranks with the same model; on rank 1 a parameter may get other bits after some steps."""
+    torch.manual_seed(0)
+    model = Block()
+    options = {"compiler": "eager", "on_divergence": "record", "localize": False, "ranks": True}
+    compiled = torch.compile(model, backend="numcheck", options=options)
+    with cb.collect() as session, torch.no_grad():
+        for number in range(9):
+            if drifts and rank == 1 and number == 5:
+                model.up.weight[3, 3] *= 1 + 2.0**-22
+            compiled(torch.ones(2, 16))
+            dist.barrier()
+    return told(session.report)
 
 
 class Exchanging(nn.Module):

@@ -1,0 +1,133 @@
+"""What the ranks of a distributed program tell one another of findings, through the store of their process group.
+
+Nobody waits: a rank writes what it found, and reads what others wrote where it passes by. A store that fails costs no
+more than the news.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend._torch.collectives import default_store, distributed_is_on
+from checked_backend.errors import CheckedBackendError
+from checked_backend.report.file_names import process_rank
+from checked_backend.report.report import Report
+
+__all__ = ["Announcement", "Peers", "peers_of_run", "this_rank"]
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 2**20
+"""Bytes of a report that are sent; a longer one is sent as its findings' first lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What another rank found.
+
+    Attributes:
+        rank: Which one.
+        host: On which machine.
+        ends: Whether it ends its program with that.
+        report: Its report.
+    """
+
+    rank: int
+    host: str
+    ends: bool
+    report: Report
+
+    def __str__(self) -> str:
+        first = next((found for found in self.report.findings if found.fails), None)
+        what = "a finding" if first is None else f"{first.detail or first.kind}, {first.subject} in {first.region}"
+        where = f"; its report: {self.report.path}" if self.report.path else ""
+        return f"rank {self.rank} on {self.host} found: {what}{where}"
+
+
+class Peers:
+    """The other ranks, as far as findings are concerned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._store: Any = None
+        self._next = 1
+
+    def announce(self, report: Report, *, ends: bool) -> None:
+        """Tell the other ranks of a report.
+
+        Args:
+            report: The report.
+            ends: Whether this rank ends its program with it.
+        """
+        text = report.to_json()
+        if len(text) > _LONGEST:
+            findings = tuple(replace(found, evidence={}) for found in report.findings[:8])
+            text = replace(report, findings=findings).to_json()
+        path = "" if report.path is None else str(report.path.absolute())
+        told = {"rank": process_rank() or 0, "host": socket.gethostname(), "ends": ends, "path": path, "report": text}
+        with self._lock:
+            store = self._current()
+            if store is None or len(text) > _LONGEST:
+                return
+            try:
+                store.set(f"checked_backend/{store.add('checked_backend/count', 1)}", json.dumps(told))
+            except Exception as error:  # the finding is told here all the same
+                log.debug("other ranks were not told: %s", error)
+
+    def news(self) -> list[Announcement]:
+        """What other ranks have announced since this was asked last."""
+        if not distributed_is_on():
+            return []
+        found: list[Announcement] = []
+        with self._lock:
+            store = self._current()
+            try:
+                while store is not None and store.check([f"checked_backend/{self._next}"]):
+                    announced = _read(store.get(f"checked_backend/{self._next}"))
+                    self._next += 1
+                    if announced is not None and announced.rank != process_rank():
+                        found.append(announced)
+            except Exception as error:  # the rank that has the store may be gone
+                log.debug("other ranks could not be asked: %s", error)
+        return found
+
+    def _current(self) -> Any:
+        store = default_store()
+        if store is not self._store:
+            self._store, self._next = store, 1
+        return store
+
+
+def _read(data: bytes) -> Announcement | None:
+    try:
+        told = json.loads(data)
+        report = Report.from_json(told["report"])
+        path = Path(told["path"]) if told["path"] else None
+        return Announcement(int(told["rank"]), str(told["host"]), bool(told["ends"]), replace(report, path=path))
+    except (CheckedBackendError, ValueError, KeyError, TypeError) as error:
+        log.debug("what another rank announced cannot be read: %s", error)
+        return None
+
+
+def this_rank() -> str:
+    """This rank, for people: ``1 of 2 on HOST``; empty outside of a distributed program."""
+    rank = process_rank()
+    if rank is None or not distributed_is_on():
+        return ""
+    return f"{rank} on {socket.gethostname()}"
+
+
+# A process is one rank.
+_peers: ContextVar[Peers] = ContextVar("checked_backend_peers", default=Peers())  # noqa: B039
+
+
+def peers_of_run() -> Peers:
+    """The other ranks of this process's program."""
+    return _peers.get()
