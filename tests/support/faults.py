@@ -15,14 +15,22 @@ Each function here makes a compiler ``(gm, example_inputs) -> callable`` for ``o
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
 
+from tests.support.operator_faults import (
+    left_out,
+    refuses,
+    wrong_for_readers,
+    wrong_if_compiled_together,
+    wrong_if_fused,
+    wrong_if_symbolic,
+    wrong_if_unseen,
+    wrong_operator,
+)
 from tests.support.planting import (
     Compiler,
     Edit,
@@ -30,11 +38,28 @@ from tests.support.planting import (
     SpoilGradient,
     compiled_by_aot,
     input_position,
-    interpreted,
     run_in_python,
-    run_nodes,
-    through_aot,
-    through_aot_pair,
+)
+from tests.support.process_faults import (
+    crash_in_backward,
+    crash_when_compiling,
+    crash_when_running,
+    dies_on,
+    draws_on_the_host,
+    leaves_setting,
+    other_random_numbers,
+    reseeded,
+    too_many_random_numbers,
+)
+from tests.support.spoiling import (
+    How,
+    PlantedError,
+    Spoil,
+    changed,
+    one_element_changed,
+    replaced,
+    restrided,
+    with_nan,
 )
 
 __all__ = [
@@ -89,13 +114,6 @@ __all__ = [
     "zeroed_gradient",
 ]
 
-How = Literal["python", "aot"]
-Spoil = Callable[[torch.Tensor], Any]
-
-
-class PlantedError(RuntimeError):
-    """What the crashing compilers raise."""
-
 
 def clean(how: How = "python") -> Compiler:
     """A compiler without a fault, built as the wrong ones are."""
@@ -140,42 +158,6 @@ def on_data(condition: Callable[[Sequence[Any]], bool], faulty: Compiler) -> Com
     return compiler
 
 
-# ways to spoil one tensor
-
-
-def changed(tensor: torch.Tensor) -> torch.Tensor:
-    """Every element other than it should be, by far more than rounding."""
-    if tensor.dtype == torch.bool:
-        return tensor.logical_not()
-    return tensor * 1.5 + 0.25 if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor + 1
-
-
-def one_element_changed(tensor: torch.Tensor) -> torch.Tensor:
-    """The last element a little off: by a hundredth of the greatest one."""
-    spoiled = tensor.clone()
-    if not tensor.numel():
-        return spoiled
-    last = tuple(size - 1 for size in tensor.shape)
-    step = tensor.detach().abs().max() * 0.01 if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 1
-    spoiled[last] = tensor[last].logical_not() if tensor.dtype == torch.bool else tensor[last] + step
-    return spoiled
-
-
-def restrided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in another order in memory: the dimensions reversed, or a contiguous tensor of another one."""
-    if not tensor.is_contiguous():
-        return tensor.contiguous()
-    order = tuple(reversed(range(tensor.dim())))
-    return tensor.permute(order).contiguous().permute(order)
-
-
-def with_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN in the first element."""
-    spoiled = tensor.clone()
-    spoiled.view(-1)[:1] = float("nan")
-    return spoiled
-
-
 # gradients that enter
 
 
@@ -204,8 +186,8 @@ def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
     """
     if how == "aot":
         mutated = MutatedInputs()
-        return compiled_by_aot(forward=lambda gm: _replace(at + len(mutated.of(gm)), spoil))
-    return run_in_python(lambda _gm: _replace(at, spoil))
+        return compiled_by_aot(forward=lambda gm: replaced(at + len(mutated.of(gm)), spoil))
+    return run_in_python(lambda _gm: replaced(at, spoil))
 
 
 def wrong_value(at: int = 0, how: How = "python") -> Compiler:
@@ -249,115 +231,6 @@ def lost_alias(at: int = 0) -> Compiler:
 def missing_output() -> Compiler:
     """The last output is not returned."""
     return run_in_python(lambda _gm: lambda results, _args: tuple(results[:-1]))
-
-
-def wrong_operator(name: str, spoil: Spoil = changed, how: How = "python") -> Compiler:
-    """Every call of an operator gives a spoiled result.
-
-    Args:
-        name: The operator, such as ``"aten.relu.default"``.
-        spoil: Takes the right tensor, returns the wrong one.
-        how: Whether the compiler is given the region's own graph, or AOT autograd's graphs, forward and backward.
-    """
-    return interpreted(lambda node, value: spoil(value) if str(node.target) == name else value, how)
-
-
-def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
-    """An operator gives a spoiled result, unless the graph returns it: as a wrong fusion does."""
-
-    def result(node: fx.Node, value: Any) -> Any:
-        seen = any(user.op == "output" for user in node.users)
-        return spoil(value) if str(node.target) == name and not seen else value
-
-    return interpreted(result, "aot")
-
-
-def wrong_if_fused(name: str, spoil: Spoil = changed) -> Compiler:
-    """An operator gives a spoiled result where its input was computed in the graph, and is not stored."""
-
-    def result(node: fx.Node, value: Any) -> Any:
-        computed = [source for source in node.all_input_nodes if source.op == "call_function"]
-        fused = any(all(user.op != "output" for user in source.users) for source in computed)
-        return spoil(value) if str(node.target) == name and fused else value
-
-    return interpreted(result, "aot")
-
-
-def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
-    """An operator gives a spoiled result in a graph that was compiled for any size."""
-
-    def result(node: fx.Node, value: Any) -> Any:
-        symbolic = any(isinstance(one.meta.get("val"), torch.SymInt) for one in node.graph.nodes)
-        return spoil(value) if str(node.target) == name and symbolic else value
-
-    return interpreted(result, "aot")
-
-
-def wrong_for_readers(name: str, spoil: Spoil = changed, how: How = "aot") -> Compiler:
-    """What an operator stores is right, and whatever else is compiled with it gets a spoiled value, as in a kernel."""
-
-    class Runner(fx.Interpreter):
-        def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
-            if n.op == "output" or "clone" in str(n.target):  # it is stored
-                return super().fetch_args_kwargs_from_env(n)
-            return tuple(fx.map_arg(given, lambda node: self._read(node)) for given in (n.args, n.kwargs))
-
-        def _read(self, node: fx.Node) -> Any:
-            value = self.env[node]
-            return spoil(value) if str(node.target) == name else value
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return Runner(gm).run
-
-    return through_aot(compiler) if how == "aot" else compiler
-
-
-def wrong_if_compiled_together(forward: str, backward: str, spoil: Spoil = changed) -> Compiler:
-    """An operator of a backward graph is wrong if the forward graph compiled with it has another operator."""
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        together: list[fx.Node] = []
-
-        def result(node: fx.Node, value: Any) -> Any:
-            return spoil(value) if together and str(node.target) == backward else value
-
-        def compile_forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-            together.extend(node for node in graph.graph.nodes if str(node.target) == forward)
-            return graph.forward
-
-        return through_aot_pair(compile_forward, lambda graph, _inputs: run_nodes(graph, result))(gm, example_inputs)
-
-    return compiler
-
-
-def left_out(name: str, how: How = "aot") -> Compiler:
-    """An operator is not executed: its first argument takes its place.
-
-    Args:
-        name: The operator.
-        how: As for `wrong_operator`.
-    """
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for node in list(gm.graph.nodes):
-            if str(node.target) == name:
-                node.replace_all_uses_with(node.args[0])
-                gm.graph.erase_node(node)
-        gm.recompile()
-        return gm.forward
-
-    return compiler if how == "python" else through_aot(compiler)
-
-
-def refuses(name: str) -> Compiler:
-    """The compiler raises where it meets an operator."""
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if any(str(node.target) == name for node in gm.graph.nodes):
-            raise NotImplementedError(f"no lowering for {name}")
-        return gm.forward
-
-    return through_aot(compiler)
 
 
 def extra_output() -> Compiler:
@@ -428,7 +301,7 @@ def unwanted_mutation(name: str) -> Compiler:
 def spoiled_gradient(name: str, spoil: Spoil, how: How = "python") -> Compiler:
     """Replace the gradient that the region sends to one input with what ``spoil`` makes of it."""
     if how == "aot":
-        return compiled_by_aot(backward=lambda gm: _replace(input_position(gm, name), spoil))
+        return compiled_by_aot(backward=lambda gm: replaced(input_position(gm, name), spoil))
 
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         place = input_position(gm, name)
@@ -470,128 +343,6 @@ def scaled_gradient(name: str, how: How = "python", factor: float = 1.01) -> Com
     return spoiled_gradient(name, lambda gradient: gradient * factor, how)
 
 
-# crashes
-
-
-def crash_when_compiling(how: How = "python") -> Compiler:
-    """The compiler raises."""
-
-    crash = _raising("the compiler crashed")
-    return compiled_by_aot(forward=crash) if how == "aot" else crash
-
-
-def crash_when_running(how: How = "python") -> Compiler:
-    """The compiled region raises."""
-    edit = _raising("the compiled region crashed")
-    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
-
-
-def crash_in_backward(when: Literal["compiling", "running"] = "running") -> Compiler:
-    """The compiled backward graph raises, or its compiler does."""
-    if when == "running":
-        return compiled_by_aot(backward=lambda _gm: _raising("the compiled backward crashed"))
-    return compiled_by_aot(backward=_raising("the backward's compiler crashed"))
-
-
-def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil = changed) -> Compiler:
-    """As `wrong_operator` on AOT autograd's graphs; the process dies where a graph fulfils a condition."""
-    faulty = wrong_operator(name, spoil)
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if condition(gm):
-            os.kill(os.getpid(), signal.SIGUSR1)  # quieter than os.abort
-        return faulty(gm, example_inputs)
-
-    return through_aot(compiler)
-
-
-# random numbers
-
-
-def too_many_random_numbers(how: How = "python") -> Compiler:
-    """One random number is drawn after the region has run: its values are right, the state it leaves is not."""
-
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        torch.rand(())
-        return tuple(results)
-
-    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
-
-
-def draws_on_the_host(draw: Callable[[], object]) -> Compiler:
-    """The region draws a random number of Python's or NumPy's when it has run: its values are right.
-
-    Args:
-        draw: Draws it.
-    """
-
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        draw()
-        return tuple(results)
-
-    return run_in_python(lambda _gm: edit)
-
-
-def reseeded(how: How = "python") -> Compiler:
-    """The region seeds torch's random generator when it has run."""
-
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        torch.manual_seed(1234)
-        return tuple(results)
-
-    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
-
-
-def other_random_numbers(how: How = "python") -> Compiler:
-    """The region draws from a stream of its own: its dropout mask is another one, and torch's state does not move."""
-
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
-        def elsewhere(*args: Any) -> Any:
-            with torch.random.fork_rng(devices=()):
-                torch.manual_seed(987)
-                return run(*args)
-
-        return elsewhere
-
-    if how == "aot":
-        return compiled_by_aot(around=around)
-    return lambda gm, _example_inputs: around(gm.forward)
-
-
-# how it is done
-
-
-def leaves_setting(
-    change: Callable[[], object], when: Literal["compiling", "running", "raising", "backward"] = "running"
-) -> Compiler:
-    """Changes a setting of the process and does not set it back."""
-
-    def then(outputs: Any) -> Any:
-        change()
-        if when == "raising":
-            raise PlantedError("after a setting was changed")
-        return outputs
-
-    if when == "backward":
-        return compiled_by_aot(backward=lambda _gm: lambda outputs, _inputs: then(outputs))
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if when == "compiling":
-            change()
-            return gm.forward
-        return lambda *args: then(gm.forward(*args))
-
-    return compiler
-
-
-def _replace(at: int, spoil: Spoil) -> Edit:
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        results[at] = spoil(results[at])
-        return tuple(results)
-
-    return edit
-
-
 def _spoiled_mutation(name: str, spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Compiler:
     """An AOT forward graph that returns ``spoil(new, old)`` for the new value of a mutated input."""
     mutated = MutatedInputs()
@@ -607,10 +358,3 @@ def _spoiled_mutation(name: str, spoil: Callable[[torch.Tensor, torch.Tensor], t
         return edit
 
     return compiled_by_aot(forward=forward)
-
-
-def _raising(message: str) -> Callable[..., Any]:
-    def raises(*_args: Any) -> Any:
-        raise PlantedError(message)
-
-    return raises

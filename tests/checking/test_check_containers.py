@@ -1,0 +1,154 @@
+"""`check` on programs whose results and arguments lie in containers of every kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+import checked_backend as cb
+from tests.support import faults
+from tests.support.check_tools import agreed, batch, found, only
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    tensor: torch.Tensor
+    rest: Any = None
+
+
+class Holder:
+    """No container that torch knows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.layer = nn.Linear(3, 3)
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        self.tensor += 1
+        return self.layer(x) + self.tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.method(x)
+
+
+# results and arguments in containers
+
+
+def containers(x: torch.Tensor) -> Record:
+    return Record(x * 2, Pair(x + 1, [x.sin(), (x.cos(), None)]))
+
+
+def hugging_face(x: torch.Tensor) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=x * 2, hidden_states=(x.exp(), x + 1))
+
+
+def an_object(x: torch.Tensor) -> Holder:
+    holder = Holder.__new__(Holder)
+    holder.tensor = x * 2
+    return holder
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong_at", "subject"),
+    [
+        (containers, 2, "output.rest.right[0]"),
+        (hugging_face, 1, "output[hidden_states][0]"),
+        (an_object, 0, "output.tensor"),
+    ],
+)
+def test_results_in_containers_are_compared(function: Callable[..., Any], wrong_at: int, subject: str) -> None:
+    agreed(cb.check(function, (batch(3, grad=True),), compiler="aot_eager"), gradients=1)
+    # what goes wrong after the compiled region has returned is named by its place in the result
+    spoiled = cb.check(_spoiled_outside(function), (batch(3, grad=True),), compiler="eager")
+    assert subject in {name for _, name in found(spoiled)}
+
+
+def _spoiled_outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with everything that it returns wrong where it is compiled."""
+
+    def spoiled(x: torch.Tensor) -> Any:
+        return function(x + 1) if torch.compiler.is_compiling() else function(x)
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled", "subject"),
+    [
+        (lambda x: (x, x), lambda x: [x, x], "output"),
+        (lambda x: {"a": (x,)}, lambda x: {"a": [x]}, "output[a]"),
+        (lambda x: ((), x), lambda x: ({}, x), "output[0]"),
+        (lambda x: {"a": x}, lambda x: OrderedDict(a=x), "output"),
+    ],
+)
+def test_types_of_containers_are_compared(eager: Any, compiled: Any, subject: str) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return compiled(x * 2) if torch.compiler.is_compiling() else eager(x * 2)
+
+    finding = only(cb.check(function, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.subject) == ("structure.container", subject)
+    agreed(cb.check(lambda x: eager(x * 2), (batch(3),), compiler="eager"))
+    agreed(cb.check(lambda x: compiled(x * 2), (batch(3),), compiler="eager"))
+
+
+def test_arguments_that_are_changed_inside_of_containers() -> None:
+    def change(data: dict[str, Any], kept: list[torch.Tensor]) -> torch.Tensor:
+        data["a"][0].add_(1)
+        data["new"] = data["b"] * 2
+        kept.append(data["b"] + 1)
+        return data["a"][0].sum()
+
+    args = ({"a": [batch(3)], "b": batch(2)}, [])
+    agreed(cb.check(change, args, compiler="aot_eager"))
+    assert list(args[0]) == ["a", "b"]
+
+    def forgets(data: dict[str, Any]) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            data["new"] = data["b"] * 2
+            data["b"].add_(1)
+        return data["b"].sum() * 0
+
+    report = cb.check(forgets, ({"b": batch(2)},), compiler="eager")
+    assert ("structure.outputs", "mutated[data[new]]") in found(report)
+    assert ("mutation", "mutated[data[b]]") in found(report) or report.findings
+
+
+def test_numbers_are_judged_as_rounding_and_not_by_equality() -> None:
+    def numbers(x: torch.Tensor) -> tuple[Any, ...]:
+        return x.sum().item(), int(x.argmax()), "name", torch.float32, x.shape, x.numpy(), True, None
+
+    agreed(cb.check(numbers, (batch(8),), compiler="eager"), tensors=4)
+
+    def wrong(x: torch.Tensor) -> tuple[float, str]:
+        return x.sum().item() + (1.0 if torch.compiler.is_compiling() else 0.0), "a"
+
+    assert {name for _, name in found(cb.check(wrong, (batch(8),), compiler="eager"))} == {"output[0]"}
+
+
+def test_numpy_arrays_are_compared() -> None:
+    def arrays(x: torch.Tensor, kept: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not torch.compiler.is_compiling():
+            kept += 1
+        return np.sin(x.numpy()) * (2.5 if torch.compiler.is_compiling() else 2)
+
+    subjects = {name for _, name in found(cb.check(arrays, (batch(8), np.zeros(3)), compiler="eager"))}
+    assert subjects == {"output[0]", "mutated[kept]"}
+    agreed(cb.check(lambda x: np.sin(x.numpy()), (batch(8),), compiler="eager"), tensors=2)
+
+
+def test_complex_outputs_get_complex_gradients() -> None:
+    z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
+    report = cb.check(lambda z: (z * z.conj(), z.abs(), torch.fft.fft(z)), (z,), compiler="aot_eager")
+    agreed(report, outputs=3, gradients=1)
+    wrong = faults.spoiled_gradient("z", lambda gradient: gradient.conj() * 1.0)
+    assert found(cb.check(lambda z: z * (1 + 2j), (z,), compiler=wrong)) == {("logic", "grad[z]")}

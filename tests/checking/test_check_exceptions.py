@@ -1,0 +1,119 @@
+"""`check` on programs that raise, on one side or on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checked_backend as cb
+from tests.support.check_tools import Net, agreed, batch, found, only, skips
+
+# exceptions
+
+
+def by_type(x: torch.Tensor) -> torch.Tensor:
+    raise KeyError("no such key")
+
+
+def after_a_region(x: torch.Tensor) -> torch.Tensor:
+    if x.sin().sum() < 10:
+        raise ValueError("too small")
+    return x
+
+
+@pytest.mark.parametrize("function", [by_type, lambda x: x.view(7), lambda x: x[10], after_a_region])
+def test_where_both_raise_there_is_nothing_to_pass(function: Callable[..., Any]) -> None:
+    report = cb.check(function, (batch(3),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.findings
+    assert "both raise" in str(report.coverage.notes)
+    assert "results: eager itself raises " in skips(report)
+
+
+def test_a_step_that_raises_on_both_sides_ends_the_check_without_a_pass() -> None:
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                raise ValueError("enough")
+            return x * self.calls
+
+    agreed(cb.check(Ends(), (batch(3),), compiler="eager", iterations=2))
+    report = cb.check(Ends(), (batch(3),), compiler="eager", iterations=5)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "eager itself raises ValueError: enough" in skips(report)
+
+
+def test_a_backward_pass_that_raises_in_eager_too_is_no_pass() -> None:
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no gradient")
+
+    report = cb.check(lambda x: Refuses.apply(x.sin()), (batch(3, grad=True),), compiler="eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE or report.findings
+    assert "gradients: eager has none: ValueError: no gradient" in skips(report)
+
+
+@pytest.mark.parametrize(("when", "detail"), [(True, "crash.running"), (False, "exception.missing")])
+def test_only_one_side_raises(when: bool, detail: str) -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        if when:
+            with torch._dynamo.error_on_graph_break(True):
+                torch._dynamo.graph_break()
+        elif not torch.compiler.is_compiling():
+            raise ValueError("only here")
+        return x * 2
+
+    finding = only(cb.check(raises, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.subject) == (detail, "exception")
+    assert (finding.expected == "no exception") is when
+
+
+def test_different_exceptions() -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        with torch._dynamo.error_on_graph_break(True):
+            torch._dynamo.graph_break()
+        raise ValueError("another")
+
+    finding = only(cb.check(raises, (batch(3),), compiler="eager"))
+    assert (finding.detail, finding.expected) == ("exception.type", "ValueError: another")
+
+
+def test_where_no_output_requires_grad_both_must_refuse() -> None:
+    x = batch(3, grad=True)
+    agreed(cb.check(lambda x: x.detach() * 2, (x,), compiler="aot_eager"), exceptions=1)
+
+    def differs(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_compiling() else x.detach() * 2
+
+    details = {detail for detail, _ in found(cb.check(differs, (x,), compiler="eager"))}
+    assert details == {"exception.missing", "structure.requires_grad"}
+
+
+def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("the checker is broken")
+
+    for place in (
+        "backward.full_mantissa",
+        "compare_runs.compare_parts",
+        "compare_runs.decide",
+        "program.output_leaves",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"checked_backend.checking.{place}", broken)
+            with pytest.raises((RuntimeError, cb.CheckedBackendError), match="the checker is broken"):
+                cb.check(Net(), (batch(),), compiler="eager")

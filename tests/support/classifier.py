@@ -1,0 +1,29 @@
+"""A small classifier whose one output feeds the other, and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["Classifier", "Compile", "data"]
+
+
+Compile = Callable[..., Any]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(self.hidden(x).tanh())
+        return F.cross_entropy(logits, target), logits
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(5, 6), torch.randint(0, 3, (5,))

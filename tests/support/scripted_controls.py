@@ -1,0 +1,162 @@
+"""Control runs that give what a test says, and what the verdict makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from checked_backend.findings import Kind
+from checked_backend.verdict.control_runs import Control, ControlRuns, Values
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.envelope import NoiseBaseline
+
+__all__ = ["Make", "MissingError", "Scripted", "exact", "fused", "judged", "missing"]
+
+
+Make = Callable[[], torch.Tensor]
+
+
+class MissingError(Exception):
+    """What a control raises that cannot run."""
+
+
+def missing() -> torch.Tensor:
+    raise MissingError("not here")
+
+
+@dataclass
+class Scripted:
+    """Controls that return what a test says, and count how often each is asked.
+
+    Attributes:
+        dtype: Of the program.
+        right: The exact result.
+        twin_value: What the twin computes.
+        again: What eager gives when it runs again.
+        left_alone: The same without any mode, where that is another.
+        replayed: What the candidate gives on recorded random numbers.
+        alone: What it gives when it runs again.
+        recompiled_value: What it gives when it is compiled once more; None if it cannot be.
+        unfused_value: What it gives when it rounds wherever eager does; None if its compiler cannot.
+        others: What shows that another thread drew random numbers.
+        jumps: In which float64 control runs the result jumps.
+        jump: By how much.
+        drift: By how much float64 differs from run to run.
+        lost: ControlRuns that cannot run.
+        blind_spots: Operators that control runs left out.
+        asked: How often each control was asked.
+    """
+
+    dtype: torch.dtype
+    right: torch.Tensor
+    twin_value: Make
+    again: Make | None = None
+    left_alone: Make | None = None
+    replayed: Make | None = None
+    alone: Make | None = None
+    recompiled_value: Make | None = None
+    unfused_value: Make | None = None
+    others: str | None = None
+    jumps: tuple[int, ...] = ()
+    jump: float = 1.0
+    drift: float = 0.0
+    lost: tuple[str, ...] = ()
+    noise: float = 1.0
+    blind_spots: Mapping[Control, Collection[str]] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def _give(self, name: str, make: Make) -> Values:
+        self.asked[name] = self.asked.get(name, 0) + 1
+        if name in self.lost:
+            raise MissingError("not here")
+        return {"output[0]": make()}
+
+    def _own(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.dtype)
+
+    def repeat(self, junk: int = 1) -> Values:
+        return self._give("repeat", self.again or (lambda: self._own(self.right)))
+
+    def bare(self) -> Values:
+        return self._give("bare", self.left_alone or self.again or (lambda: self._own(self.right)))
+
+    def replay_candidate(self) -> Values:
+        return self._give("repeat_candidate", self.replayed or missing)
+
+    def rerun_candidate(self) -> Values:
+        return self._give("candidate_alone", self.alone or missing)
+
+    def reseeded(self, seed: int) -> Values:
+        return self._give("reseeded", lambda: self._own(exact().flip(0) * (1 + seed / 100)))
+
+    def others_drew(self) -> str | None:
+        return self.others
+
+    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
+        def make() -> torch.Tensor:
+            xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
+            return self._own(self.right * (1 + self.noise * magnitude * roundoff * (2 * xi - 1)))
+
+        return self._give("monte_carlo", make)
+
+    def one_zero(self, *, negative: bool) -> Values:
+        raise MissingError("not here")
+
+    def draws(self) -> bool:
+        return self.replayed is not None
+
+    def draws_by_values(self) -> tuple[str, ...]:
+        return ()
+
+    def left_out(self) -> Mapping[Control, Collection[str]]:
+        return self.blind_spots
+
+    def flips(self, *, in_float64: bool = False) -> bool:
+        return False
+
+    def with_fixed_choices(self) -> None:
+        return None
+
+    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
+        if seed is None:
+            return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
+        return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
+
+    def twin(self) -> Values:
+        return self._give("twin", self.twin_value)
+
+    def recompiled(self) -> Values | None:
+        return None if self.recompiled_value is None else self._give("recompiled", self.recompiled_value)
+
+    def unfused(self) -> Values | None:
+        return None if self.unfused_value is None else self._give("unfused", self.unfused_value)
+
+
+def exact() -> torch.Tensor:
+    return torch.linspace(1, 2, 64, dtype=torch.float64)
+
+
+def judged(
+    controls: Scripted,
+    candidate: torch.Tensor,
+    *,
+    kind: Kind | None = None,
+    known: dict[str, NoiseBaseline] | None = None,
+    thorough: bool = True,
+    low_precision: bool | None = None,
+    reference: torch.Tensor | None = None,
+) -> Decisions:
+    given = controls.right.to(controls.dtype) if reference is None else reference
+    low = controls.dtype in (torch.bfloat16, torch.float16) if low_precision is None else low_precision
+    pair = TensorPair("output[0]", "output[0]", given, candidate.to(controls.dtype), kind, "")
+    made: ControlRuns = controls
+    return decide([pair], lambda: made, {} if known is None else known, thorough=thorough, low_precision=low)
+
+
+def fused() -> torch.Tensor:
+    """Beyond the noise of `exact`, and further from float64 than eager."""
+    return exact() * (1 + 2.0**-4)

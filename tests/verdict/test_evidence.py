@@ -1,0 +1,171 @@
+"""Findings say what they know: kinds, words and evidence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.findings import Coverage, Kind
+from checked_backend.report import Report
+from checked_backend.verdict.control_runs import ControlRuns, Values
+from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decisions import TensorPair
+from tests.support.scripted_controls import Make, Scripted, exact, fused, judged, missing
+
+# kinds and words
+
+
+def test_precision_says_that_the_logic_is_right() -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact), exact() * (1 + 1e-4)).findings
+    assert finding.kind is Kind.PRECISION
+    assert finding.message.endswith("compiled in float64 it is right")
+
+
+@pytest.mark.parametrize("off", [1e-4, 0.25], ids=["a lower precision might", "no precision would"])
+@pytest.mark.parametrize("lost", [("twin",), ("high_precision",)])
+def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ...], off: float) -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=lost), exact() * (1 + off)).findings
+    assert finding.kind is (Kind.PRECISION if off < 0.1 else Kind.LOGIC)
+    assert ("further from float64" in finding.message) is (lost == ("twin",))
+    assert ("neither a float64 reference" in finding.message) is (lost == ("high_precision",))
+    assert "compiled in float64" not in finding.message
+
+
+def test_no_control_at_all_is_inconclusive() -> None:
+    controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "high_precision"))
+    decisions = judged(controls, exact() * 1.001)
+    assert [str(finding.kind) for finding in decisions.findings] == ["unsupported"]
+    assert any(skip.matters for skip in decisions.skips)
+
+
+def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
+    wrong = exact()
+    wrong[3] = float("nan")
+    [with_float64] = judged(Scripted(torch.float32, exact(), exact), wrong).findings
+    [without] = judged(Scripted(torch.float32, exact(), exact, lost=("high_precision",)), wrong).findings
+    assert {with_float64.kind, without.kind} == {Kind.NONFINITE}
+    assert "eager and float64 have none" in with_float64.message
+    assert "where eager has none" in without.message
+
+
+def test_other_random_numbers() -> None:
+    controls = Scripted(
+        torch.float32, exact(), missing, lost=("twin",), replayed=lambda: exact().float(), alone=lambda: exact().flip(0)
+    )
+    assert [finding.detail for finding in judged(controls, exact().flip(0)).findings] == ["rng.stream"]
+
+
+@pytest.mark.parametrize("others", [None, "its state moves"])
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size: float) -> None:
+    """And only if other random numbers make differences of that size at all."""
+
+    def right() -> torch.Tensor:
+        return exact().float()
+
+    controls = Scripted(torch.float32, exact(), exact, replayed=right, alone=right, others=others)
+    decisions = judged(controls, exact().flip(0) * size)
+    excused = others is not None and size == 1.0
+    assert [skip.reason for skip in decisions.skips if skip.matters] == (
+        ["another thread drew random numbers: its state moves"] if excused else []
+    )
+    assert len(decisions.findings) == (not excused)
+
+
+# evidence
+
+EVERY = {
+    "eager repeats itself",
+    "eager's distance from float64, rms",
+    "candidate's distance from float64, rms",
+    "float64 twin differs from float64 reference, relative",
+    "the difference repeats",
+    "elements outside of the noise",
+}
+
+
+def with_nan(values: torch.Tensor) -> torch.Tensor:
+    values[3] = float("nan")
+    return values
+
+
+@pytest.mark.parametrize(
+    ("kind", "twin", "candidate", "own"),
+    [
+        ("logic", lambda: exact() * 1.01, lambda: exact() * 1.01, None),
+        ("precision", exact, lambda: exact() * 1.0001, None),
+        ("nonfinite", exact, lambda: with_nan(exact()), None),
+        ("mutation", lambda: exact() * 1.01, lambda: exact() * 1.01, Kind.MUTATION),
+    ],
+)
+def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make, own: Kind | None) -> None:
+    controls = Scripted(torch.float32, exact(), twin, alone=lambda: candidate().float())
+    [finding] = judged(controls, candidate(), kind=own).findings
+    assert str(finding.kind) == kind
+    assert set(finding.evidence) == EVERY
+    assert finding.evidence["the difference repeats"] == "in 2 of 2 more runs of the candidate"
+    assert finding.noise is not None
+    assert finding.noise.rms > 0
+    assert finding.noise.source.startswith("Monte Carlo arithmetic on eager, ")
+    assert finding.noise.source.endswith("float64 reference, float64 twin")
+    report = Report((finding,), Coverage(checked={"tensors": 1}))
+    words, kept = " ".join(str(report).split()), json.loads(report.to_json())["findings"][0]
+    assert "Monte Carlo arithmetic on eager" in words
+    assert kept["noise"]["rms"] == finding.noise.rms
+    for name in EVERY:
+        assert name in words
+        assert kept["evidence"][name] == finding.evidence[name]
+    assert cb.Report.from_json(report.to_json()).findings[0].evidence == dict(finding.evidence)
+
+
+def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() -> None:
+    """The strong control runs are for the other one; this one has nothing outside of its noise, and nothing jumps."""
+    same = exact().float()
+    pairs = [
+        TensorPair("output[0]", "output[0]", same, (exact() * 1.0001).float()),
+        TensorPair("output[1]", "output[1]", same, (exact() * (1 + 1e-7)).float()),
+    ]
+    first = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-8))
+
+    class Both(Scripted):
+        """Gives each output the same."""
+
+        def _give(self, name: str, make: Make) -> Values:
+            values = super()._give(name, make)
+            right = name == "twin"
+            return {"output[0]": exact() if right else values["output[0]"], "output[1]": values["output[0]"]}
+
+    both: ControlRuns = Both(first.dtype, first.right, first.twin_value)
+    found = decide(pairs, lambda: both, {}, thorough=True).findings
+    assert [(str(each.kind), each.subject) for each in found] == [("precision", "output[0]"), ("logic", "output[1]")]
+
+
+def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
+    def right() -> torch.Tensor:
+        return exact().to(torch.bfloat16)
+
+    controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right)
+    [finding] = judged(controls, fused()).findings
+    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+
+
+def test_difference_that_does_not_repeat_says_so() -> None:
+    controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
+    [finding] = judged(controls, exact() * 1.0001).findings
+    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+
+
+def test_missing_control_is_in_the_evidence() -> None:
+    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
+    assert finding.evidence["float64 twin could not run"] == "MissingError: not here"
+
+
+def test_eager_that_does_not_repeat_itself() -> None:
+    spread = exact() * 1.5
+    controls = Scripted(torch.float32, exact(), lambda: exact() * 2, again=lambda: spread.float(), jumps=(1, 2))
+    [finding] = judged(controls, exact() * 1.25).findings
+    assert finding.kind is Kind.NONDETERMINISTIC
+    assert finding.evidence["eager's own spread between two runs, rms"] > 0.5
