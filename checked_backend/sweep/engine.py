@@ -25,7 +25,7 @@ Runner = Callable[[Job, Place, Callable[[int], None]], Outcome]
 class Engine(Protocol):
     """Where jobs run."""
 
-    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None], /) -> Generator[tuple[Job, Outcome], None, None]:
         """Run all, each once, and tell of each when it is done. Closing this ends what still runs.
 
         Args:

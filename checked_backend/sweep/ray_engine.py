@@ -51,15 +51,14 @@ class RayEngine:
                 first = (str(error).strip().splitlines() or [""])[0]
                 raise SuiteError(f"--engine ray: no cluster at {address or 'this machine'}: {first}") from error
 
-    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
-        """See `Engine`."""
+    def run(self, jobs: Sequence[Job], _begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+        """See `Engine`. Of no job it is told that it begins: only the cluster knows when."""
         remote = self._ray.remote(max_retries=RETRIES, retry_exceptions=False)(_run_there)
         waiting: dict[Any, Job] = {}
         for job in jobs:
             gpus = 1 if job.case.device == "cuda" else 0
             task = remote.options(num_cpus=self._place.threads or 1, num_gpus=gpus, name=str(job.case))
             waiting[task.remote(job, self._place, self._runner)] = job
-            begun(job)
         try:
             while waiting:
                 ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=_POLL_SECONDS)
