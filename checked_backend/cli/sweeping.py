@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,7 +29,7 @@ from checked_backend.sweep.render.text import render_text
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.summary import Comparison, Summary, compare, find_run, summarize
 
-__all__ = ["Files", "report_sweep", "sweep"]
+__all__ = ["Files", "refuse_outside_sweeps", "report_sweep", "sweep"]
 
 _STDOUT = "-"
 
@@ -56,6 +57,9 @@ def sweep(
     device: Annotated[Words, typer.Option(metavar="DEVICE", help="cpu or cuda; may be repeated.")] = None,
     compiler: Annotated[
         Words, typer.Option(metavar="C", help="A backend of torch.compile; may be repeated. Default inductor.")
+    ] = None,
+    compiler_option: Annotated[
+        Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
     ] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic/--static", help="With dynamic shapes.")] = False,
     only: Annotated[Words, typer.Option(metavar="NAME", help="Models to run; * stands for any text.")] = None,
@@ -103,7 +107,12 @@ def sweep(
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
-    settings = Settings(batch_size=batch_size, timeout=timeout, localize=localize)
+    settings = Settings(
+        batch_size=batch_size,
+        timeout=timeout,
+        localize=localize,
+        compiler_options=_compiler_options(compiler_option or ()),
+    )
     asked = Sweep(
         suites=suites or (),
         db=db,
@@ -170,6 +179,17 @@ class Files:
                 write_whole(render(summary, comparison).rstrip("\n") + "\n", path)
 
 
+def refuse_outside_sweeps(**options: object) -> None:
+    """Raise if an option is given that only a database of sweeps has.
+
+    Raises:
+        BadParameter: It is.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter("only a database of sweeps has that", param_hint=f"--{name}")
+
+
 def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -> Verdict:
     """Show a run of a database, and what changed since an earlier one.
 
@@ -194,6 +214,13 @@ def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -
     files.write(summary, comparison)
     print_text(render_json(summary, comparison) if files.prints_json else render_text(summary, comparison))
     return summary.verdict
+
+
+def _compiler_options(words: Sequence[str]) -> dict[str, Any]:
+    if not words:
+        return {}
+    module: Any = importlib.import_module("checked_backend.checking.target")  # which needs torch
+    return dict(module.parse_value(word, "--compiler-option") for word in words)
 
 
 def _devices(words: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.printing import complain, print_text
-from checked_backend.cli.sweeping import Files, report_sweep, sweep
+from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import Limits, default_memory
@@ -103,9 +103,7 @@ def report(
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
     if is_database(path):
         return report_sweep(path, run, since, Files(html, json_file, junit, csv))
-    for option, value in (("--csv", csv), ("--run", run), ("--since", since)):
-        if value is not None:
-            raise typer.BadParameter("only a database of sweeps has that", param_hint=option)
+    refuse_outside_sweeps(csv=csv, run=run, since=since)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)

@@ -178,7 +178,7 @@ class Outcome:
         """
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SuiteError(f"a worker's result is not JSON: {error}") from error
         found = decoded(cls, {**raw, "speed": None} if isinstance(raw, dict) else raw, "a worker's result")
         return found if not raw.get("speed") else _with_speed(found, raw["speed"])
@@ -196,6 +196,9 @@ _CHECKS: Mapping[str, tuple[type, ...]] = {
     "float": (int, float),
     "None": (type(None),),
 }
+
+
+_GREATEST = 1e18
 
 
 def decoded(cls: Any, raw: object, where: str) -> Any:
@@ -224,6 +227,8 @@ def decoded(cls: Any, raw: object, where: str) -> Any:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise SuiteError(f"{where}: {entry.name} got {value!r:.80}; expected {wanted}")
+        if isinstance(value, int | float) and not abs(value) < _GREATEST:  # nor NaN
+            raise SuiteError(f"{where}: {entry.name} got {value!r:.80}; expected a number below {_GREATEST:g}")
         values[entry.name] = value
     try:
         return cls(**values)

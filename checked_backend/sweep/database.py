@@ -24,6 +24,7 @@ __all__ = ["Database", "Result", "Run", "is_database"]
 
 _APPLICATION = 0x43425357  # "CBSW"
 _VERSION = 1
+_MOST_ROWS = 10**9
 _MAGIC = b"SQLite format 3\0"
 
 _SCHEMA = """
@@ -164,7 +165,9 @@ class Database:
     def runs(self) -> list[Run]:
         """All runs, the oldest first."""
         rows = self._query("SELECT id, name, versions, started FROM run ORDER BY id", ())
-        return [Run(int(number), str(name), self._versions(text), str(begun)) for number, name, text, begun in rows]
+        return [
+            Run(self._whole(number), str(name), self._versions(text), str(begun)) for number, name, text, begun in rows
+        ]
 
     def _versions(self, text: object) -> Mapping[str, str]:
         raw = self._json(text, "versions")
@@ -198,7 +201,7 @@ class Database:
         rows = self._query("SELECT key, state, attempt, status FROM result WHERE run = ? ORDER BY id", (run.number,))
         found: dict[tuple[str, str], dict[int, str]] = {}
         for key, state, attempt, status in rows:
-            found.setdefault((str(key), str(state)), {})[int(attempt)] = str(status)
+            found.setdefault((str(key), str(state)), {})[self._whole(attempt)] = str(status)
         return found
 
     def results(self, run: Run) -> list[Result]:
@@ -209,7 +212,7 @@ class Database:
         return [
             Result(
                 decoded(Case, self._json(case, "case"), f"{self.path}: case"),
-                int(attempt),
+                self._whole(attempt),
                 str(finished),
                 str(state),
                 self._outcome(outcome),
@@ -257,16 +260,16 @@ class Database:
     ) -> list[tuple[tuple[str, str], int]]:
         rows = self._query("SELECT key, state, attempt FROM again WHERE run = ?", (run.number,))
         return [
-            ((str(key), str(state)), int(attempt))
+            ((str(key), str(state)), self._whole(attempt))
             for key, state, attempt in rows
-            if int(attempt) not in attempts.get((str(key), str(state)), {})
+            if self._whole(attempt) not in attempts.get((str(key), str(state)), {})
         ]
 
     def reruns(self, run: Run) -> dict[tuple[str, str], set[int]]:
         """Attempts that were asked for because of how earlier ones had ended, by case and state."""
         found: dict[tuple[str, str], set[int]] = {}
         for key, state, attempt in self._query("SELECT key, state, attempt FROM again WHERE run = ?", (run.number,)):
-            found.setdefault((str(key), str(state)), set()).add(int(attempt))
+            found.setdefault((str(key), str(state)), set()).add(self._whole(attempt))
         return found
 
     def merge(self, other: Database) -> int:
@@ -296,10 +299,15 @@ class Database:
         except sqlite3.Error as error:
             raise SuiteError(f"{self.path}: cannot be read: {error}") from error
 
+    def _whole(self, value: object) -> int:
+        if not isinstance(value, int) or not 0 <= value < _MOST_ROWS:
+            raise SuiteError(f"{self.path}: a number got {value!r:.40}; expected one from 0 to {_MOST_ROWS}")
+        return value
+
     def _json(self, text: object, what: str) -> Any:
         try:
             return json.loads(text) if isinstance(text, str) else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SuiteError(f"{self.path}: {what}: not JSON: {error}") from None
 
 

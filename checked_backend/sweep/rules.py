@@ -13,7 +13,10 @@ from types import MappingProxyType
 from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
 from checked_backend.sweep.lines import Lined, load_lined
 
-__all__ = ["TAGS", "Rule", "Rules", "load_rules"]
+__all__ = ["SUITES", "TAGS", "Rule", "Rules", "load_rules"]
+
+SUITES = ("torchbench", "huggingface", "timm", "python", "dumps")
+"""Kinds of suites."""
 
 TAGS = ("slow", "non_deterministic", "control_flow")
 """What a rule can say of a model that does not change how it is run."""
@@ -109,8 +112,15 @@ def _rule(entry: Lined) -> Rule:
         return settings
 
     names = _texts(parts["models"], "models")
-    suite = _text(parts["suite"], "suite") if "suite" in parts else None
+    suite = _suite(parts["suite"]) if "suite" in parts else None
     return Rule(tuple(pattern(name) for name in names), suite, _when(parts.get("when")), change)
+
+
+def _suite(entry: Lined) -> str:
+    kind = _text(entry, "suite")
+    if kind not in SUITES:
+        raise entry.error(f"suite got {kind!r}; expected {', '.join(SUITES)}")
+    return kind
 
 
 def pattern(name: str) -> re.Pattern[str]:

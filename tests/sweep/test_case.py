@@ -61,6 +61,13 @@ def test_an_outcome_survives_json() -> None:
         ('{"status": "pass", "seconds": true}', "seconds got True; expected float"),
         ('{"status": "pass", "log": null}', "log got None; expected str"),
         ('{"status": "pass", "speed": {"eager_step": "x"}}', "eager_step got 'x'; expected float | None"),
+        ('{"status": "pass", "seconds": NaN}', "seconds got nan; expected a number below"),
+        (
+            '{"status": "pass", "peak": 1000000000000000000000}',
+            "peak got 1000000000000000000000; expected a number below",
+        ),
+        ('{"status": "pass", "peak": 1%s}' % ("0" * 5000), "not JSON"),
+        ("[" * 100000, "not JSON"),
         ('{"status": "pass", "speed": 3}', "expected an object, got int"),
     ],
 )

@@ -99,6 +99,8 @@ def test_merging_twice_changes_nothing_and_keeps_both_attempts(tmp_path: Path) -
         ("result", "outcome", "{}", "status"),
         ("result", "outcome", b"\x00\xff", "outcome: expected text"),
         ("result", '"case"', '{"suite": 1, "model": "m"}', "suite got 1; expected str"),
+        ("result", "attempt", "many", "a number got 'many'; expected one from 0"),
+        ("result", "attempt", -1, "a number got -1"),
         ("run", "versions", "[]", "versions: expected an object"),
         ("run", "versions", "nonsense", "versions: not JSON"),
     ],

@@ -115,6 +115,11 @@ def test_brackets_of_a_name_are_no_pattern_and_lists_may_be_aliases(tmp_path: Pa
         ("- models: a\n  reason: x\n  skip: true\n  when: {dynamic: 1}\n", 6, "dynamic got 1; expected true or false"),
         ("- models: [1]\n  reason: x\n  skip: true\n", 3, "models got 1; expected text"),
         ("- models: a\n  reason: ''\n  skip: true\n", 4, "reason got ''; expected text"),
+        (
+            "- models: a\n  reason: x\n  skip: true\n  suite: tim\n",
+            6,
+            "suite got 'tim'; expected torchbench, huggingface",
+        ),
         ("- nonsense\n", 3, "a rule got 'nonsense'; expected a mapping with models"),
     ],
 )

@@ -60,7 +60,7 @@ def _run(number: int, name: str, versions: Mapping[str, str], started: str) -> M
 def _report(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=str) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -115,7 +115,9 @@ def _speed_bars(values: Mapping[str, Any]) -> list[_Bar]:
 
 def _noise_bar(subject: str, limit: float) -> _Bar:
     """On a logarithmic scale, from 1e-12 to 1."""
-    share = 1.0 if not math.isfinite(limit) else (math.log10(limit) + _NOISE_DECADES) / _NOISE_DECADES if limit else 0.0
+    share = (
+        1.0 if not math.isfinite(limit) else (math.log10(limit) + _NOISE_DECADES) / _NOISE_DECADES if limit > 0 else 0.0
+    )
     return _Bar(subject, f"{limit:.2g}", _WIDTH * min(1.0, max(0.0, share)), "noise")
 
 
