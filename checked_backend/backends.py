@@ -23,9 +23,10 @@ with random_untouched():
     from checked_backend.aot.backend import JointObserver, compile_with
     from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
     from checked_backend.diagnose.investigate import investigate
-    from checked_backend.dump import RegionDump, graph_name
+    from checked_backend.dump import RegionDump
     from checked_backend.errors import CheckedBackendError, OptionError
     from checked_backend.findings import Finding
+    from checked_backend.graphs.graph_name import graph_name
     from checked_backend.metadata.dropped_call_check import DroppedCallCheck
     from checked_backend.metadata.dropped_calls import Site, dropped_calls, operators_in
     from checked_backend.metadata.history import History

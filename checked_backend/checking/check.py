@@ -26,7 +26,7 @@ from checked_backend.checking.sizes import Shapes, other_sizes
 from checked_backend.checking.tile_sizes import tile_sizes
 from checked_backend.checking.training import MakeOptimizer
 from checked_backend.errors import OptionError
-from checked_backend.findings import Coverage, Finding, Skip
+from checked_backend.findings import Coverage, Finding, Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.compile import resolve_compiler
@@ -34,6 +34,7 @@ from checked_backend.regions.failure import Keep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
+from checked_backend.report.kept import KeptReport
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -126,8 +127,12 @@ def check(
     with random_untouched():
         if isolate:
             sides = (compiler, candidate)
-            return run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
-        return plan.report()
+            found = run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
+        else:
+            found = plan.report()
+        if found.verdict is Verdict.FAIL and found.path is None:
+            return KeptReport(options.report_dir).save(found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

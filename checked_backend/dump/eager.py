@@ -19,7 +19,7 @@ from checked_backend.dump.ranges import argument_problem, memory_problem
 from checked_backend.errors import DumpError
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 
 __all__ = ["rehearse"]
 

@@ -17,7 +17,7 @@ from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, T
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
 from checked_backend.dump.targets import Trusted
 from checked_backend.errors import DumpError
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 
 __all__ = ["Dump", "load_dump"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from checked_backend._torch.graph_code import dump_code
 from checked_backend.dump import standalone
@@ -18,7 +17,7 @@ from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function
 from checked_backend.graphs.workarounds import powers_called
 
-__all__ = ["graph_name", "module_source", "repro_source"]
+__all__ = ["module_source", "repro_source"]
 
 _INTERPRETING = ("higher_order:autograd_function_apply", "higher_order:tag_activation_checkpoint")
 _KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree")
@@ -312,34 +311,3 @@ def _specs(constants: Mapping[str, Any], encoded: EncodedGraph) -> str:
         )
         rows.append(f"    {name!r}: ({', '.join(values)}),\n")
     return "{\n" + "".join(rows) + "}"
-
-
-def graph_name(gm: fx.GraphModule) -> str:
-    """What to call a Dynamo graph in a dump.
-
-    Args:
-        gm: The graph; call this while Dynamo compiles it, so that the user's frames are on the stack.
-
-    Returns:
-        The class of the outermost module that is being called, else the function that was traced, else ``graph``.
-    """
-    return _outermost_module() or _traced_function(gm) or "graph"
-
-
-def _outermost_module() -> str | None:
-    name = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
-        if isinstance(owner, nn.Module) and not isinstance(owner, fx.GraphModule):
-            name = type(getattr(owner, "_orig_mod", owner)).__name__  # what torch.compile(module) wraps
-        frame = frame.f_back
-    return name
-
-
-def _traced_function(gm: fx.GraphModule) -> str | None:
-    for node in gm.graph.nodes:
-        if node.stack_trace:
-            outermost = node.stack_trace.strip().splitlines()[0]
-            return outermost.rpartition(", in ")[2].strip() or None
-    return None

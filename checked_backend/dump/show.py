@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checked_backend.dump.load import Dump
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 
 __all__ = ["render_dump"]
 

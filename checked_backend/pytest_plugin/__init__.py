@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Generator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checked_backend.errors import OptionError
+from checked_backend.errors import DivergenceError, OptionError
 from checked_backend.pytest_plugin.summary import REPORT, Summary
 from checked_backend.random_state import random_untouched
 
@@ -163,6 +164,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """
     check = item.stash.get(_CHECK, None)
     last = call.when == "teardown"
+    if call.excinfo is not None and isinstance(call.excinfo.value, DivergenceError):
+        users = _users_frames(call.excinfo.tb)  # torch's hundred frames would bury the report
+        if users is not None:
+            call.excinfo.traceback = type(call.excinfo.traceback)(users)
     if check is not None and last:
         item.user_properties.extend(check.properties())
     report = yield
@@ -171,6 +176,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if check is not None and check.text and (report.failed or last) and not _shown(report, check.text):
         report.sections.append((REPORT, check.text))
     return report
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of torch and of this package."""
+    if trace is None:
+        return None
+    rest = _users_frames(trace.tb_next)
+    module = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if module in ("torch", "checked_backend"):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def _shown(report: pytest.TestReport, text: str) -> bool:

@@ -14,6 +14,7 @@ from torch import fx
 
 from checked_backend._torch.dynamo import compile_id
 from checked_backend.findings import RegionInfo
+from checked_backend.graphs.graph_name import graph_name
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.late_writes import writes_in_backward
@@ -33,7 +34,7 @@ class GraphInfo:
     """Names and source lines of one region.
 
     Attributes:
-        name: The region, for people: the function it starts in and Dynamo's compile id.
+        name: The region, for people: the module or function it is of, and Dynamo's compile id.
         inputs: For each placeholder, the user's name for it.
         input_sources: For each placeholder, the user's line that first uses it ("" where there is none).
         output_sources: For each output, the user's line that made it ("" where there is none).
@@ -72,11 +73,10 @@ class GraphInfo:
         """Read a Dynamo graph. Call it while Dynamo compiles the region, so that the compile id is known."""
         calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
         lines = [line for node in calls if (line := source_line(node))]
-        first = lines[0] if lines else ""
-        function = first.split(" in ", 1)[1].split(":", 1)[0] if " in " in first else "graph"
+        called = graph_name(gm)
         where = compile_id()
         return cls(
-            name=f"{function} [{where}]" if where else function,
+            name=f"{called} [{where}]" if where else called,
             inputs=_unique(_placeholder_names(gm)),
             input_sources=tuple(
                 next((line for user in node.users if (line := source_line(user))), "")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from checked_backend.report.view import clean, sections, view
+from checked_backend.report.clean import clean
+from checked_backend.report.view import sections, view
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["render_html"]
+__all__ = ["render_fragment", "render_html"]
 
 
 def render_html(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] = ()) -> str:
@@ -43,3 +44,8 @@ def render_html(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] = 
         broken=[(clean(str(path)), clean(reason)) for path, reason in broken],
         sections=sections,
     )
+
+
+def render_fragment(report: Report) -> str:
+    """Return one report as a part of a page, for a notebook."""
+    return render_html([report])

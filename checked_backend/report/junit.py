@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from checked_backend.findings import Verdict
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -40,7 +40,7 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
     )
     for number, (report, verdict) in enumerate(zip(reports, verdicts, strict=True), 1):
         case = _case(suite, report.title or (report.path.name if report.path else f"report {number}"))
-        text = str(report)
+        text = report.to_text(verbose=True)
         if verdict is Verdict.PASS:
             ElementTree.SubElement(case, "system-out").text = xml_text(text)
         else:

@@ -9,14 +9,15 @@ from pathlib import Path
 from checked_backend.errors import DivergenceError
 from checked_backend.findings import Coverage, Finding, Severity, Verdict
 from checked_backend.report.from_json import check_verdict, decode, loads
-from checked_backend.report.html import render_html
+from checked_backend.report.html import render_fragment, render_html
 from checked_backend.report.text import render_text
 from checked_backend.report.to_json import dumps, encode
+from checked_backend.report.view import headline
 
 __all__ = ["Report"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """What a check found, and what it did and did not look at.
 
@@ -59,6 +60,27 @@ class Report:
 
     def __str__(self) -> str:
         return render_text(self)
+
+    def __repr__(self) -> str:
+        named = f" {self.title!r}" if self.title else ""
+        return f"<Report{named}: {self.verdict}, {len(self.findings)} finding{'s' * (len(self.findings) != 1)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return render_fragment(self)
+
+    @property
+    def headline(self) -> str:
+        """The verdict and the worst cause in one line: ``FAIL: model.py:52: relu is wrong (compiled code): ...``."""
+        return f"{self.verdict.value.upper()}: {headline(self)}"
+
+    def to_text(self, *, verbose: bool = False) -> str:
+        """Return the report as plain text.
+
+        Args:
+            verbose: Tell all that is known of each finding, the coverage in full, and the environment.
+        """
+        return render_text(self, verbose=verbose)
 
     def to_json(self) -> str:
         """Return the report as strict JSON in ASCII.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from checked_backend.findings import Verdict
-from checked_backend.report.view import FindingView, sections, view
+from checked_backend.report.details import Row
+from checked_backend.report.view import CauseView, sections, short_sections, view
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -27,30 +28,37 @@ _COLOURS: Mapping[Verdict, str] = MappingProxyType(
 )
 
 
-def render_text(report: Report) -> str:
+def render_text(report: Report, *, verbose: bool = False) -> str:
     """Return a report as plain text.
 
-    The first line is the verdict and one sentence. Prose is wrapped at 100 columns; code and paths are not, so that
-    they can be copied. There are no colour codes, and control characters in names are written out.
+    The first line is the verdict and the worst cause. Prose is wrapped at 100 columns; code and paths are not, so that
+    they can be copied, nor is the first line. There are no colour codes, and control characters in names are written
+    out.
+
+    Args:
+        report: The report.
+        verbose: Tell all that is known of each finding, the coverage in full, and the environment.
     """
     parts = view(report)
-    lines = list(_wrap(f"{parts.verdict.value.upper()}: {parts.sentence}"))
+    lines = [f"{parts.verdict.value.upper()}: {parts.sentence}"]
     if parts.title:
         lines.extend(_wrap(parts.title))
-    for finding in parts.findings:
-        lines.extend(["", *_finding(finding)])
+    for cause in parts.causes:
+        lines.extend(["", *_cause(cause, verbose=verbose)])
     if parts.more:
         lines.extend(["", *_wrap(parts.more)])
-    for heading, entries in sections(parts):
+    for heading, entries in sections(parts) if verbose else short_sections(parts):
         lines.extend(["", heading])
         for entry in entries:
             lines.extend(_wrap(entry, first="  - ", rest="    "))
+    if parts.coverage and not verbose:
+        lines.extend(["", *_wrap(f"Checked: {parts.coverage}", rest="  ")])
     if parts.path:
-        lines.extend(["", f"Report: {parts.path}"])
+        lines.extend([*([] if parts.coverage and not verbose else [""]), f"Report: {parts.path}"])
     return "\n".join(lines)
 
 
-def render_rich(report: Report) -> RenderableType:
+def render_rich(report: Report, *, verbose: bool = False) -> RenderableType:
     """Return a report for a `rich` console: the words of `render_text`, in colour and at the console's width.
 
     No text of the report is read as console markup.
@@ -60,36 +68,67 @@ def render_rich(report: Report) -> RenderableType:
     blocks: list[RenderableType] = [Text.assemble((parts.verdict.value.upper(), colour), f": {parts.sentence}")]
     if parts.title:
         blocks.append(Text(parts.title, style="dim"))
-    for finding in parts.findings:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for row in finding.rows:
-            table.add_row(Text(f"  {row.label}"), Text(row.text, style="cyan" if row.code else ""))
-        blocks.extend([Text(), Text(finding.title, style="bold"), Text(finding.message), table])
+    for cause in parts.causes:
+        blocks.extend([Text(), Text(cause.title, style="bold")])
+        if cause.line:
+            blocks.append(
+                Text.assemble((f"   your line   {cause.line}", "cyan"), f"\n     | {cause.code}" if cause.code else "")
+            )
+        blocks.extend([Text(f"   {cause.sentence}"), _rich_rows(_rows_of(cause))])
+        for finding in cause.findings if verbose else ():
+            blocks.extend([Text(f"   {finding.title}", style="bold"), Text(f"   {finding.message}")])
+            blocks.append(_rich_rows(finding.rows))
     if parts.more:
         blocks.extend([Text(), Text(parts.more)])
-    for heading, entries in sections(parts):
+    for heading, entries in sections(parts) if verbose else short_sections(parts):
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for entry in entries:
             table.add_row(Text("  -"), Text(entry))
         blocks.extend([Text(), Text(heading, style="bold"), table])
+    if parts.coverage and not verbose:
+        blocks.extend([Text(), Text(f"Checked: {parts.coverage}", style="dim")])
     if parts.path:
-        blocks.extend([Text(), Text(f"Report: {parts.path}")])
+        blocks.append(Text(f"Report: {parts.path}"))
     return Group(*blocks)
 
 
-def _finding(finding: FindingView) -> Iterator[str]:
-    yield from _wrap(finding.title, rest="  ")
-    yield from _wrap(finding.message, first="  ", rest="  ")
-    for row in finding.rows:
-        label = f"  {row.label:<{_LABEL}}"
+def _rows_of(cause: CauseView) -> tuple[Row, ...]:
+    results = tuple(Row("" if place else "wrong", result) for place, result in enumerate(cause.results))
+    return (Row("because", cause.message), *results, *cause.rows) if cause.message else (*results, *cause.rows)
+
+
+def _rich_rows(rows: Sequence[Row]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(Text(f"   {row.label}"), Text(row.text, style="cyan" if row.code else ""))
+    return table
+
+
+def _cause(cause: CauseView, *, verbose: bool) -> Iterator[str]:
+    yield from _wrap(cause.title, rest="   ")
+    if cause.line:
+        yield f"   {'your line':<{_LABEL}}{cause.line}"
+        yield from (f"     | {line}" for line in cause.code.split("\n") if line)
+    yield from _wrap(cause.sentence, first="   ", rest="   ")
+    yield from _rows(_rows_of(cause), "   ")
+    for finding in cause.findings if verbose else ():
+        yield ""
+        yield from _wrap(finding.title, first="   ", rest="     ")
+        yield from _wrap(finding.message, first="     ", rest="     ")
+        yield from _rows(finding.rows, "     ")
+
+
+def _rows(rows: Sequence[Row], indent: str) -> Iterator[str]:
+    for row in rows:
+        label = f"{indent}{row.label:<{_LABEL}}"
         if row.code:
             first, *others = row.text.split("\n")
             yield label + first
-            yield from (" " * len(label) + line for line in others)
+            yield from ((" " * len(label) + line).rstrip() for line in others)
         else:
             yield from _wrap(row.text, first=label, rest=" " * len(label))
 

@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Verdict
+from checked_backend.findings import Coverage, Finding, Severity, Verdict
 from checked_backend.report.advice import PROGRAM_RUNS, advise
+from checked_backend.report.causes import Cause, causes_of, short_region
+from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.coverage_view import counts, coverage_line, limits, missed, region_line, skips
+from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.layout import layout_sentence
+from checked_backend.report.one_line import is_line_blamed, one_line, operator_name, user_line
+from checked_backend.report.words import plain_sentence, stage_words
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["FindingView", "ReportView", "Row", "clean", "sections", "view"]
+__all__ = ["CauseView", "ReportView", "headline", "sections", "short_sections", "view"]
 
-_SHOWN_FINDINGS = 10
+_SHOWN_CAUSES = 10
+_SHOWN_RESULTS = 8
 _SHOWN_LINES = 20
+_SHORT_LINES = 5
 
-# Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides:
-# a name from a stranger's file must not be able to rewrite what a person reads.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_TOLD: Mapping[str, str] = MappingProxyType(
+    {
+        "explains": "explains",
+        "likely at fault": "at fault",
+        "localized": "localized",
+        "stopped": "stopped",
+        "workaround": "workaround",
+        "repro": "repro",
+        "host": "host",
+        "device": "device",
+        "time": "time",
+        "to be pasted into a bug report": "bug report",
+    }
+)
+"""What of the evidence a person needs at once, and its label; all of it is told in full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A labelled line. ``code`` is for pasting: it must not be wrapped."""
+class CauseView:
+    """One root cause, laid out.
 
-    label: str
-    text: str
-    code: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FindingView:
-    """One finding, laid out."""
+    Attributes:
+        title: The operator or the result, and where.
+        line: The user's line, or "".
+        code: Its text, or "".
+        sentence: What kind of problem it is, in plain words.
+        message: What is said of this one.
+        results: What it makes wrong, and how far.
+        rows: What matters of the rest.
+        findings: Its findings with all that is known of them.
+    """
 
     title: str
+    line: str
+    code: str
+    sentence: str
     message: str
+    results: tuple[str, ...]
     rows: tuple[Row, ...]
+    findings: tuple[FindingView, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,51 +78,44 @@ class ReportView:
     sentence: str
     title: str
     path: str
-    findings: tuple[FindingView, ...]
+    causes: tuple[CauseView, ...]
     more: str
     advice: tuple[str, ...]
+    coverage: str
     checked: tuple[str, ...]
+    missed: tuple[str, ...]
     skipped: tuple[str, ...]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
     environment: tuple[str, ...]
 
 
-def clean(text: str) -> str:
-    """Return text with every character that could steer a terminal or a browser's text direction written out."""
-    text = text.replace("\r\n", "\n").expandtabs(4)
-    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
-
-
 def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
-    # What fails comes first; a warning that was found before it would push it off the screen.
-    findings = sorted(report.findings, key=lambda finding: finding.severity is Severity.WARNING)
-    nothing_checked = not any(count > 0 for count in coverage.checked.values())
-    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
+    nothing_checked, nothing_compiled = _nothing(coverage)
+    causes = causes_of(report.findings)
     advice = advise(
-        report.findings,
+        tuple(cause.main for cause in causes),
         verdict=report.verdict,
         nothing_checked=nothing_checked,
         nothing_compiled=nothing_compiled,
         skipped=any(skip.matters for skip in coverage.skipped),
-        localized=any(finding.op or finding.stage for finding in report.findings)
-        or any("localized" in note for note in coverage.notes),
+        localized=any(map(_was_localized, report.findings)) or any("localized" in note for note in coverage.notes),
     )
     return ReportView(
         verdict=report.verdict,
-        sentence=_sentence(report, nothing_checked, nothing_compiled),
-        title=clean(report.title),
+        sentence=headline(report),
+        title=_title(report, causes),
         path="" if report.path is None else clean(str(report.path)),
-        findings=tuple(
-            _finding(finding, number, len(findings)) for number, finding in enumerate(findings[:_SHOWN_FINDINGS], 1)
-        ),
-        more=_more(findings[_SHOWN_FINDINGS:]),
+        causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
+        more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
         advice=advice,
-        checked=_cut([*_counts(coverage), *map(_region, coverage.regions), *_limits(coverage)]),
-        skipped=_cut(_skips(coverage)),
-        ignored=_cut([f"{_what(finding)}: {_first_line(finding.message)}" for finding in coverage.ignored]),
+        coverage=coverage_line(coverage),
+        checked=_cut([*counts(coverage), *map(region_line, coverage.regions), *limits(coverage)]),
+        missed=_cut(skips(coverage, all_of_them=False)),
+        skipped=_cut(skips(coverage)),
+        ignored=_cut([f"{what(finding)}: {first_line(finding.message)}" for finding in coverage.ignored]),
         notes=_cut([clean(note) for note in coverage.notes]),
         environment=tuple(f"{clean(key)} {clean(value)}" for key, value in report.environment.items()),
     )
@@ -116,8 +136,16 @@ def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield heading, entries
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def short_sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Those of them that a person needs at once."""
+    for heading, entries in (
+        ("What to do next", parts.advice),
+        ("Not checked", parts.missed),
+        ("Notes", parts.notes),
+    ):
+        if entries:
+            rest = len(entries) - _SHORT_LINES
+            yield heading, entries if rest <= 1 else (*entries[:_SHORT_LINES], f"and {rest} more")
 
 
 def _cut(lines: list[str]) -> tuple[str, ...]:
@@ -125,38 +153,42 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
     return tuple(lines) if rest <= 0 else (*lines[:_SHOWN_LINES], f"and {rest} more; the JSON report lists them all")
 
 
-# -- the first line --------------------------------------------------------------------------------------------------
-
-# Said when every finding that fails is of one of these kinds; the first row that fits.
-_FAILURES: tuple[tuple[frozenset[Kind], str], ...] = (
-    (frozenset({Kind.CRASH}), "the compiled program does not run where eager does"),
-    (frozenset({Kind.CRASH, Kind.EXCEPTION}), "the compiled program does not raise as eager does"),
-    (frozenset({Kind.PRECISION}), "the compiled program is less precise than eager"),
-    (frozenset(Kind), "the compiled program is wrong"),
-)
+def _was_localized(finding: Finding) -> bool:
+    """Whether the operator was looked for: a whole program's stage alone is known without that."""
+    sought = any(key in finding.evidence for key in ("how it was localized", "localized", "at the operator"))
+    return finding.op is not None or sought or (finding.stage is not None and "level" not in finding.evidence)
 
 
-def _sentence(report: Report, nothing_checked: bool, nothing_compiled: bool) -> str:
+def _nothing(coverage: Coverage) -> tuple[bool, bool]:
+    """Whether nothing was checked, and whether nothing was compiled."""
+    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
+    return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
+
+
+# -- the first two lines ---------------------------------------------------------------------------------------------
+
+
+def headline(report: Report) -> str:
+    """What follows the verdict in the first line: the worst cause, or what is to be said of none."""
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
         said = layout_sentence(warnings) if warnings else "the compiled program agrees with eager"
-        return f"{said} ({', '.join(_counts(report.coverage))})"
+        return f"{said} ({', '.join(counts(report.coverage))})"
     if verdict is Verdict.FAIL:
         failing = [finding for finding in report.findings if finding.fails]
-        if all(finding.is_layout for finding in report.findings) and not _missed(report.coverage):
+        if all(finding.is_layout for finding in report.findings) and not missed(report.coverage):
             return layout_sentence(failing)
-        kinds = {finding.kind for finding in failing}
-        said = next(words for fitting, words in _FAILURES if kinds <= fitting)
-        regions = {finding.region for finding in failing if finding.region}
-        where = f" in {_plural(len(regions), 'region')}" if regions else ""
-        return f"{said}: {_plural(len(failing), 'finding')}{where}"
+        causes = causes_of(failing)
+        more = f"; {plural(len(causes) - 1, 'other cause')} below" if len(causes) > 1 else ""
+        return one_line(causes[0]) + more
     reasons = []
     if len(report.findings) > len(warnings):
-        reasons.append(f"{_plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
-    missed = _missed(report.coverage) - nothing_compiled  # that is one of them
-    if missed:
-        reasons.append(f"{_plural(missed, 'part')} that could hide an error {'was' if missed == 1 else 'were'} skipped")
+        reasons.append(f"{plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
+    nothing_checked, nothing_compiled = _nothing(report.coverage)
+    parts = missed(report.coverage) - nothing_compiled  # that is one of them
+    if parts:
+        reasons.append(f"{plural(parts, 'part')} that could hide an error {'was' if parts == 1 else 'were'} skipped")
     if nothing_checked:
         reasons.append("nothing was checked")
     if nothing_compiled:
@@ -164,95 +196,86 @@ def _sentence(report: Report, nothing_checked: bool, nothing_compiled: bool) -> 
     return " and ".join(reasons)
 
 
-def _missed(coverage: Coverage) -> int:
-    """How many parts were skipped in which an error could hide."""
-    return sum(skip.matters for skip in coverage.skipped)
+def _title(report: Report, causes: Sequence[Cause]) -> str:
+    title = clean(report.title)
+    if not report.findings:
+        return title
+    regions = {finding.region for finding in report.findings if finding.region}
+    where = f" in {plural(len(regions), 'region')}" if len(regions) > 1 else ""
+    of = f", {plural(len(causes), 'cause')}" if len(report.findings) > 1 else ""
+    said = f"{plural(len(report.findings), 'finding')}{where}{of}"
+    return f"{title}: {said}" if title else said
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- causes ----------------------------------------------------------------------------------------------------------
 
 
-_HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
+def _causes(causes: Sequence[Cause], total: int) -> Iterator[CauseView]:
+    begun = 1
+    for number, cause in enumerate(causes, 1):
+        details = tuple(finding_view(one, at, total) for at, one in enumerate(cause.findings, begun))
+        yield _cause(cause, number, details)
+        begun += len(cause.findings)
 
 
-def _what(finding: Finding) -> str:
-    kind = finding.kind.value
-    detail = finding.detail if finding.detail.startswith(kind) else f"{kind} {finding.detail}".strip()
-    return f"{clean(detail)}, {_first_line(finding.subject)}"
-
-
-def _first_line(text: str) -> str:
-    return clean(text).partition("\n")[0]
-
-
-def _finding(finding: Finding, number: int, total: int) -> FindingView:
-    rows = [_row("expected", finding.expected), _row("actual", finding.actual)]
-    if finding.metrics is not None:
-        rows.extend(_metrics(finding.metrics))
-    if finding.noise is not None:
-        rows.extend(_noise(finding.noise, finding.metrics))
-    rows.extend(Row("evidence", f"{clean(str(key))}: {clean(str(value))}") for key, value in finding.evidence.items())
-    place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
-    rows.append(_row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
-    rows.append(_row("your line" if _is_line_blamed(finding) else "made at", finding.source, code=True))
-    rows.append(_row("workaround", finding.workaround, code=True))
-    rows.append(_row("repro", finding.repro, code=True))
-    return FindingView(
-        title=f"{_HEADS[finding.severity]} {number} of {total}: {_what(finding)}",
-        message=clean(finding.message),
-        rows=tuple(row for row in rows if row is not None and row.text),
+def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> CauseView:
+    main = cause.main
+    line = user_line(main.source) if is_line_blamed(main) else None
+    several = len(cause.findings) > 1
+    results = [
+        f"{what(one)}{_region(one, main)}{_colon(how_wrong(one) if several or one.metrics else '')}"
+        for one in cause.findings
+    ]
+    rest = len(results) - _SHOWN_RESULTS
+    shown = results if rest <= 1 else [*results[:_SHOWN_RESULTS], f"and {rest} more; -v and the JSON list them all"]
+    return CauseView(
+        title=f"{number}. {_cause_title(cause)}",
+        line="" if line is None else clean(f"{line.place} in {line.function}" if line.function else line.place),
+        code="" if line is None else clean(line.code),
+        sentence=plain_sentence(main),
+        message=clean(main.message),
+        results=tuple(dict.fromkeys(shown)),
+        rows=tuple(_rows(main, quoted=line is not None)),
+        findings=details,
     )
 
 
-def _is_line_blamed(finding: Finding) -> bool:
-    """Whether a line is at fault: that of wrong values is where they were made, until an operator is named."""
-    of_values = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)
-    return finding.op is not None or finding.kind not in of_values
+def _cause_title(cause: Cause) -> str:
+    main = cause.main
+    graded = "warning: " if cause.is_warning else ""
+    if main.op is not None:
+        said = f"{operator_name(main.op)} ({main.op})"
+    else:
+        subjects = cause.subjects
+        more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
+        said = f"{first_line(main.subject)}{more}"
+    where = ", ".join(part for part in (short_region(main.region), stage_words(main)) if part)
+    return clean(f"{graded}{said}{f' in {where}' if where else ''}")
 
 
-def _row(label: str, text: str | None, *, code: bool = False) -> Row | None:
-    return None if text is None else Row(label, clean(text), code)
-
-
-def _metrics(metrics: Metrics) -> list[Row]:
-    if metrics.mismatched == 0:
-        return [Row("difference", f"none in {_plural(metrics.total, 'element')}")]
-    share = f"{100 * metrics.mismatched / max(metrics.total, 1):.3g}%"
-    ulp = "" if metrics.max_ulp is None else f", {metrics.max_ulp} ulp"
+def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     rows = [
-        Row("difference", f"{metrics.mismatched} of {_plural(metrics.total, 'element')} ({share})"),
-        Row("greatest", f"absolute {metrics.max_abs_diff:.4g}, relative {metrics.max_rel_diff:.4g}{ulp}"),
-        Row("rms", f"{metrics.rmse:.4g} of the difference, {metrics.reference_rms:.4g} of the reference"),
+        row("greatest", values_at(main)),
+        row("expected", main.expected),
+        row("actual", main.actual),
+        row("your line" if is_line_blamed(main) else "made at", None if quoted else main.source),
     ]
-    if metrics.index is not None:
-        reference, candidate = _values(metrics)
-        rows.append(Row("at index", f"{list(metrics.index)}: reference {reference}, candidate {candidate}"))
-    if metrics.nonfinite_mismatched:
-        counts = (
-            f"reference {metrics.nan_reference} NaN, {metrics.inf_reference} infinite; "
-            f"candidate {metrics.nan_candidate} NaN, {metrics.inf_candidate} infinite"
-        )
-        rows.append(Row("nonfinite", f"{_plural(metrics.nonfinite_mismatched, 'element')} on one side only; {counts}"))
-    return rows
+    rows += [row(label, _listed(main.evidence[key])) for key, label in _TOLD.items() if key in main.evidence]
+    rows.append(row("workaround", main.workaround, code=True))
+    rows.append(row("repro", main.repro and f"python {main.repro}", code=True))
+    yield from (one for one in rows if one is not None and one.text)
 
 
-def _values(metrics: Metrics) -> tuple[str, str]:
-    reference, candidate = metrics.reference_value, metrics.candidate_value
-    if isinstance(reference, float) and isinstance(candidate, float):
-        # Nine digits tell any two float32 numbers apart; float64 may need them all.
-        short = f"{reference:.9g}", f"{candidate:.9g}"
-        return short if short[0] != short[1] else (repr(reference), repr(candidate))
-    return str(reference), str(candidate)
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _noise(noise: NoiseScale, metrics: Metrics | None) -> list[Row]:
-    times = ""
-    if metrics is not None and noise.max > 0 and metrics.max_abs_diff > 0:
-        times = f"; the greatest difference is {metrics.max_abs_diff / noise.max:.3g} times that"
-    return [
-        Row("noise", f"rms {noise.rms:.4g}, greatest {noise.max:.4g}{times}"),
-        Row("noise from", clean(noise.source)),
-    ]
+def _region(finding: Finding, main: Finding) -> str:
+    return f" of {clean(finding.region)}" if finding.region != main.region else ""
+
+
+def _colon(text: str) -> str:
+    return f": {text}" if text else ""
 
 
 def _more(rest: Sequence[Finding]) -> str:
@@ -260,46 +283,4 @@ def _more(rest: Sequence[Finding]) -> str:
         return ""
     kinds = Counter(finding.kind.value for finding in rest)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"and {_plural(len(rest), 'more finding')}: {counted}; the JSON report lists them all"
-
-
-# -- coverage --------------------------------------------------------------------------------------------------------
-
-
-def _counts(coverage: Coverage) -> list[str]:
-    return [f"{clean(what)}: {count}" for what, count in coverage.checked.items() if count > 0]
-
-
-def _region(region: RegionInfo) -> str:
-    lines = f"; {', '.join(region.sources[:3])}" if region.sources else ""
-    backwards = f", {_plural(region.checked_backwards, 'backward')}" if region.checked_backwards else ""
-    checked = f"{region.checked_calls} of {_plural(region.calls, 'call')}{backwards} checked"
-    if 0 < region.last_checked_call < region.calls:
-        checked += f", the last at call {region.last_checked_call}"
-    return clean(f"{region.name}: {_plural(region.nodes, 'node')}, {checked}{lines}")
-
-
-def _limits(coverage: Coverage) -> list[str]:
-    """Return the subjects on which the check was bluntest: there an error could be largest and still unseen."""
-    worst = sorted(coverage.detection_limit.items(), key=lambda item: -item[1])[:3]
-    lines = []
-    for subject, limit in worst:
-        own = coverage.own_precision_limit.get(subject, 0.0)
-        hidden = f"; one that float64 does not show (a kernel's own, or Dynamo's) is hidden up to {own:.2g}"
-        told = f"{clean(subject)}: a relative error above {limit:.2g} would have been caught"
-        lines.append(told + (hidden if own > limit else ""))
-    return lines
-
-
-def _skips(coverage: Coverage) -> list[str]:
-    """Return each thing that was skipped once, those that matter first."""
-    regions: dict[tuple[bool, str, str], list[str]] = {}
-    for skip in sorted(coverage.skipped, key=lambda skip: not skip.matters):
-        regions.setdefault((skip.matters, skip.subject, skip.reason), []).append(skip.region)
-    lines = []
-    for (matters, subject, reason), names in regions.items():
-        named = sorted({name for name in names if name and name not in subject})
-        where = f" in {named[0]}" if len(named) == 1 else f" in {len(named)} regions" if named else ""
-        hidden = " (an error could hide there)" if matters else ""
-        lines.append(clean(f"{subject}{where}: {reason}{hidden}"))
-    return lines
+    return f"and {plural(len(rest), 'more finding')}: {counted}; the JSON report lists them all"

@@ -116,7 +116,7 @@ def test_every_form_is_checked_also_where_it_is_compiled_at_import(tmp_path: Pat
     files["conftest.py"] = f"{HEAD}\ntorch._dynamo.register_backend(wrong, name='wrong_by_name')\n"
     result = run(tmp_path, files, "--numcheck=wrong_by_name")
     assert result.outcomes == {f"test_{name}": "failure" for name in FORMS}
-    assert result.output.count("Finding 1 of 1: logic, output[0]") == len(FORMS)
+    assert result.output.count("wrong       logic, output[0]") == len(FORMS)
 
 
 SUITE = """
@@ -233,13 +233,14 @@ def test_outcomes(suite: Result) -> None:
 
 def test_a_failure_is_the_report(suite: Result) -> None:
     told = suite.of("test_wrong")
-    assert "FAIL: the compiled program is wrong: 1 finding in 1 region" in told
-    assert "Finding 1 of 1: logic, output[0]" in told
+    assert "FAIL: f: output[0] is wrong" in told
+    assert "FAILED test_suite.py::test_wrong - Failed: FAIL: f: output[0] is wrong" in suite.output
+    assert "wrong       logic, output[0]" in told
     assert "in f: return x.sin() + 1" in told
     assert "Traceback" not in told
-    assert "Finding 1 of 1: logic, grad[t]" in suite.of("test_backward")
+    assert "wrong       logic, grad[t]" in suite.of("test_backward")
     own = suite.of("test_own_failure")
-    assert own.index("ValueError: mine") < own.index("- numcheck -") < own.index("FAIL: the compiled program is wrong")
+    assert own.index("ValueError: mine") < own.index("- numcheck -") < own.index("FAIL: f: output[0] is wrong")
 
 
 def test_properties(suite: Result) -> None:
@@ -249,7 +250,7 @@ def test_properties(suite: Result) -> None:
     assert properties["test_right[0]"]["numcheck.verdict"] == "pass"
     assert properties["test_backward"] == {
         "numcheck.verdict": "fail",
-        "numcheck.report": "FAIL: the compiled program is wrong: 1 finding in 1 region",
+        "numcheck.report": "FAIL: <lambda>: grad[t] is wrong",
         "numcheck.regions": "1",
         "numcheck.calls": "1",
         "numcheck.backwards": "1",
@@ -372,3 +373,13 @@ def test():
     result = run(tmp_path, {"test_it.py": text})
     assert result.outcomes == {"test": "passed"}, result.output
     assert result.section() == []
+
+
+def test_an_error_of_a_check_is_not_buried_by_frames_of_torch(tmp_path: Path) -> None:
+    body = (
+        "def test_it():\n    torch.compile(f, backend='numcheck', options={'compiler': wrong, 'localize': False})(x)\n"
+    )
+    told = run(tmp_path, {"test_it.py": HEAD + body}).of("test_it")
+    assert "_dynamo" not in told
+    assert "FAIL: f: output[0] is wrong" in told
+    assert len(told.splitlines()) < 60

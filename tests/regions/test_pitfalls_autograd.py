@@ -335,4 +335,4 @@ def test_double_backward_is_noted() -> None:
     assert torch.equal(results[0], penalty(function))
     [skip] = [skip for skip in report.coverage.skipped if skip.subject == "double backward"]
     assert "not checked" in skip.reason
-    assert "double backward" in str(report)
+    assert "double backward" in report.to_text(verbose=True)

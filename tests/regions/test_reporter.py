@@ -69,7 +69,7 @@ def test_the_error_says_what_where_and_how_much() -> None:
     assert metrics is not None
     assert "output[0]" in text
     assert "FAIL" in text.splitlines()[0]
-    assert "1 of 18 elements (5.56%)" in text
+    assert "1 of 18 elements" in text
     assert "[5, 2]" in text  # where: the last element
     assert f"reference {metrics.reference_value:.9g}, candidate {metrics.candidate_value:.9g}" in text
     assert f"absolute {metrics.max_abs_diff:.4g}" in text
@@ -83,7 +83,7 @@ def test_the_error_in_backward_says_which_parameter() -> None:
     with pytest.raises(cb.DivergenceError, match=r"grad\[layers\.0\.weight\]") as caught:
         loss.backward()
     assert "primals" not in str(caught.value)
-    assert "40 of 40 elements (100%)" in str(caught.value)
+    assert "40 of 40 elements" in str(caught.value)
     assert "candidate 0" in str(caught.value)
 
 
@@ -222,7 +222,7 @@ def test_ignore(word: str) -> None:
     report = gathered(lambda: compiled(data()))
     assert report.verdict is cb.Verdict.PASS
     assert [finding.detail for finding in report.coverage.ignored] == ["structure.stride"]
-    assert "structure.stride" in str(report)
+    assert "structure.stride" in report.to_text(verbose=True)
 
 
 def test_ignore_hides_nothing_else() -> None:

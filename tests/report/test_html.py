@@ -62,5 +62,5 @@ def test_junit() -> None:
     }
     assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["error"], ["error"]]
     failure = suite[0][0]
-    assert failure.get("message") == "FAIL: the compiled program is wrong: 1 finding"
+    assert failure.get("message") == reports[0].headline.replace("\x00", "\\x00")
     assert "What to do next" in (failure.text or "")

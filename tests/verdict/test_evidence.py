@@ -112,7 +112,7 @@ def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make,
     assert finding.noise.source.startswith("Monte Carlo arithmetic on eager, ")
     assert finding.noise.source.endswith("float64 reference, float64 twin")
     report = Report((finding,), Coverage(checked={"tensors": 1}))
-    words, kept = " ".join(str(report).split()), json.loads(report.to_json())["findings"][0]
+    words, kept = " ".join(report.to_text(verbose=True).split()), json.loads(report.to_json())["findings"][0]
     assert "Monte Carlo arithmetic on eager" in words
     assert kept["noise"]["rms"] == finding.noise.rms
     for name in EVERY:

@@ -21,7 +21,7 @@ def test_a_shape_that_rounding_changes_is_not_judged() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         report = gathered(lambda: checked(kept, in_float32)(x))
         assert report.verdict is cb.Verdict.INCONCLUSIVE
-        assert "its shape depends on values that rounding changes" in str(report)
+        assert "its shape depends on values that rounding changes" in " ".join(report.to_text(verbose=True).split())
         few = faults.spoiled_output(lambda places: places[1:])
         assert found(gathered(lambda: checked(kept, few)(torch.arange(9.0) - 3))) == {("structure.shape", "output[0]")}
     report = cb.check(lambda x: x[torch.tanh(x) * 1.3 > 0.4], (x.requires_grad_(),), compiler=in_float32)

@@ -1,0 +1,26 @@
+"""Text that is safe to show: a name from a stranger's file must not be able to rewrite what a person reads."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["clean", "first_line", "plural"]
+
+# Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Return text with every character that could steer a terminal or a browser's text direction written out."""
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def first_line(text: str) -> str:
+    """The first line of a text, safe to show."""
+    return clean(text).partition("\n")[0]
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

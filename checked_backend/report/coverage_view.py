@@ -1,0 +1,88 @@
+"""What was checked and what was not, in words."""
+
+from __future__ import annotations
+
+from checked_backend.findings import Coverage, RegionInfo
+from checked_backend.report.clean import clean, plural
+
+__all__ = ["counts", "coverage_line", "limits", "missed", "region_line", "skips", "smallest_caught"]
+
+_HIDDEN = " (an error could hide there)"
+
+
+def counts(coverage: Coverage) -> list[str]:
+    """``outputs: 3``, for each kind of comparison that ran."""
+    return [f"{clean(said)}: {count}" for said, count in coverage.checked.items() if count > 0]
+
+
+def missed(coverage: Coverage) -> int:
+    """How many parts were skipped in which an error could hide."""
+    return sum(skip.matters for skip in coverage.skipped)
+
+
+def coverage_line(coverage: Coverage) -> str:
+    """What was checked, in one line; empty if nothing was."""
+    parts = []
+    if coverage.regions:
+        calls = sum(region.calls for region in coverage.regions)
+        checked = sum(region.checked_calls for region in coverage.regions)
+        backwards = sum(region.checked_backwards for region in coverage.regions)
+        more = f" and {plural(backwards, 'backward')}" if backwards else ""
+        parts.append(f"{plural(len(coverage.regions), 'region')}, {checked} of {plural(calls, 'call')}{more}")
+    if any(coverage.checked.values()):
+        parts.append(", ".join(counts(coverage)))
+    limit = smallest_caught(coverage)
+    parts += [limit] if limit else []
+    unimportant = sum(not skip.matters for skip in coverage.skipped)
+    parts += [f"{unimportant} skipped without harm"] if unimportant else []
+    parts += [f"{plural(len(coverage.ignored), 'finding')} ignored as you asked"] if coverage.ignored else []
+    return "; ".join(parts)
+
+
+def smallest_caught(coverage: Coverage) -> str:
+    """Which relative error would have been caught in every tensor; empty where that is not known."""
+    if not coverage.detection_limit:
+        return ""
+    subject, limit = max(coverage.detection_limit.items(), key=lambda item: item[1])
+    return f"an error of {limit:.2g} would have been caught everywhere (the bluntest is {clean(subject)})"
+
+
+def region_line(region: RegionInfo) -> str:
+    """A region, and how much of it was checked."""
+    lines = f"; {', '.join(region.sources[:3])}" if region.sources else ""
+    backwards = f", {plural(region.checked_backwards, 'backward')}" if region.checked_backwards else ""
+    checked = f"{region.checked_calls} of {plural(region.calls, 'call')}{backwards} checked"
+    if 0 < region.last_checked_call < region.calls:
+        checked += f", the last at call {region.last_checked_call}"
+    return clean(f"{region.name}: {plural(region.nodes, 'node')}, {checked}{lines}")
+
+
+def limits(coverage: Coverage) -> list[str]:
+    """The subjects on which the check was bluntest: there an error could be largest and still unseen."""
+    worst = sorted(coverage.detection_limit.items(), key=lambda item: -item[1])[:3]
+    lines = []
+    for subject, limit in worst:
+        own = coverage.own_precision_limit.get(subject, 0.0)
+        hidden = f"; one that float64 does not show (a kernel's own, or Dynamo's) is hidden up to {own:.2g}"
+        told = f"{clean(subject)}: a relative error above {limit:.2g} would have been caught"
+        lines.append(told + (hidden if own > limit else ""))
+    return lines
+
+
+def skips(coverage: Coverage, *, all_of_them: bool = True) -> list[str]:
+    """Each thing that was skipped once, those that matter first.
+
+    Args:
+        coverage: The coverage.
+        all_of_them: Whether to tell those too in which no error could hide.
+    """
+    regions: dict[tuple[bool, str, str], list[str]] = {}
+    for skip in sorted(coverage.skipped, key=lambda skip: not skip.matters):
+        if skip.matters or all_of_them:
+            regions.setdefault((skip.matters, skip.subject, skip.reason), []).append(skip.region)
+    lines = []
+    for (matters, subject, reason), names in regions.items():
+        named = sorted({name for name in names if name and name not in subject})
+        where = f" in {named[0]}" if len(named) == 1 else f" in {len(named)} regions" if named else ""
+        lines.append(clean(f"{subject}{where}: {reason}{_HIDDEN if matters else ''}"))
+    return lines

@@ -1,0 +1,133 @@
+"""Everything that is known of one finding, as labelled lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checked_backend.findings import Finding, Metrics, NoiseScale, Severity
+from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.one_line import is_line_blamed
+
+__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "values_at", "what"]
+
+_HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A labelled line. ``code`` is for pasting: it must not be wrapped."""
+
+    label: str
+    text: str
+    code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """One finding, laid out with all that is known of it."""
+
+    title: str
+    message: str
+    rows: tuple[Row, ...]
+
+
+def what(finding: Finding) -> str:
+    """``logic, output[0]``."""
+    kind = finding.kind.value
+    detail = finding.detail if finding.detail.startswith(kind) else f"{kind} {finding.detail}".strip()
+    return f"{clean(detail)}, {first_line(finding.subject)}"
+
+
+def how_wrong(finding: Finding) -> str:
+    """What matters most of how far apart the two sides are, in a few words; empty where that is not known."""
+    metrics, noise = finding.metrics, finding.noise
+    if metrics is None:
+        if finding.expected is None or finding.actual is None:
+            return ""
+        return clean(f"{finding.actual} instead of {finding.expected}")
+    if metrics.mismatched == 0:
+        return "no element differs"
+    parts = [f"{metrics.mismatched} of {plural(metrics.total, 'element')}"]
+    if metrics.nonfinite_mismatched:
+        parts.append(f"{metrics.nonfinite_mismatched} NaN or infinite on one side only")
+    if metrics.reference_rms > 0 and metrics.rmse > 0:
+        parts.append(f"{100 * metrics.rmse / metrics.reference_rms:.2g}% off")
+    if noise is not None and noise.max > 0 and metrics.max_abs_diff > 0:
+        parts.append(f"{metrics.max_abs_diff / noise.max:.3g} times its rounding noise")
+    return ", ".join(parts)
+
+
+def values_at(finding: Finding) -> str:
+    """Both values where they differ most: ``output[0][4, 2] is -0.484 in eager, -0.479 compiled``."""
+    metrics = finding.metrics
+    if metrics is None or metrics.index is None:
+        return ""
+    reference, candidate = _values(metrics)
+    at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
+    return f"{first_line(finding.subject)}{at} is {reference} in eager, {candidate} compiled"
+
+
+def finding_view(finding: Finding, number: int, total: int) -> FindingView:
+    """Lay a finding out."""
+    rows = [row("expected", finding.expected), row("actual", finding.actual)]
+    if finding.metrics is not None:
+        rows.extend(_metrics(finding.metrics))
+    if finding.noise is not None:
+        rows.extend(_noise(finding.noise, finding.metrics))
+    rows.extend(Row("evidence", f"{clean(str(key))}: {clean(str(value))}") for key, value in finding.evidence.items())
+    place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
+    rows.append(row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
+    rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
+    rows.append(row("workaround", finding.workaround, code=True))
+    rows.append(row("repro", finding.repro, code=True))
+    return FindingView(
+        title=f"{_HEADS[finding.severity]} {number} of {total}: {what(finding)}",
+        message=clean(finding.message),
+        rows=tuple(one for one in rows if one is not None and one.text),
+    )
+
+
+def row(label: str, text: str | None, *, code: bool = False) -> Row | None:
+    """A row of a text that may be missing."""
+    return None if text is None else Row(label, clean(text), code)
+
+
+def _metrics(metrics: Metrics) -> list[Row]:
+    if metrics.mismatched == 0:
+        return [Row("difference", f"none in {plural(metrics.total, 'element')}")]
+    share = f"{100 * metrics.mismatched / max(metrics.total, 1):.3g}%"
+    ulp = "" if metrics.max_ulp is None else f", {metrics.max_ulp} ulp"
+    rows = [
+        Row("difference", f"{metrics.mismatched} of {plural(metrics.total, 'element')} ({share})"),
+        Row("greatest", f"absolute {metrics.max_abs_diff:.4g}, relative {metrics.max_rel_diff:.4g}{ulp}"),
+        Row("rms", f"{metrics.rmse:.4g} of the difference, {metrics.reference_rms:.4g} of the reference"),
+    ]
+    if metrics.index is not None:
+        reference, candidate = _values(metrics)
+        rows.append(Row("at index", f"{list(metrics.index)}: reference {reference}, candidate {candidate}"))
+    if metrics.nonfinite_mismatched:
+        counts = (
+            f"reference {metrics.nan_reference} NaN, {metrics.inf_reference} infinite; "
+            f"candidate {metrics.nan_candidate} NaN, {metrics.inf_candidate} infinite"
+        )
+        rows.append(Row("nonfinite", f"{plural(metrics.nonfinite_mismatched, 'element')} on one side only; {counts}"))
+    return rows
+
+
+def _values(metrics: Metrics) -> tuple[str, str]:
+    reference, candidate = metrics.reference_value, metrics.candidate_value
+    if isinstance(reference, float) and isinstance(candidate, float):
+        # Nine digits tell any two float32 numbers apart; float64 may need them all.
+        short = f"{reference:.9g}", f"{candidate:.9g}"
+        return short if short[0] != short[1] else (repr(reference), repr(candidate))
+    return str(reference), str(candidate)
+
+
+def _noise(noise: NoiseScale, metrics: Metrics | None) -> list[Row]:
+    times = ""
+    if metrics is not None and noise.max > 0 and metrics.max_abs_diff > 0:
+        times = f"; the greatest difference is {metrics.max_abs_diff / noise.max:.3g} times that"
+    return [
+        Row("noise", f"rms {noise.rms:.4g}, greatest {noise.max:.4g}{times}"),
+        Row("noise from", clean(noise.source)),
+    ]

@@ -1,0 +1,115 @@
+"""A root cause in one line, the operator first, as linters say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from checked_backend.findings import Finding, Kind
+from checked_backend.report.causes import Cause, short_region
+from checked_backend.report.clean import first_line, plural
+from checked_backend.report.words import said_of, stage_words
+
+__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "operator_name", "user_line"]
+
+_SOURCE = re.compile(
+    r"^(?P<file>[^\n]+?):(?P<line>[0-9]+)(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
+)
+_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
+_LONGEST_CODE = 80
+
+
+class Line(NamedTuple):
+    """A line of the user's program.
+
+    Attributes:
+        file: The file's name.
+        number: The line's number.
+        function: The function it is in, or "".
+        code: Its text, or "".
+    """
+
+    file: str
+    number: int
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        """``model.py:52``."""
+        return f"{self.file}:{self.number}"
+
+
+def user_line(source: str | None) -> Line | None:
+    """Read a finding's source: ``model.py:41 in forward: x = torch.relu(x)``."""
+    found = _SOURCE.match(source or "")
+    if found is None:
+        return None
+    file, number, function, code = found.groups(default="")
+    return Line(file, int(number), function, code)
+
+
+def operator_name(op: str) -> str:
+    """What people call an operator: ``relu`` for ``aten.relu.default``."""
+    name = op.removeprefix("aten.")
+    return name.removesuffix(".default") if name != op else op.removesuffix(".default")
+
+
+def is_line_blamed(finding: Finding) -> bool:
+    """Whether a line is at fault: that of wrong values is where they were made, until an operator is named."""
+    return finding.op is not None or finding.kind not in _OF_VALUES
+
+
+def one_line(cause: Cause) -> str:
+    """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``."""
+    told = list(_remedies(cause.findings))
+    return first_line(f"{_place(cause)}{_said(cause)}" + (f": {', '.join(told)}" if told else ""))
+
+
+def annotation(cause: Cause) -> str:
+    """The same as a command that GitHub Actions shows at the line in the pull request.
+
+    Everything that could end the command, or begin another, is written as GitHub asks for it.
+    """
+    main = cause.main
+    line = user_line(main.source) if is_line_blamed(main) else None
+    level = "warning" if cause.is_warning else "error"
+    where = f"file={_property(line.file)},line={line.number}," if line is not None else ""
+    text = one_line(cause).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::{level} {where}title={_property(f'checked_backend: {main.kind.value}')}::{text}"
+
+
+def _property(text: str) -> str:
+    for character, written in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"), (":", "%3A"), (",", "%2C")):
+        text = text.replace(character, written)
+    return text
+
+
+def _place(cause: Cause) -> str:
+    main = cause.main
+    line = user_line(main.source) if is_line_blamed(main) else None
+    if line is not None:
+        return f"{line.place}: "
+    return f"{short_region(main.region)}: " if main.region else ""
+
+
+def _said(cause: Cause) -> str:
+    main = cause.main
+    stage = f" ({words})" if (words := stage_words(main)) else ""
+    if main.op is not None:
+        return f"{operator_name(main.op)} {said_of(main)}{stage}"
+    subjects = cause.subjects
+    more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
+    return f"{first_line(main.subject)}{more} {said_of(main, len(subjects))}{stage}"
+
+
+def _remedies(findings: Sequence[Finding]) -> Iterator[str]:
+    repro = next((finding.repro for finding in findings if finding.repro), None)
+    if repro is not None:
+        yield f"repro {repro}"
+    workaround = next((finding.workaround for finding in findings if finding.workaround), None)
+    if workaround is not None:
+        lines = [line.strip() for line in workaround.splitlines() if line.strip() and not line.startswith("#")]
+        short = len(lines) == 1 and len(lines[0]) <= _LONGEST_CODE
+        yield f"workaround {lines[0]}" if short else "workaround in the report"

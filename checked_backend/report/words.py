@@ -1,0 +1,152 @@
+"""What kinds and stages are called where a person reads them who knows neither compilers nor rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from checked_backend.findings import Finding, Kind
+from checked_backend.subjects import SubjectKind
+
+__all__ = ["plain_sentence", "said_of", "stage_words"]
+
+# Of one result, of more, and in a sentence. By the finest key that fits.
+_WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        "structure": (
+            "has another type, dtype, shape or device than in eager",
+            "have other types, dtypes, shapes or devices than in eager",
+            "The compiled program returns something of another type, dtype, shape or device than your model does.",
+        ),
+        "structure.stride": (
+            "has other strides than in eager",
+            "have other strides than in eager",
+            "The numbers are right, but they lie in memory in another order.",
+        ),
+        "structure.requires_grad": (
+            "differs from eager in requires_grad",
+            "differ from eager in requires_grad",
+            "The numbers are right, but the result takes part in autograd on one side only.",
+        ),
+        "alias": (
+            "shares memory otherwise than in eager",
+            "share memory otherwise than in eager",
+            "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
+        ),
+        "alias.overwritten": (
+            "is overwritten by a later call",
+            "are overwritten by a later call",
+            "The compiled program writes to a result that it gave you in an earlier call.",
+        ),
+        "mutation": (
+            "is changed otherwise than in eager",
+            "are changed otherwise than in eager",
+            "Something that the program changes in place has other values afterwards than in eager.",
+        ),
+        "logic": (
+            "is wrong",
+            "are wrong",
+            "The compiled program computes something else than your model; rounding does not explain it.",
+        ),
+        "logic.sign_of_zero": (
+            "has zeros of another sign than in eager",
+            "have zeros of another sign than in eager",
+            "The numbers are right, but some zeros are negative on one side only.",
+        ),
+        "logic.this_call": (
+            "was wrong in one call only",
+            "were wrong in one call only",
+            "The result was wrong once, and not again from the same inputs: the hardware may be at fault.",
+        ),
+        "precision": (
+            "is less precise than in eager",
+            "are less precise than in eager",
+            "The compiled program computes the same thing, with more rounding error than your model has to have.",
+        ),
+        "nonfinite": (
+            "has NaN or infinity where eager has none",
+            "have NaN or infinity where eager has none",
+            "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",
+        ),
+        "rng": (
+            "is drawn otherwise than in eager",
+            "are drawn otherwise than in eager",
+            "The compiled program draws other random numbers.",
+        ),
+        "exception": (
+            "does not raise as in eager",
+            "do not raise as in eager",
+            "Your model raises an error in eager, and the compiled program does not, or another one.",
+        ),
+        "crash": (
+            "fails where eager runs",
+            "fail where eager runs",
+            "Your model runs in eager, and compiling or running the compiled program fails.",
+        ),
+        "nondeterministic": (
+            "does not repeat itself in eager",
+            "do not repeat themselves in eager",
+            "Eager gives another result each time, so there is nothing to compare with.",
+        ),
+        "unsupported": (
+            "could not be checked",
+            "could not be checked",
+            "This could not be checked; it is no pass.",
+        ),
+    }
+)
+_FEWER = (
+    "has numbers where eager has NaN or infinity",
+    "have numbers where eager has NaN or infinity",
+    "The compiled program makes numbers of inputs of which eager makes NaN or infinity.",
+)
+_OF_NODE = (
+    "is not what was traced",
+    "are not what was traced",
+    "What ran has another dtype, shape or layout than was traced, and a compiler trusts the trace.",
+)
+_OF_STATE = (
+    "is left changed",
+    "are left changed",
+    "A setting of the process is not what eager leaves it at.",
+)
+
+_STAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "eager": "as Dynamo traced it",
+        "aot": "AOT autograd",
+        "decomposed": "Inductor's decompositions",
+        "partitioned": "graph passes and partition",
+        "compiled": "compiled code",
+    }
+)
+
+
+def _of(finding: Finding) -> tuple[str, str, str]:
+    if finding.of_node and finding.kind is not Kind.NONFINITE:
+        return _OF_NODE
+    if finding.about.kind is SubjectKind.STATE:
+        return _OF_STATE
+    if finding.kind is Kind.NONFINITE and (metrics := finding.metrics) is not None:
+        fewer = metrics.nan_candidate + metrics.inf_candidate < metrics.nan_reference + metrics.inf_reference
+        return _FEWER if fewer else _WORDS["nonfinite"]
+    key = finding.detail
+    while key and key not in _WORDS:
+        key = key.rpartition(".")[0]
+    return _WORDS[key or finding.kind.value]
+
+
+def said_of(finding: Finding, count: int = 1) -> str:
+    """What is said of so many results with this finding: ``is wrong``, ``are wrong``."""
+    return _of(finding)[0 if count == 1 else 1]
+
+
+def plain_sentence(finding: Finding) -> str:
+    """The kind of a finding in a sentence."""
+    return _of(finding)[2]
+
+
+def stage_words(finding: Finding) -> str:
+    """Where on the way from the program to machine code it goes wrong; empty where that is not known."""
+    stage = _STAGES.get(finding.stage or "", finding.stage or "")
+    return f"{stage}, backward" if stage and finding.graph == "backward" else stage

@@ -1,0 +1,105 @@
+"""A root cause in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from checked_backend.findings import Finding, Kind, Metrics, Severity
+from checked_backend.report.causes import Cause
+from checked_backend.report.one_line import annotation, one_line, operator_name, user_line
+
+RELU = Finding(
+    Kind.LOGIC,
+    "output[0]",
+    "wrong",
+    region="Net [0/0]",
+    graph="forward",
+    stage="compiled",
+    node="relu",
+    op="aten.relu.default",
+    source="model.py:52 in forward: x.relu()",
+    repro="reports/repro.py",
+    workaround='# costs nothing\ntorch.compile(model, options={"a": 1})',
+)
+
+
+def line(*findings: Finding) -> str:
+    return one_line(Cause(findings))
+
+
+def test_the_operator_comes_first_with_the_line_the_repro_and_the_workaround() -> None:
+    assert line(RELU) == (
+        "model.py:52: relu is wrong (compiled code): repro reports/repro.py, "
+        'workaround torch.compile(model, options={"a": 1})'
+    )
+    assert line(replace(RELU, graph="backward", repro=None, workaround="a = 1\nb = 2")) == (
+        "model.py:52: relu is wrong (compiled code, backward): workaround in the report"
+    )
+
+
+def test_no_line_is_blamed_until_an_operator_is_known() -> None:
+    vague = replace(RELU, op=None, node=None, stage=None, repro=None, workaround=None)
+    assert line(vague) == "Net: output[0] is wrong"
+    assert line(vague, replace(vague, subject="grad[w]")) == "Net: output[0] and 1 other result are wrong"
+    stride = replace(vague, kind=Kind.STRUCTURE, detail="structure.stride")
+    assert line(stride) == "model.py:52: output[0] has other strides than in eager"
+
+
+METRICS = Metrics(4, 1, 0.0, 0.0, None, 0.0, 1.0, 1.0, 1, 0, 0, 0, 0, (0,), 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics", "said"),
+    [
+        (Kind.NONFINITE, replace(METRICS, nan_candidate=1), "has NaN or infinity where eager has none"),
+        (Kind.NONFINITE, replace(METRICS, nan_reference=1), "has numbers where eager has NaN or infinity"),
+        (Kind.CRASH, None, "fails where eager runs"),
+        (Kind.PRECISION, METRICS, "is less precise than in eager"),
+    ],
+)
+def test_kinds(kind: Kind, metrics: Metrics | None, said: str) -> None:
+    assert line(Finding(kind, "output[0]", "m", metrics=metrics)) == f"output[0] {said}"
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_has_a_line(kind: Kind) -> None:
+    assert line(Finding(kind, "x", "m", detail=f"{kind.value}.something.new")).startswith("x ")
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("aten.relu.default", "relu"),
+        ("aten.add.Tensor", "add.Tensor"),
+        ("mylib.op.default", "mylib.op"),
+        ("mylib::op", "mylib::op"),
+    ],
+)
+def test_names_of_operators(op: str, name: str) -> None:
+    assert operator_name(op) == name
+
+
+def test_lines_of_the_user() -> None:
+    assert user_line("my model.py:41 in <lambda>: lambda x: x[1:2]") == (
+        "my model.py",
+        41,
+        "<lambda>",
+        "lambda x: x[1:2]",
+    )
+    assert user_line("model.py:41") == ("model.py", 41, "", "")
+    assert user_line("no line") is None
+    assert user_line(None) is None
+
+
+def test_annotations_cannot_be_ended_or_begun_by_a_name() -> None:
+    assert annotation(Cause((replace(RELU, workaround=None),))) == (
+        "::error file=model.py,line=52,title=checked_backend%3A logic::"
+        "model.py:52: relu is wrong (compiled code): repro reports/repro.py"
+    )
+    hostile = replace(RELU, source="a,b::c\n::error::%.py:1 in f", subject="x\n::error::y", op=None, kind=Kind.CRASH)
+    text = annotation(Cause((replace(hostile, severity=Severity.WARNING),)))
+    assert text.startswith("::warning ")
+    assert "\n" not in text
+    assert text.count("::error") <= text.count("%0A") + 1
