@@ -71,7 +71,7 @@ def test_the_error_says_what_where_and_how_much() -> None:
     assert "FAIL" in text.splitlines()[0]
     assert "1 of 18 elements" in text
     assert "[5, 2]" in text  # where: the last element
-    assert f"reference {metrics.reference_value:.9g}, candidate {metrics.candidate_value:.9g}" in text
+    assert f"{metrics.reference_value:.9g} in eager, {metrics.candidate_value:.9g} compiled" in text
     assert f"absolute {metrics.max_abs_diff:.4g}" in text
     assert "return hidden * 2" in text
     assert "test_reporter.py:" in text
@@ -84,7 +84,7 @@ def test_the_error_in_backward_says_which_parameter() -> None:
         loss.backward()
     assert "primals" not in str(caught.value)
     assert "40 of 40 elements" in str(caught.value)
-    assert "candidate 0" in str(caught.value)
+    assert "0 compiled" in str(caught.value)
 
 
 def test_structure_says_expected_and_actual() -> None:
