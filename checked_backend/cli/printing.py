@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 
 __all__ = ["complain", "print_text"]
 

@@ -29,7 +29,6 @@ from checked_backend.process.child import Limits, default_memory
 from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
-from checked_backend.report.clean import clean
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.text import render_rich

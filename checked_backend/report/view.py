@@ -89,6 +89,11 @@ class ReportView:
     notes: tuple[str, ...]
     environment: tuple[str, ...]
 
+    @property
+    def findings(self) -> tuple[FindingView, ...]:
+        """Those of all causes that are shown."""
+        return tuple(finding for cause in self.causes for finding in cause.findings)
+
 
 def view(report: Report) -> ReportView:
     """Lay a report out."""

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 from checked_backend.sweep.case import Outcome
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status

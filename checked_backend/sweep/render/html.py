@@ -11,7 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from checked_backend.report.view import ReportView, clean, sections, view
+from checked_backend.report.clean import clean
+from checked_backend.report.view import ReportView, sections, view
 from checked_backend.sweep.progress import duration
 from checked_backend.sweep.render.table import report_of, row, sections_of
 from checked_backend.sweep.status import Status

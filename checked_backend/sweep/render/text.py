@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checked_backend.report.view import clean
+from checked_backend.report.clean import clean
 from checked_backend.sweep.render.table import sections_of
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.summary import CaseSummary, Comparison, Summary
