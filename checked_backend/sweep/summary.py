@@ -38,6 +38,10 @@ _WORST = (
 )
 
 
+_OF_THE_PLACE = frozenset({Status.IMPORT_ERROR, Status.UNSUPPORTED, Status.LOST, Status.SKIPPED})
+"""What another attempt ends otherwise for, because somebody has mended the place where it runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaseSummary:
     """A case of a run.
@@ -54,8 +58,8 @@ class CaseSummary:
 
     @property
     def flaky(self) -> bool:
-        """Whether attempts under the same versions ended in different ways."""
-        return len({result.outcome.status for result in self.attempts}) > 1
+        """Whether attempts under the same versions ended in different ways that are the model's own."""
+        return len({result.outcome.status for result in self.attempts} - _OF_THE_PLACE) > 1
 
     @property
     def status(self) -> Status:

@@ -86,6 +86,15 @@ def test_attempts_of_one_state_that_differ_are_flaky_and_the_worst_counts(tmp_pa
     assert case.status.value == "crash"
 
 
+def test_a_place_that_was_mended_is_not_flaky(tmp_path: Path) -> None:
+    with Database(tmp_path / "a.db", write=True) as database:
+        run = database.begin("", VERSIONS)
+        for attempt, status in enumerate(("import error", "lost", "pass")):
+            database.add(run, Result(Case("s", "m"), attempt, "", "s", outcome(status)))
+        (case,) = summarize(database, run).cases
+    assert not case.flaky
+
+
 def test_only_the_last_state_counts(tmp_path: Path) -> None:
     with Database(tmp_path / "a.db", write=True) as database:
         run = database.begin("", VERSIONS)
