@@ -1,4 +1,4 @@
-"""What a finding about wrong values is called, and what it says: no more than the evidence does."""
+"""The kind and the message of a finding about wrong values. The message claims no more than the evidence shows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 
 
 class Classification(NamedTuple):
-    """The name of a finding.
+    """The kind and the message of a finding.
 
     Attributes:
         kind: Its kind.
         detail: Its finer kind.
-        message: What it says.
+        message: Its text.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ UNSUPPORTED = Classification(
 
 
 def singular(count: int) -> str:
-    """Why a tensor is not judged of which some elements differ where float64 has no number."""
+    """Why a tensor is not judged if some of its elements differ where float64 has no number."""
     return (
         f"{count} of its elements differ from eager by more than noise, but there float64 has NaN or infinity where "
         "eager has numbers, so nothing tells who is wrong; the program is singular there, or leaves the range of "
@@ -79,7 +79,7 @@ def singular(count: int) -> str:
 
 
 def classify(case: Evidence) -> Classification:
-    """Name what is wrong with a tensor that neither noise nor anything else explains."""
+    """Classify a tensor that neither noise nor anything else explains."""
     if case.only_then and not case.logic_differs:
         return NOT_REPRODUCED
     if case.outside.nonfinite:
@@ -126,7 +126,7 @@ def classify(case: Evidence) -> Classification:
 
 
 def _without_twin(case: Evidence) -> Classification:
-    """Neither right nor wrong logic was shown: the size of the difference must tell."""
+    """Classify by the size of the difference: no twin showed whether the logic is right or wrong."""
     if not is_floating(case.pair.reference):
         return _plain(Kind.LOGIC, "exact values differ, and no rounding in the program explains it")
     if case.high_precision is None:
@@ -145,14 +145,14 @@ def _beyond_any_precision(case: Evidence) -> bool:
     if case.envelope is None:
         return False
     coarser = thresholds.COARSEST_ROUNDOFF / torch.finfo(case.pair.reference.dtype).eps
-    # compared with the noise itself, not with what is allowed
+    # `worst` is in units of what is allowed; this compares with the noise itself
     return case.outside.worst * thresholds.ENVELOPE_FACTOR > coarser
 
 
 def is_many_times_its_noise(case: Evidence) -> bool:
     """Whether a tensor as a whole is further off than the coarsest dtype would make it.
 
-    Small elements alone may lose all of their digits to rounding inside a kernel.
+    Single small elements say nothing: they may lose all of their digits to rounding inside a kernel.
     """
     if case.envelope is None or not is_floating(case.pair.reference):
         return False
@@ -163,7 +163,7 @@ def is_many_times_its_noise(case: Evidence) -> bool:
 
 
 def _in_proportion(case: Evidence) -> bool:
-    """Whether a tensor is eager's times a number: doubled, or zero. Rounding goes both ways, and has no such order."""
+    """Whether a tensor is eager's times one number: doubled, or zero. Rounding errors have no common factor."""
     if not is_floating(case.pair.reference) or case.pair.reference.numel() < thresholds.FACTOR_ELEMENTS:
         return False
     reference, candidate = (widened(one).to(torch.float64) for one in (case.pair.reference, case.pair.candidate))

@@ -1,4 +1,4 @@
-"""How a tensor is decided: it is noise, it is wrong, or it could not be judged."""
+"""Close a tensor's evidence with a decision: it is noise, it is wrong, or it could not be judged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["close_as", "close_as_noise", "close_unjudged", "is_as_near_as_eager"
 
 
 def close_as_noise(context: Context, case: Evidence) -> None:
-    """Decide that a tensor is right, unless its noise would hide whether it is."""
+    """Decide that a tensor is right, unless its noise is so large that it hides any error."""
     if _hides_everything(context, case):
         return
     if case.metrics.nonfinite_mismatched == 0:
@@ -37,13 +37,13 @@ def close_as_noise(context: Context, case: Evidence) -> None:
 
 
 def close_unjudged(context: Context, case: Evidence, reason: str) -> None:
-    """Decide that a tensor cannot be judged, and why."""
+    """Decide that a tensor cannot be judged, and give the reason to the coverage."""
     context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
     case.closed = True
 
 
 def close_as(context: Context, case: Evidence, named: Classification) -> None:
-    """Decide that a tensor makes a finding."""
+    """Decide that a tensor is wrong, and record a finding."""
     is_as_near_as_eager(case)
     for control in (Control.FLOAT64, Control.TWIN, Control.MONTE_CARLO):
         if control in context.runs.missing:
@@ -64,7 +64,7 @@ def close_as(context: Context, case: Evidence, named: Classification) -> None:
 
 
 def is_as_near_as_eager(case: Evidence) -> bool:
-    """Is the candidate as close to float64 as eager? Takes note of both distances."""
+    """Whether the candidate is as close to float64 as eager is. Both distances are added to the evidence."""
     if case.high_precision is None:
         return False
     closeness = as_good_as_eager(
@@ -79,7 +79,7 @@ def is_as_near_as_eager(case: Evidence) -> bool:
 
 
 def _hides_everything(context: Context, case: Evidence) -> bool:
-    """Whether an error of 100 % would be lost in the noise, so that nothing was judged. Closes such a case."""
+    """Whether an error of 100 % would be lost, so that the tensor could not be judged. Such a tensor is closed."""
     if context.low_precision and context.fused.loses(case):
         close_unjudged(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
         return True
@@ -91,7 +91,7 @@ def _hides_everything(context: Context, case: Evidence) -> bool:
     if case.same_bits and case.blind is not None:
         return False  # there is no difference to judge, and no limit is claimed
     if not wants_twin(context, case) or Control.TWIN in context.runs.elsewhere:
-        return False  # it was asked in an earlier call, or is by another check
+        return False  # the twin was asked in an earlier call, or another check asks it
     if case.logic_differs is False:
         if _changes_by_itself(context, case):
             return True
@@ -107,7 +107,10 @@ def _hides_everything(context: Context, case: Evidence) -> bool:
 
 
 def _changes_by_itself(context: Context, case: Evidence) -> bool:
-    """Noise of that size in float64: of an ill-conditioned program, or is it eager that changes now and then?"""
+    """Whether the large noise comes from eager changing now and then in float64 too. Such a tensor is closed.
+
+    The other cause of large noise is an ill-conditioned program.
+    """
     again = context.runs.run(Control.FLOAT64, lambda: context.controls.high_precision(None))
     sample = None if again is None else case.sample(again)
     if sample is None or case.high_precision is None:

@@ -1,4 +1,4 @@
-"""What the steps of one check share."""
+"""The state that the steps of one check share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Context"]
 
 @dataclass(slots=True)
 class Context:
-    """The tensors of one check that one look did not settle, and what the steps ask and decide about them.
+    """The tensors of one check that one look did not settle, and everything the steps ask and decide about them.
 
     Attributes:
         cases: The tensors, with the evidence gathered so far.
         runs: Makes the control runs.
-        decisions: Receives what is decided.
+        decisions: Receives the decisions.
         known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
-        draws: Asks what random numbers have to do with a difference.
-        fused: Asks what kernels that round less often have to do with it.
-        repetition: Eager, run again.
-        recompiled: The candidate compiled once more: empty until it was asked for.
+        draws: Tells whether random numbers explain a difference.
+        fused: Tells whether kernels that round less often explain a difference.
+        repetition: The results of running eager again.
+        recompiled: The results of the candidate compiled once more; empty until they were asked for.
     """
 
     cases: Sequence[Evidence]
@@ -45,18 +45,18 @@ class Context:
     recompiled: list[Values | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Prepare what is asked once for all tensors."""
+        """Prepare the questions that are asked once for all tensors."""
         self.draws = OtherDraws(self.runs)
         self.fused = FusedRounding(self.controls, self.runs, self.decisions.notes)
 
     @property
     def controls(self) -> ControlRuns:
-        """What the steps may ask for."""
+        """The control runs that the steps may ask for."""
         return self.runs.controls
 
     @property
     def repeated(self) -> Values | None:
-        """What eager gave when it ran again."""
+        """Eager's values when it ran again; None if it could not be run."""
         return self.repetition.values
 
     def open(self) -> list[Evidence]:

@@ -1,4 +1,4 @@
-"""The control runs of a check. One that cannot run is in the coverage, and the check does without it."""
+"""Make the control runs of a check. A run that fails is recorded in the coverage, and the check does without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Given = TypeVar("Given")
 
 
 class ControlRunner:
-    """Makes control runs, and keeps book of those that could not be made.
+    """Makes control runs, and records those that could not be made.
 
     Args:
         controls: Makes the runs.
@@ -24,9 +24,9 @@ class ControlRunner:
 
     Attributes:
         controls: As given.
-        missing: Why, for each control that could not run.
-        elsewhere: Those that another check of the same program makes.
-        short_of_memory: Those that could not run for want of memory.
+        missing: For each control that could not run, the reason.
+        elsewhere: Controls that another check of the same program makes.
+        short_of_memory: Controls that could not run for want of memory.
     """
 
     def __init__(self, controls: ControlRuns, decisions: Decisions) -> None:
@@ -37,13 +37,13 @@ class ControlRunner:
         self._decisions = decisions
 
     def of(self, controls: ControlRuns) -> ControlRunner:
-        """Runs of other controls; those that could not run are in the same coverage."""
+        """A runner for other controls that records in the same coverage."""
         runs = ControlRunner(controls, self._decisions)
         runs.short_of_memory = self.short_of_memory
         return runs
 
     def run(self, control: Control, make: Callable[[], Given | None]) -> Given | None:
-        """What a control gives; None if it could not run, or has nothing to give."""
+        """The result of a control run; None if it could not run, or has nothing to give."""
         try:
             return make()
         except MadeElsewhereError:
@@ -61,7 +61,7 @@ class ControlRunner:
 
 
 def short(error: BaseException) -> str:
-    """An exception in one line; of one for want of memory, that it is that."""
+    """An exception in one line, marked as such if it is for want of memory."""
     lines = str(error).strip().splitlines()
     told = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
     return f"unsupported: memory: {told}" if is_out_of_memory(error) else told

@@ -1,4 +1,4 @@
-"""What the verdict may ask for: control runs of a program, by whoever can make them."""
+"""The control runs that the verdict may ask for, as a protocol for whoever can make them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Control(Enum):
 
 
 def nothing_left_out() -> dict[Control, set[str]]:
-    """What `ControlRuns.left_out` gives before any run."""
+    """The value of `ControlRuns.left_out` before any run."""
     return {Control.MONTE_CARLO: set(), Control.FLOAT64: set()}
 
 
 class MadeElsewhereError(CheckedBackendError):
-    """A control run that another check of the same program makes."""
+    """Raised for a control run that another check of the same program makes."""
 
 
 class ControlRuns(Protocol):
-    """What a check may ask for. Each method may raise; the check then does without it."""
+    """The control runs that a check may ask for. Any method may raise; the check then does without that run."""
 
     def repeat(self, junk: int = 1) -> Values:
         """The reference again, with other junk in uninitialised memory."""
 
     def bare(self) -> Values:
-        """The reference again, just as it is: under no mode, which some of torch's own code would see."""
+        """The reference again, as it is, under no dispatch mode: some of torch's own code acts on an active mode."""
 
     def replay_candidate(self) -> Values:
         """The candidate again, on the reference's recorded random numbers."""
@@ -63,16 +63,16 @@ class ControlRuns(Protocol):
         """The reference on other random numbers."""
 
     def others_drew(self) -> str | None:
-        """What shows that another thread drew random numbers during the call that is judged; None if nothing does."""
+        """Evidence that another thread drew random numbers during the judged call; None if there is none."""
 
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
-        """The reference with every rounding made random; beyond one unit roundoff, with correlated sums.
+        """The reference with every rounding made random; with a magnitude above 1, with correlated sums.
 
-        With ``replay_choices``, its choices (indices, comparisons, roundings to integers) stay those of the reference.
+        With ``replay_choices``, the run keeps the reference's choices (indices, comparisons, roundings to integers).
         """
 
     def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
-        """The reference in float64; with a seed, perturbed at its roundoffs; the rest as in `monte_carlo`."""
+        """The reference in float64. With a seed it is perturbed at float64's roundoffs, as in `monte_carlo`."""
 
     def one_zero(self, *, negative: bool) -> Values:
         """The reference with the same zero wherever an operator may return either."""
@@ -81,22 +81,22 @@ class ControlRuns(Protocol):
         """Whether the reference draws random numbers."""
 
     def draws_by_values(self) -> tuple[str, ...]:
-        """Operators of the reference whose draws depend on computed values, so that rounding flips some."""
+        """Operators of the reference whose draws depend on computed values, so that rounding flips some draws."""
 
     def flips(self, *, in_float64: bool = False) -> bool:
-        """Whether a choice was held, in a run so far, that the noise would have made otherwise."""
+        """Whether any run so far kept a recorded choice where the noise would have chosen otherwise."""
 
     def left_out(self) -> Mapping[Control, Collection[str]]:
-        """Operators whose results the runs so far could not perturb, or not compute in float64, by kind of run."""
+        """For each kind of run, operators whose results the runs so far could not perturb, or compute in float64."""
 
     def twin(self) -> Values:
         """The candidate compiled in float64."""
 
     def with_fixed_choices(self) -> ControlRuns | None:
-        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
+        """Control runs of the region with eager's float64 choices given to it; None if eager makes no choices."""
 
     def recompiled(self) -> Values | None:
-        """The candidate compiled once more, as the float64 twin is but at its own dtypes; None if it cannot be."""
+        """The candidate compiled once more, like the float64 twin but at its own dtypes; None if that is impossible."""
 
     def unfused(self) -> Values | None:
         """The candidate compiled so that it rounds wherever eager does; None if its compiler has no such mode."""

@@ -1,9 +1,10 @@
-"""Noise or bug: look at every tensor once, and hear the cases of those that are not settled by that.
+"""Noise or bug: look at every tensor once, then ask the steps about the tensors that this does not settle.
 
-A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. One of
-a region that computes in half precision is not settled by equal bits before its float64 twin has been compared:
-rounding to half precision hides errors of a thousandth, with some inputs altogether. The twin is compiled once for
-each region, at its first checked call, and asked again whenever the caller wants the tensors judged anew.
+A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. In a
+region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
+rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
+compiled once for each region, at its first checked call. It is asked again whenever the caller wants the tensors
+judged anew.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _BLIND_SPOTS = MappingProxyType(
 
 
 def close_what_is_explained(context: Context) -> None:
-    """Decide about tensors of which noise explains every element, and whose float64 twin is right."""
+    """Decide that a tensor is noise if noise explains every element and no float64 twin was found wrong."""
     for case in context.open():
         if not case.outside and not case.logic_differs:
             close_as_noise(context, case)
@@ -61,19 +62,19 @@ STEPS: Sequence[Step] = (
     try_candidate_again,
     close_what_is_left,
 )
-"""What is asked about a tensor that one look does not settle, in order. Each step leaves alone what is decided.
+"""The questions about a tensor that one look does not settle, in order. A step leaves decided tensors alone.
 
 1. Repetition: what does eager itself repeat?
-2. Monte Carlo arithmetic: is the difference within the noise that the program must have at its precision, first with
-   the choices that eager makes (indices, comparisons), then with those that rounding flips?
-3. Float64: how near is the candidate to the high-precision reference? Does the float64 twin, the compiler's logic apart
-   from all rounding, compute the same?
-4. What eager changes by more than rounding from run to run is nondeterministic.
-5. What is explained by now is noise.
-6. What else eager does not repeat is nondeterministic.
-7. What is no further from float64 than eager is noise; so is what more and stronger Monte Carlo runs explain.
+2. Monte Carlo arithmetic: is the difference within the noise that the program must have at its precision? First with
+   the choices that eager makes (indices, comparisons), then with those that rounding flips.
+3. Float64: how near is the candidate to the high-precision reference? Does the float64 twin (the compiler's logic
+   without its rounding) compute the same?
+4. A tensor that eager changes from run to run by more than rounding is nondeterministic.
+5. A tensor that is explained by now is noise.
+6. Any other tensor that eager does not repeat is nondeterministic.
+7. A tensor no further from float64 than eager is noise. So is one that more and stronger Monte Carlo runs explain.
 8. The candidate again: on eager's random numbers, rounding wherever eager does, and compiled once more.
-9. What is left is wrong.
+9. A tensor that is still open is wrong.
 """
 
 
@@ -91,11 +92,11 @@ def decide(
     Args:
         pairs: Tensors of equal shape and dtype.
         controls: Makes the control runs; called only if one is needed.
-        known: Scales from earlier calls.
+        known: Noise scales from earlier calls, by name.
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        recheck: Settle nothing by the scales of earlier calls, and run the twin also for what has been judged in them.
+        recheck: Settle nothing by the scales of earlier calls, and run the twin also for tensors judged in them.
     """
     decisions = Decisions(recheck=recheck)
     cases: list[Evidence] = []
@@ -111,7 +112,7 @@ def decide(
         if case is not None:
             cases.append(case)
     if cases:
-        # whether a tensor is still nothing but rounding is for float64 to say
+        # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
         asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
         context = Context(
             cases,
@@ -129,7 +130,7 @@ def decide(
 
 
 def _blind_spots(controls: ControlRuns) -> Iterator[str]:
-    """What the control runs say less about than they should."""
+    """Notes about operators that the control runs could not perturb, or not compute in float64."""
     for control, operators in controls.left_out().items():
         if operators:
             yield _BLIND_SPOTS[control].format(", ".join(sorted(operators)))
@@ -138,7 +139,7 @@ def _blind_spots(controls: ControlRuns) -> Iterator[str]:
 def _examined(
     pair: TensorPair, scale: NoiseBaseline | None, decisions: Decisions, *, ask_twin: bool
 ) -> Evidence | None:
-    """Look at a tensor once; returns its case if that does not settle it."""
+    """Look at a tensor once; return a new `Evidence` if that does not settle it, else None."""
     glance = quick_diff(reference=pair.reference, candidate=pair.candidate)
     if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, decisions)):
         decisions.ratios.setdefault(pair.name, 0.0)
@@ -147,7 +148,7 @@ def _examined(
     if ask_twin:
         return Evidence.of(pair, metrics)
     if glance is None and is_floating(pair.reference) and metrics.nonfinite_mismatched == 0:
-        # a mask's infinities, complex numbers: the same question of other numbers
+        # the quick look refuses a mask's infinities and complex numbers: ask the same question of the full metrics
         glance = QuickDiff(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
         if _settled(pair, glance, scale, decisions):
             return None
@@ -163,7 +164,7 @@ def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, d
 
 
 def _ratio(case: Evidence) -> float | None:
-    """How large a difference is in times of the noise that was found just now; None where none was."""
+    """How many times the noise found in this check a difference is; None if no noise was found."""
     if case.metrics.bitwise_equal:
         return 0.0
     if case.metrics.nonfinite_mismatched:

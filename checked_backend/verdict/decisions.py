@@ -1,4 +1,4 @@
-"""What a check is about, and what it decided."""
+"""The pairs of tensors that a check is about, and its decisions about them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TensorPair:
         name: Its key among a control run's values.
         reference: Eager's.
         candidate: The compiled program's.
-        kind: The kind of finding that a wrong value makes (None: as the evidence says).
-        detail: The finer kind for that.
+        kind: The kind of finding that a wrong value makes. None: the evidence decides.
+        detail: The finer kind that belongs to `kind`.
         source: The user's line that made it.
     """
 
@@ -37,18 +37,19 @@ class TensorPair:
 
 @dataclass(slots=True)
 class Decisions:
-    """What a check decided.
+    """The decisions of one check.
 
     Attributes:
         findings: Differences that are not noise.
-        skips: Controls that could not run, tensors that could not be judged.
+        skips: Controls that could not run, and tensors that could not be judged.
         notes: Remarks.
         scales: Noise scales learned, by name.
         limits: The smallest relative error that would have been caught, by name.
-        own_precision_limits: What noise hides of errors that float64 does not show, by name.
-        ratios: How large the difference is in times of the noise, by name, where a noise is known: 0 for equal bits.
+        own_precision_limits: The relative error that noise hides at the tensor's own precision, where float64 would
+            not show it either, by name.
+        ratios: How many times the noise the difference is, by name, where a noise is known; 0 for equal bits.
         compared: Number of tensors compared.
-        recheck: Whether what earlier calls taught was left aside.
+        recheck: Whether the scales of earlier calls were left aside.
     """
 
     findings: list[Finding] = field(default_factory=list)

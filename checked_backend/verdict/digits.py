@@ -1,4 +1,4 @@
-"""Elements with no digit right, among others so much larger that a norm does not show it."""
+"""Find elements with no digit right, among elements so much larger that a norm does not show the error."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["least_digits", "lost_digits"]
 
 
 def least_digits(dtype: torch.dtype) -> float:
-    """The relative error from which on an element of a floating dtype has lost its digits."""
+    """The relative error above which an element of a floating dtype has lost its digits."""
     return max(thresholds.LOST_DIGITS, thresholds.LOST_DIGITS_ROUNDOFFS * torch.finfo(dtype).eps)
 
 
 def lost_digits(
     *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor
 ) -> torch.Tensor | None:
-    """Find the elements that have lost their digits in the candidate, though eager keeps those of every such element.
+    """Find the elements that have lost their digits in the candidate, while eager keeps those of every such element.
 
-    ``exp(x) - 1`` for ``expm1(x)`` has none left at 1e-9, and beside elements of 1 its error looks like rounding. That
-    eager's relative error is small in all elements of this size and above says that they are not what a sum of large
-    ones left over. Still smaller elements may be that.
+    ``exp(x) - 1`` instead of ``expm1(x)`` has no digit left at 1e-9, and beside elements of 1 its error looks like
+    rounding. If eager's relative error is small in all elements of this size and above, they are not the remainder of
+    a sum of large numbers. Still smaller elements may be such a remainder.
 
     Args:
         reference: Eager's tensor.
@@ -30,8 +30,8 @@ def lost_digits(
         high_precision: The reference in float64.
 
     Returns:
-        A mask; None for dtypes whose elements have no digits of their own (integers, complex numbers). Elements below
-        the dtype's smallest normal number have fewer digits, and are left out, as are NaN and infinity.
+        A mask; None for dtypes that are not judged by digits (integers, complex numbers). Elements below the dtype's
+        smallest normal number have fewer digits and are left out, as are NaN and infinity.
     """
     if not reference.dtype.is_floating_point:
         return None
@@ -49,7 +49,7 @@ def lost_digits(
 
 
 def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """For each element the greatest error among those of its magnitude (down to a quarter of it) and above."""
+    """For each element, the greatest error among elements of its magnitude (down to a quarter of it) and above."""
     exponents = torch.frexp(torch.where(judged, magnitude, 1.0)).exponent
     lowest = int(exponents.min().item())
     place = (exponents - lowest).to(torch.int64).flatten()

@@ -1,8 +1,8 @@
 """The noise that a program must have at its precision: elementwise envelopes from control runs, and remembered scales.
 
 Monte Carlo arithmetic (Parker, *Monte Carlo Arithmetic*, UCLA TR 970002, 1997; Verificarlo, Denis et al., ARITH 2016)
-runs the reference a few times with every rounding made random. How far those runs lie from the reference, element by
-element, is what a correct compiler may also be off.
+runs the reference a few times with every rounding made random. A correct compiler may be as far from the reference as
+those runs are, element by element.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = [
 
 
 def times(difference: float, noise: float) -> float:
-    """How large a difference is in times of the noise; infinite where there is a difference and no noise."""
+    """How many times the noise a difference is; infinite if there is a difference and no noise."""
     if not difference:
         return 0.0
     return difference / noise if noise > 0 else float("inf")
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's values in a real dtype in which differences can be taken.
+    """A tensor's values in a real dtype that allows differences.
 
-    float64 and integers become float64, complex becomes pairs of reals, everything else float32.
+    float64 and integers become float64, complex numbers become pairs of reals, everything else becomes float32.
     """
     tensor = tensor.detach()
     if tensor.dtype.is_complex:
@@ -51,9 +51,9 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Absolute difference, element by element.
 
     Returns:
-        A tensor in the wider of the two widened dtypes: 0 where the values are equal (NaN equals NaN, an infinity
-        equals itself), ``inf`` where one is NaN or infinite and the other is not the same, at least 1 where integers
-        differ.
+        A tensor in the wider of the two widened dtypes. It is 0 where the values are equal (NaN equals NaN, an infinity
+        equals itself), ``inf`` where one is NaN or infinite and the other is not the same, and at least 1 where
+        integers differ.
     """
     one, two = widened(first), widened(second)
     if one.dtype != two.dtype:
@@ -73,8 +73,9 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.Tensor | None:
     """Where eager has a number and float64 has none, so that float64 confirms nothing.
 
-    A matrix that is singular in float64 is not quite so in float32; a program may overflow, or take the logarithm of
-    zero, in float64 alone. Two that are infinite there agree whatever else they compute.
+    A matrix that is singular in float64 may be not quite singular in float32. A program may overflow, or take the
+    logarithm of zero, in float64 alone. Where the reference and the twin are both infinite, they agree whatever they
+    compute.
 
     Args:
         reference: Eager's tensor.
@@ -108,18 +109,18 @@ def root_mean_square(values: torch.Tensor) -> float:
 def local_root_mean_square(
     values: torch.Tensor, magnitude: torch.Tensor, reach: int = thresholds.NEIGHBOUR_BITS
 ) -> torch.Tensor:
-    """For each element, the root mean square of the values of those that are not much larger than it.
+    """For each element, the root mean square of the values of elements that are not much larger than it.
 
-    One huge element, say of a mask, says nothing about the noise of others.
+    One huge element, for example of a mask, says nothing about the noise of the others.
 
     Args:
         values: Any numbers.
         magnitude: The elements' absolute values, of the same shape.
-        reach: How much larger, as a limit of two.
+        reach: How much larger an element may be, as a power of two.
 
     Returns:
         A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times the
-        magnitude, and over all for elements that are zero or not finite.
+        element's magnitude. For elements that are zero or not finite it is over all finite elements.
     """
     finite = (values.isfinite() & magnitude.isfinite()).flatten()
     greatest = float(torch.where(finite, values.flatten(), 0).abs().max().item()) if values.numel() else 0.0
@@ -141,11 +142,12 @@ def local_root_mean_square(
 
 @dataclass(slots=True)
 class Envelope:
-    """How far control runs lie from the reference, element by element (the greatest of them).
+    """The greatest distance of control runs from the reference, element by element.
 
     Attributes:
-        values: The envelope, in units of the tensor, from the runs in which an element was finite like the reference's.
-        runs: Number of control runs in it.
+        values: The distances, in units of the tensor. A run counts only where its element and the reference's are
+            both finite, or the same.
+        runs: Number of control runs.
         unstable: Where a control run was NaN or infinite and the reference was not, or the reverse; None: nowhere.
     """
 
@@ -192,10 +194,11 @@ class NoiseBaseline:
     Attributes:
         rms: Relative root mean square of the noise.
         max: Relative greatest noise of one element.
-        sizes: Of a tensor that is zero but for rounding, the least and the greatest root mean square that it had; None
-            of others. It is noise itself, so its noise is relative to the greatest of these and not to what it is now.
-        settles: Whether later calls may be settled by it. Noise as large as the tensor hides any bug.
-        own: The same two numbers of the noise alone, without the difference that was seen with it.
+        sizes: For a tensor that is zero but for rounding, the least and the greatest root mean square that it had; None
+            for others. Such a tensor is noise itself, so its noise is relative to the greatest of these, not to its
+            present size.
+        settles: Whether this scale may settle later calls. Noise as large as the tensor hides any bug.
+        own: The same two numbers for the noise alone, without the difference that was seen with it.
     """
 
     rms: float
@@ -205,14 +208,15 @@ class NoiseBaseline:
     own: tuple[float, float] | None = None
 
     def covers(self, glance: QuickDiff, *, slack: float) -> bool:
-        """The cheap test of every later call: is this difference of the size that was judged before?
+        """The cheap test of every later call: is this difference no larger than the one judged before?
 
-        A tensor that was nothing but rounding may be something else now: then it is larger, and a difference as large
-        as itself is more than there was of rounding. If it is much smaller than it was, so may the rounding be.
+        A tensor that was nothing but rounding may be something else now. Then it is larger, and a difference of its
+        own size is more than the rounding was. If the tensor is much smaller than it was, the rounding may be smaller
+        too, so the scale does not settle it.
 
         Args:
             glance: The difference now.
-            slack: How much larger it may be: two draws from one noise differ by this much.
+            slack: How many times larger it may be: two draws from one noise differ by this much.
         """
         size = glance.reference_rms
         if not self.settles:
@@ -224,7 +228,7 @@ class NoiseBaseline:
         return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
 
     def ratio(self, glance: QuickDiff) -> float:
-        """How large a difference is in times of the noise; infinite where there is a difference and no noise."""
+        """How many times the noise a difference is; infinite if there is a difference and no noise."""
         size = glance.reference_rms if self.sizes is None else self.sizes[1]
         rms, greatest = self.own or (self.rms, self.max)
         return max(times(glance.rmse, rms * size), times(glance.max_abs_diff, greatest * size))
@@ -235,7 +239,10 @@ class NoiseBaseline:
         return slack * self.rms * size / (glance.reference_rms or size or 1.0)
 
     def widened(self, other: NoiseBaseline | None) -> NoiseBaseline:
-        """The scale that covers what either covers, so that data which take turns are not judged anew each time."""
+        """The scale that covers what either of the two covers, so that alternating data are not judged anew each time.
+
+        Scales that cannot be joined (one does not settle, or only one has `sizes`) leave this one as it is.
+        """
         if other is None or not (self.settles and other.settles) or (self.sizes is None) != (other.sizes is None):
             return self
         if self.sizes is None or other.sizes is None:

@@ -34,20 +34,22 @@ class Evidence:
         metrics: How they differ.
         envelope: Noise from Monte Carlo runs.
         strong: The same from runs with larger roundings.
-        outside: Elements that noise does not explain. Nothing is explained before there is an envelope.
+        outside: Elements that noise does not explain. Before there is an envelope, no difference is explained.
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
-        blind: Where eager has a number and float64 has none, which confirms nothing; None if there is no such element.
-        twin: The float64 twin's.
-        float64_envelope: How far eager's runs in float64 lie apart; None if there were none.
-        float64_further: The same of further runs, made where the twin is outside of the first ones.
+        blind: Where eager has a number and float64 has none, so float64 confirms nothing; None if there is no such
+            element.
+        twin: The float64 twin's result.
+        float64_envelope: How far eager's perturbed runs in float64 lie from the float64 reference; None if there were
+            none.
+        float64_further: The same from further runs, made where the twin is outside of the first ones.
         twin_difference: By how much the float64 twin differs from eager in float64, relative; None if it was not asked.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
-        twin_is_equal: Whether all of the twin's values are eager's in float64, so that no noise of theirs matters.
-        only_then: Whether the compiled program gave this in the call that was checked, and never again.
+        twin_is_equal: Whether all of the twin's values are eager's in float64, so that their noise does not matter.
+        only_then: Whether the candidate gave this value in the checked call, and never again.
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
-        evidence: What a finding will say.
-        closed: Whether it is decided.
+        evidence: The evidence that a finding will show.
+        closed: Whether the tensor is decided.
     """
 
     pair: TensorPair
@@ -70,7 +72,7 @@ class Evidence:
 
     @classmethod
     def of(cls, pair: TensorPair, metrics: Metrics) -> Evidence:
-        """A new case. A tensor that differs nowhere has nothing that noise must explain."""
+        """New evidence about a pair. If no element differs, noise has nothing to explain."""
         case = cls(pair, metrics)
         if metrics.bitwise_equal:
             case.outside = Outliers(0, 0, 0.0)
@@ -78,7 +80,7 @@ class Evidence:
 
     @property
     def same_bits(self) -> bool:
-        """Whether no element differs; then only the float64 twin can show that the logic does."""
+        """Whether no element differs. Then only the float64 twin can show that the logic is wrong."""
         return self.metrics.bitwise_equal
 
     def sample(self, values: Values) -> torch.Tensor | None:
@@ -87,7 +89,7 @@ class Evidence:
         return None if found is None or found.shape != self.pair.reference.shape else found
 
     def noise_source(self) -> str:
-        """Which controls the noise scale comes from, in words."""
+        """The control runs that the noise scale comes from, in words."""
         parts = []
         if self.envelope is not None:
             stronger = f" and {self.strong.runs} with larger roundings" if self.strong is not None else ""
@@ -107,12 +109,12 @@ class Evidence:
 
     @property
     def all_blind(self) -> bool:
-        """Whether there is no element that float64 says anything about."""
+        """Whether float64 says nothing about any element."""
         return self.blind is not None and bool(self.blind.all())
 
     @property
     def vanishes(self) -> bool:
-        """Whether nothing but rounding is left of this tensor: in float64 it is zero beside that and its noise."""
+        """Whether this tensor is nothing but rounding: its float64 result is zero beside its noise and its size."""
         if self.envelope is None or self.high_precision is None or self.blind is not None:
             return False
         size = root_mean_square(self.high_precision)
@@ -131,7 +133,7 @@ class Evidence:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
             spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
-            # eager may have NaN where float64 has large numbers, and noise where it has zeros
+            # eager may have NaN where float64 has large numbers, and noise where float64 has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             logic = max(thresholds.TWIN_TOLERANCE, thresholds.TWIN_ENVELOPE_FACTOR * spread / size)
             return logic if self.blind is None else max(logic, self.own_precision_limit())
@@ -148,7 +150,7 @@ class Evidence:
         )
 
     def mostly_hidden(self) -> bool:
-        """Whether most of the tensor (of its squares) is in elements whose own noise is as large as they are."""
+        """Whether most of the tensor (of its squares) is in elements that are no larger than what noise allows them."""
         if self.logic_differs is False and self.high_precision is not None:
             reference = self.high_precision
             noises = (
@@ -171,7 +173,7 @@ class Evidence:
         return bool((weight * hidden).sum() >= thresholds.HIDDEN_SHARE * weight.sum())
 
     def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
-        """Which elements are no larger than what they were allowed at their own precision, or turn into NaN by it."""
+        """Elements that are no larger than their noise at their own precision allows, or that noise turns into NaN."""
         if self.envelope is None:
             return torch.ones_like(size, dtype=torch.bool)
         noise = torch.maximum(
@@ -181,10 +183,10 @@ class Evidence:
         return lost if self.envelope.unstable is None else lost | self.envelope.unstable
 
     def excused_by_jumps_alone(self) -> int:
-        """How many elements differ by more than noise, and only larger roundings explain them, not float64.
+        """How many elements differ by more than noise and are explained by larger roundings alone, not by float64.
 
-        Larger roundings make what is next to a singularity jump by any factor. Float64 tells a candidate that jumps
-        from one that is wrong. Where it has no number, nothing does.
+        Larger roundings make values next to a singularity jump by any factor. Float64 tells a candidate that jumps
+        from one that is wrong. Where float64 has no number, nothing can tell.
         """
         if self.blind is None or self.strong is None or self.envelope is None or self.same_bits:
             return 0
@@ -197,11 +199,11 @@ class Evidence:
         return found.unconfirmed
 
     def has_numbers(self) -> bool:
-        """Whether eager has any number here: of NaN and infinity no error has a size."""
+        """Whether eager has any finite number here. In NaN and infinity an error has no size."""
         return bool(widened(self.pair.reference).isfinite().any())
 
     def relative_noise(self) -> float:
-        """The noise over the tensor's own size, root mean squares; what was found to be noise counts as such."""
+        """The noise over the tensor's own size, as root mean squares. A difference found to be noise counts too."""
         return max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / self._size()
 
     def remembered(self, *, coarse: bool) -> NoiseBaseline:

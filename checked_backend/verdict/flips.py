@@ -1,4 +1,4 @@
-"""Elements that flip: a few that do so in the candidate alone, beside many that do so in control runs."""
+"""Excuse a few elements that flip in the candidate alone, if many others flip in control runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["as_rare_as_jumps", "as_rare_as_unstable"]
 def as_rare_as_jumps(
     outside: torch.Tensor, jumps: torch.Tensor, distance: torch.Tensor, strong: Envelope | None
 ) -> bool:
-    """Are the elements left over those few that flip in the candidate, and happened not to in any control run?
+    """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.
 
     Args:
-        outside: Those left over.
-        jumps: Those that flip in control runs.
+        outside: The unexplained elements.
+        jumps: The elements that flip in control runs.
         distance: How far the candidate lies from the reference.
         strong: The noise from strong control runs.
     """
@@ -31,15 +31,15 @@ def as_rare_as_jumps(
 
 
 def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], values: torch.Tensor) -> torch.Tensor:
-    """Those that are NaN or infinite on one side, like few others of about their value that control runs make so.
+    """Excuse elements that are NaN or infinite on one side, if control runs make elements of about their value so.
 
     Args:
-        nonfinite: Those left over.
-        envelopes: What control runs changed.
-        values: What the elements should be.
+        nonfinite: The unexplained elements that are NaN or infinite on one side.
+        envelopes: The noise from control runs.
+        values: The right values of the elements.
 
     Returns:
-        Which of those left over are excused.
+        A mask of the excused elements; empty if there are too many of them to be there by chance.
     """
     none = torch.zeros_like(nonfinite)
     unstable, reach, count = none, 0.0, 0
@@ -53,7 +53,7 @@ def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], 
 
 
 def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
-    """Which values are about the same as some finite one among others."""
+    """Where a value is about the same as some finite value at the places ``others``."""
     known = values[others & values.isfinite()].sort().values
     if not known.numel():
         return torch.zeros_like(others)

@@ -1,7 +1,7 @@
-"""Is one operator's result, over the whole tensor, what its own inputs and its own precision allow?
+"""Is one operator's result, over the whole tensor, within what its own inputs and its own precision allow?
 
 An operator by itself has noise of a rounding or two. An error of a few units in the last place in every element is far
-outside of that, though a whole program's noise hides it.
+outside of that noise, although the noise of a whole program would hide it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["LocalError", "local_error"]
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """How far a result is from what its own inputs make it.
+    """How far a result is from the exact result for its own inputs.
 
     Attributes:
         spread: Root mean square of the errors, in units of the elements' own noise, without the greatest few.
-        spread_allowed: How large that may be.
+        spread_allowed: How large `spread` may be.
         bias: The factor that all elements have in common, less 1.
-        bias_allowed: How far from 0 that may be.
+        bias_allowed: How far from 0 `bias` may be.
         relative: Root mean square of the error, over that of the result.
-        limit: The smallest relative error over the whole tensor that would have been found, whatever its signs; 0 of a
-            tensor of zeros.
-        outliers: How many single elements rounding does not explain, each by itself.
-        worst: The relative error of the worst of these.
+        limit: The smallest relative error over the whole tensor that would have been found, whatever its signs; 0 for
+            a tensor of zeros.
+        outliers: The number of single elements that rounding does not explain.
+        worst: The relative error of the worst of these elements.
     """
 
     spread: float
@@ -50,13 +50,13 @@ class LocalError:
 
     @property
     def excess(self) -> float:
-        """The greater of both errors, over what is allowed; infinite if it is no number."""
+        """The greater of spread and bias, each over what it is allowed; infinite if that is NaN."""
         found = max(self.spread / self.spread_allowed, abs(self.bias) / self.bias_allowed)
         return found if found == found else math.inf
 
     @property
     def wrong(self) -> bool:
-        """Whether rounding does not explain it."""
+        """Whether rounding does not explain the error."""
         return self.outliers > 0 or not self.excess <= 1.0
 
 
@@ -74,17 +74,18 @@ def local_error(
     """Measure an operator's error on its own inputs.
 
     Args:
-        candidate: What the compiled program computed.
-        reference: What eager computes from the same inputs.
-        exact: The same in float64.
-        samples: The same in float64, from inputs that were moved by a rounding.
+        candidate: The compiled program's result.
+        reference: Eager's result from the same inputs.
+        exact: Eager's result from them in float64.
+        samples: Eager's results in float64, from inputs that were moved by a rounding.
         roundoff: Unit roundoff of the precision that the operator works in.
-        narrows: Whether eager rounds inputs on the way, so that its own error is what is to be expected.
+        narrows: Whether eager rounds inputs on the way, so that all of its own error is to be expected.
         jumps: Whether the operator chooses by floating-point values, so that rounding makes some elements jump.
-        smooth: Whether no rounding makes any element jump, so that one alone that is far off is wrong.
+        smooth: Whether no rounding makes any element jump, so that a single element far off is wrong.
 
     Returns:
-        None if nothing can be compared: no element is finite everywhere, or too few of an operator that jumps.
+        The error; None if nothing can be compared: no element is finite in all of these tensors, or too few elements
+        of an operator that jumps are.
     """
     wide = [widened(tensor).to(torch.float64).flatten() for tensor in (candidate, reference, exact, *samples)]
     finite = torch.stack([values.isfinite() for values in wide]).all(0)
@@ -144,14 +145,14 @@ def _noise(
     *,
     narrows: bool,
 ) -> torch.Tensor:
-    """Each element's own noise: of its inputs' roundings, of its own, and of what eager rounds inside."""
+    """Each element's own noise: from its inputs' roundings, from its own, and from those inside eager's kernel."""
     magnitude = right.abs()
     rounding = roundoff * magnitude
     squares = (thresholds.ROUNDING_RMS * rounding).square_() + _quantum(dtype) ** 2
     if moved:
         spread = torch.stack([(values - right).square_() for values in moved]).mean(0)
         squares += spread
-        # by chance the runs may agree in an element; its neighbours tell
+        # by chance the runs may agree in an element; its neighbours show the noise then
         squares += (local_root_mean_square((spread.sqrt() - rounding).clamp_min_(0), magnitude) / 2).square_()
     inside = (eager - right).abs_()
     if not narrows:
@@ -183,12 +184,12 @@ def _bias(
         + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total))
         + 2 * abs(factor(eager))
     )
-    flushed = quantum * float(weighted.abs().sum()) / total  # all the same way
+    flushed = quantum * float(weighted.abs().sum()) / total  # subnormal numbers all round the same way
     return factor(found), allowed + flushed
 
 
 def _quantum(dtype: torch.dtype) -> float:
-    """Half the step between subnormal numbers; where some processors flush those to zero, the least normal one."""
+    """Half the step between subnormal numbers; the least normal number if some processors flush those to zero."""
     limits = torch.finfo(dtype)
     return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps / 2
 

@@ -1,11 +1,11 @@
-"""Rules that turn differences into decisions. Each is written so that NaN fails.
+"""The rules that find elements which noise does not explain. Each is written so that NaN fails.
 
-The constants come from the calibration program: ``python -m tests.calibration`` prints, for each dtype, the worst
-clean case and the smallest bug that was caught, in units of what is allowed here. The numbers below are from torch 2.13
-on the CPU: 882 clean cases and 624 planted bugs of 39 families, in float32 and bfloat16, for inference and training.
-No clean one was called wrong, and all 595 bugs above the noise were caught. Other values were tried on the 24 cases
-nearest to a change of verdict (``python -m tests.calibration.constants``): at a quarter of its value and at four times
-it, no number of `thresholds` changes one, but for `STRONG_MAGNITUDE`.
+The constants (`thresholds`) come from the calibration program: ``python -m tests.calibration`` prints, for each dtype,
+the worst clean case and the smallest bug that was caught, in units of what is allowed here. The numbers in `thresholds`
+are from torch 2.13 on the CPU: 882 clean cases and 624 planted bugs of 39 families, in float32 and bfloat16, for
+inference and training. No clean case was called wrong, and all 595 bugs above the noise were caught. Other values were
+tried on the 24 cases nearest to a change of verdict (``python -m tests.calibration.constants``). At a quarter of its
+value and at four times its value no constant changes a verdict, except `STRONG_MAGNITUDE`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Outliers:
     """Elements of a candidate that noise does not explain.
 
     Attributes:
-        count: How many.
+        count: How many there are.
         nonfinite: How many of them are NaN or infinite on one side only.
-        worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones);
-            with a float64 reference, elements as close to it as eager's count as 0.
+        worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones). With
+            a float64 reference or a strong envelope, elements that are not outside count as 0.
         largest: Greatest magnitude among them (float64's, if it is known), which may be infinite.
         digits: How many of them are beyond their own noise only, and have lost their digits.
         doubtful: How many elements are not outside, but beyond their own noise and so far from eager that they may
-            have lost their digits. A float64 reference tells; with one there are none.
-        overflowed: Of a program that leaves its dtype's range on the way (eager has NaN or infinity somewhere where
-            float64 has a number within it): how many of them are numbers, if wrong ones, where eager has none. There
-            is nothing to hold those against.
-        unconfirmed: How many of them eager has a number for and float64 has none, so that float64 cannot tell who is
-            wrong.
+            have lost their digits. Only a float64 reference can tell; with one this is 0.
+        overflowed: How many of them are numbers, if wrong ones, where eager has NaN or infinity. Counted only if the
+            program leaves its dtype's range on the way: eager has NaN or infinity somewhere, where float64 has a
+            number within that range. There is nothing to compare these elements with.
+        unconfirmed: For how many of them eager has a number and float64 has none, so that float64 cannot tell which
+            side is wrong.
     """
 
     count: int
@@ -81,12 +81,16 @@ def outside_noise(
 ) -> Outliers:
     """Find the elements that differ by more than the program's noise.
 
-    An element is inside if its difference is within `ENVELOPE_FACTOR` envelopes (its own, or the root mean square of
-    those of the elements that are not much larger, whichever is greater), or one rounding of the result; or if eager is
-    as far from float64 there. Where eager has NaN or infinity and float64 has none, so may the candidate, or be right.
-    Where float64 has NaN or infinity and eager has none, float64 is not asked.
-    One that has lost its digits must be within its own envelope: the typical error is that of larger elements.
-    Integers have no typical error: one that no control run changed is right or wrong.
+    An element is inside if one of these holds:
+
+    - Its difference is within `ENVELOPE_FACTOR` envelopes plus one rounding of the result. The envelope is its own, or
+      the root mean square of those of the elements that are not much larger, whichever is greater.
+    - Eager is as far from float64 there (up to `EAGER_FACTOR`).
+    - Eager has NaN or infinity where float64 has a number, and the candidate has NaN or infinity too, or is right.
+
+    Where float64 has NaN or infinity and eager has a number, float64 is not asked. An element that has lost its digits
+    must be within its own envelope: the typical error is that of larger elements. Integers have no typical error: an
+    integer that no control run changed is right or wrong.
 
     Args:
         reference: Eager's tensor.
@@ -94,8 +98,8 @@ def outside_noise(
         envelope: The noise from control runs.
         high_precision: The reference in float64, if it could be run.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
-            `CORRELATED_MAGNITUDE`. It counts where it is out of proportion: where a comparison or a rounding flips.
-            Elsewhere it says no more than ``envelope`` does.
+            `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
+            there. Elsewhere it says no more than ``envelope`` does.
     """
     distance = difference(reference, candidate)
     magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
@@ -150,14 +154,14 @@ def _numbers_for_none(where: torch.Tensor, reference: torch.Tensor, candidate: t
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    wide = widened(tensor)  # of a complex number both parts are elements here
+    wide = widened(tensor)  # both parts of a complex number are elements here
     return wide.isfinite()
 
 
 def _allowances(
     dtype: torch.dtype, magnitude: torch.Tensor, envelope: Envelope, strong: Envelope | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """How far each element may lie from eager's, how far by its own noise alone, and which of them jump."""
+    """How far each element may lie from eager's, how far by its own noise alone, and which elements jump."""
     typical = envelope.values
     if dtype.is_floating_point or dtype.is_complex:
         typical = local_root_mean_square(envelope.values, magnitude).to(envelope.values.dtype)
@@ -174,9 +178,9 @@ def _allowances(
 
 
 def _nothing(dtype: torch.dtype) -> float:
-    """What a dtype does not tell from zero: its subnormal numbers, which some processors flush to it.
+    """The magnitude that counts as zero: a dtype's least normal number, because some processors flush subnormal ones.
 
-    Those of float16, which everybody keeps, begin at 6e-5; there it is the step between them.
+    No processor flushes the subnormal numbers of float16, which begin at 6e-5. There it is the step between them.
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
@@ -227,7 +231,7 @@ def as_good_as_eager(
     high_precision: torch.Tensor,
     up_to: float = float("inf"),
 ) -> Closeness:
-    """Is the candidate no further from float64 than eager is?
+    """Compare the candidate's distance from float64 with eager's.
 
     Args:
         reference: Eager's tensor.
@@ -251,7 +255,7 @@ def as_good_as_eager(
 
 
 def _has_digits(distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Whether half of an element's digits are right, beside float64 and other elements of its size."""
+    """Whether half of an element's digits are right, compared with float64 and with other elements of its size."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return distance == 0
     size = difference(high_precision, torch.zeros_like(high_precision))
@@ -272,10 +276,10 @@ class TwinDifference:
     """How the candidate compiled in float64 differs from the reference in float64.
 
     Attributes:
-        differs: Whether that can only be another logic.
+        differs: Whether only different logic can explain that.
         relative: Greatest difference over the tensor's root mean square.
         ratio: Greatest ratio of a difference to what was allowed.
-        equal: Whether no element differs, so that nothing needed to be allowed.
+        equal: Whether no element differs, so that no noise had to be allowed.
     """
 
     differs: bool
@@ -292,15 +296,14 @@ def twin_difference(
     further: Envelope | None = None,
     blind: torch.Tensor | None = None,
 ) -> TwinDifference:
-    """Does the candidate compiled in float64 compute something else than the reference in float64?
+    """Compare the candidate compiled in float64 with the reference in float64.
 
     Args:
         high_precision: The reference in float64.
         twin: The candidate compiled in float64.
         envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
-        further: The same from more runs, in which choices may flip. It counts where an element jumps; others have no
-            more noise for it.
-        blind: Elements of which float64 says nothing: those that `unconfirmed` finds.
+        further: The same from more runs, in which choices may flip. It counts only for elements that jump.
+        blind: Elements about which float64 says nothing: those that `unconfirmed` finds.
     """
     distance = difference(high_precision, twin).to(torch.float64)
     if blind is not None:

@@ -1,8 +1,8 @@
 """Does eager differ from run to run, and is that rounding?
 
-Sums without a fixed order differ by rounding, which float64 makes as much smaller as its digits are more. A program
-that reads a clock, random bytes or uninitialised memory differs by as much in float64. Its spread is no noise that a
-candidate could be within.
+Sums without a fixed order differ by rounding, and float64 makes rounding as much smaller as it has more digits. A
+program that reads a clock, random bytes or uninitialised memory differs by as much in float64. Its spread is no noise
+that could excuse a candidate.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """Eager, run again.
+    """The results of running eager again.
 
     Attributes:
-        values: What it gave; None if it could not be run.
-        only_as_it_is: Names of tensors that eager repeats bit for bit if it is left as it is, and not in control runs,
+        values: Its values; None if it could not be run.
+        only_as_it_is: Names of tensors that eager repeats bit for bit if it is left as it is, but not in control runs,
             which fill uninitialised memory with junk.
     """
 
@@ -38,10 +38,10 @@ class Repetition:
 
 
 def repeat(cases: Sequence[Evidence], runs: ControlRunner) -> Repetition:
-    """Run eager again, and where it gives something else find out who it is that changes.
+    """Run eager again, and where the result differs find out what changes: eager, or torch under a dispatch mode.
 
-    Torch itself computes some things otherwise while a dispatch mode is active, such as control runs need (the gradient
-    of ``prod``, singular values): that is not eager's. There eager counts as what it is without a mode.
+    Control runs need a dispatch mode. While one is active, torch itself computes some things otherwise (the gradient of
+    ``prod``, singular values). That is no change of eager's: such a tensor gets eager's result without a mode.
     """
     recorded = runs.run(Control.REPEAT, runs.controls.repeat)
     unlike = [case for case in cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
@@ -74,10 +74,11 @@ def spreads(case: Evidence, repeated: Values | None) -> bool:
 
 
 def is_rounding(case: Evidence, repeated: Values | None) -> bool:
-    """Whether rounding explains that eager differs from run to run, if it does. float64 tells.
+    """Whether rounding explains that eager differs from run to run, or eager does not differ. Float64 decides.
 
     Args:
-        case: A tensor that differs from the candidate's. Takes note of both spreads if they are no rounding.
+        case: A tensor that differs from the candidate's. If the spread is not rounding, the case takes note of it, and
+            of that in float64.
         repeated: A second run of eager, if it could be made.
     """
     if not spreads(case, repeated) or (is_floating(case.pair.reference) and case.float64_repeats):
@@ -93,12 +94,12 @@ def is_rounding(case: Evidence, repeated: Values | None) -> bool:
 
 
 def dwarfs(case: Evidence, repeated: Values, runs: ControlRunner) -> bool:
-    """Whether the candidate differs from eager by so much more than eager from itself that this explains nothing.
+    """Whether eager's own spread is far too small to explain how far the candidate is from eager.
 
     Args:
         case: A tensor that differs from the candidate's.
         repeated: A second run of eager.
-        runs: Makes some more.
+        runs: Makes further runs of eager.
     """
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)

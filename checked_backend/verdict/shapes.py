@@ -1,4 +1,4 @@
-"""Shapes that depend on values: where rounding flips a comparison, a mask keeps another number of elements."""
+"""Excuse shapes that depend on values: if rounding flips a comparison, a mask keeps another number of elements."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def excuse_flipped_shapes(
     controls: Callable[[], ControlRuns],
     name: Callable[[Finding], str] = lambda f: f.subject,
 ) -> tuple[list[Finding], list[Skip]]:
-    """Sort out shapes that differ, where eager's changes too if its roundings do.
+    """Take out findings about shapes that change in eager too when its roundings change.
 
     Args:
-        findings: What structure was found to differ.
+        findings: Findings about structure.
         controls: Makes the control runs; called only if a shape differs.
         name: The key of a finding's tensor among a control run's values.
 

@@ -1,1 +1,1 @@
-"""The steps by which a difference is decided, one question each; `checked_backend.verdict.decide` has their order."""
+"""The steps that decide about a difference, one question each. `checked_backend.verdict.decide` has their order."""

@@ -1,4 +1,4 @@
-"""What is no further from float64 than eager is no worse than eager, and a closer look at what is left."""
+"""A tensor no further from float64 than eager is no worse than eager. The tensors left over get a closer look."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def close_what_is_as_good_as_eager(context: Context) -> None:
 
 def _close_what_is_as_near(context: Context) -> None:
     for case in context.open():
-        # What has lost its digits is too small for these distances. Of integers each is right or wrong, and that
-        # eager has some wrong excuses no others.
+        # These distances cannot see elements so small that they have lost their digits. Integers are exact: eager's
+        # wrong ones do not excuse the candidate's.
         if case.logic_differs or case.outside.digits or not is_floating(case.pair.reference):
             continue
-        if case.outside.unconfirmed:  # float64 does not tell who is wrong there
+        if case.outside.unconfirmed:  # float64 cannot tell which side is wrong there
             continue
         if is_as_near_as_eager(case):
             close_as_noise(context, case)
 
 
 def _look_closer(context: Context) -> None:
-    """Look closer at what is left: more runs, then stronger ones, which show what jumps and what cancels."""
+    """Look closer at the tensors left over: more runs, then stronger runs, which show jumps and cancellation."""
     for number, magnitude in enumerate((1.0, thresholds.CORRELATED_MAGNITUDE, thresholds.STRONG_MAGNITUDE), start=1):
         if not any(not case.logic_differs for case in context.open()):
             return

@@ -15,7 +15,7 @@ __all__ = ["try_candidate_again"]
 
 
 def try_candidate_again(context: Context) -> None:
-    """Decide about tensors that another run of the candidate explains, and note how often a difference repeats."""
+    """Decide about tensors that another run of the candidate explains; for the others note whether they repeat."""
     if not context.open():
         return
     _explain_by_random_numbers(context)
@@ -30,7 +30,7 @@ def try_candidate_again(context: Context) -> None:
             times = sum(_still_differs(case, sample) for sample in again)
             case.evidence["the difference repeats"] = f"in {times} of {len(again)} more runs of the candidate"
             case.only_then = not times and context.draws.only_then(case)
-    # the twin was compiled apart from the user's program: is that why it is right?
+    # The twin was compiled apart from the user's program. Is it right only because of that?
     for case in differing:
         if case.logic_differs is False and not case.only_then and case.pair.kind is None:
             recheck = _recompiled(context)
@@ -56,7 +56,7 @@ def _explain_by_random_numbers(context: Context) -> None:
 
 
 def _explain_by_fused_rounding(context: Context) -> None:
-    """A fused kernel of half precision rounds less often than eager. What it does not explain remains."""
+    """Close tensors that fused kernels explain: in half precision these round less often than eager."""
     doubtful = [case for case in context.open() if case.logic_differs is False and not case.outside.nonfinite]
     if not doubtful or not context.low_precision:
         return

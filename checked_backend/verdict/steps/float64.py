@@ -1,6 +1,6 @@
-"""The layer of float64: a reference with hardly any rounding, and a twin of the candidate with hardly any.
+"""The step of float64: a reference with hardly any rounding, and a twin of the candidate with hardly any.
 
-In float64 what differs is logic, and what does not repeat itself is no rounding.
+In float64 a difference is a difference of logic, and a value that does not repeat is not explained by rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
 
 def ask_float64(context: Context) -> None:
-    """Ask float64 about what is outside of the noise, and about what the noise may hide."""
+    """Ask float64 about differences outside of the noise, and about errors that the noise may hide."""
     outside = [case for case in context.open() if case.outside]
     spread = [case for case in context.open() if spreads(case, context.repeated)]
     hidden = [case for case in context.open() if case.outside.doubtful or wants_twin(context, case)]
@@ -42,7 +42,7 @@ def ask_float64(context: Context) -> None:
 
 
 def wants_twin(context: Context, case: Evidence) -> bool:
-    """Whether noise or rounding may hide what only the float64 twin can show."""
+    """Whether noise or rounding may hide an error that only the float64 twin can show."""
     if case.pair.name in context.known:
         return False
     dtype = case.pair.reference.dtype
@@ -50,17 +50,17 @@ def wants_twin(context: Context, case: Evidence) -> bool:
         return True
     if spreads(case, context.repeated):
         return True
-    if not is_floating(case.pair.reference):  # what flips is equal values' order, or next to a threshold
+    if not is_floating(case.pair.reference):  # integers flip between equal values, or next to a threshold
         return True
-    # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of percents is lost. But
-    # of what is zero but for rounding, the twin could only say that it is.
+    # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of some percent is lost. A
+    # tensor that is zero but for rounding needs no twin: the twin could only say just that.
     if case.envelope is None or not dtype.is_floating_point or case.vanishes:
         return False
     return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
 
 
 def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
-    """Give each case eager's float64 result. Returns whether there is one."""
+    """Give each case eager's float64 result. Return whether the run could be made."""
     high = runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None))
     if high is None:
         return False
@@ -79,14 +79,14 @@ def spread_in_float64(
     replay_choices: bool = False,
     further: bool = False,
 ) -> None:
-    """Run eager in float64 with its roundings made random, and widen the cases' envelopes of that.
+    """Run eager in float64 with its roundings made random, and widen the cases' float64 envelopes.
 
     Args:
-        cases: Those with a float64 reference; without any, nothing is run.
+        cases: Tensors with a float64 reference; without any, nothing is run.
         runs: Makes the runs.
         seeds: One for each run.
         replay_choices: Let no rounding flip a choice.
-        further: Look for what jumps: with larger roundings, whose envelope is kept apart.
+        further: Use larger roundings, to find elements that jump. Their envelope is kept apart.
     """
     magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
@@ -110,7 +110,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
     """Find the cases whose float64 twin computes something else than eager in float64.
 
     Args:
-        cases: Those with a float64 reference.
+        cases: Tensors with a float64 reference.
         runs: Makes the runs.
         notes: Receives remarks.
     """
@@ -127,7 +127,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), replay_choices=True)
     _compare(compared)
     differing = [case for case in compared if case.logic_differs]
-    if differing:  # what jumps in float64 (a tie, a rounding) may take more than a few runs to be seen jumping
+    if differing:  # an element that jumps in float64 (a tie, a rounding) may not jump in the first few runs
         spread_in_float64(
             differing,
             runs,
@@ -136,7 +136,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         )
         _compare(differing)
         jumping = [case for case in differing if case.logic_differs] if runs.controls.flips(in_float64=True) else []
-        if jumping:  # one choice that never flipped would look like wrong logic
+        if jumping:  # a choice that flips in the twin and never flipped in these runs would look like wrong logic
             spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
             _compare(jumping)
         _give_choices([case for case in differing if not case.logic_differs], runs)
@@ -148,7 +148,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
 
 
 def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
-    """Look behind jumps: with eager's choices given to both, the twin must compute what eager does."""
+    """Look behind jumps: with the same choices given to eager and the twin, both must compute the same."""
     given = runs.run(Control.GIVEN_CHOICES, runs.controls.with_fixed_choices) if excused else None
     if given is None:
         return
@@ -166,7 +166,7 @@ def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
 
 
 def _in_range(case: Evidence, value: torch.Tensor | None) -> torch.Tensor | None:
-    """A float64 result, infinite where it would be so at the program's own precision: there it has no digits."""
+    """A float64 result, made infinite where it would be infinite at the program's own precision."""
     if value is None or not value.dtype.is_floating_point:
         return value
     rounded = value.to(case.pair.reference.dtype)
@@ -196,10 +196,10 @@ def _compare(cases: Iterable[Evidence]) -> None:
 
 
 def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
-    """A twin that is wrong by more than the candidate could hide is wrong in float64 only.
+    """Ignore a twin whose error would be seen in the candidate, if the candidate had it.
 
-    Then it is another program than the candidate (a kernel, a decomposition of float64's own), and says nothing about
-    it.
+    Such a twin is wrong in float64 only. It is another program than the candidate (float64 has a kernel or a
+    decomposition of its own), and says nothing about the candidate.
     """
     if case.envelope is None or case.twin is None:
         return

@@ -1,4 +1,4 @@
-"""What a fused kernel of half precision does not round, and eager does."""
+"""Does rounding explain a difference: a fused half-precision kernel omits roundings that eager makes?"""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["FusedRounding", "agrees", "is_there"]
 
 
 class FusedRounding:
-    """Asks a candidate that rounds wherever eager does, once for all tensors of a check.
+    """Runs a candidate that rounds wherever eager does, once for all tensors of a check.
 
     Args:
-        controls: Makes the run.
-        runs: Runs it.
-        notes: Receives what it explains.
+        controls: Offers the run.
+        runs: Makes it, and records a failure.
+        notes: Receives a note for each tensor that it explains.
     """
 
     def __init__(self, controls: ControlRuns, runs: ControlRunner, notes: list[str]) -> None:
@@ -31,7 +31,7 @@ class FusedRounding:
         self._values: Values | None = None
 
     def explains(self, case: Evidence) -> bool:
-        """Whether the candidate agrees with eager once it rounds where eager does; if so, it takes note."""
+        """Whether the candidate agrees with eager once it rounds where eager does; if so, a note is added."""
         if not agrees(case, self._ask()):
             return False
         self._notes.append(
@@ -42,11 +42,11 @@ class FusedRounding:
         return True
 
     def loses(self, case: Evidence) -> bool:
-        """Whether the candidate has nothing where eager has what casts leave, and not only for want of such rounding.
+        """Whether the candidate loses the rest that casts leave in eager, for another reason than omitted roundings.
 
-        What is zero but for rounding is as near to float64 with nothing there at all. But a program may ask for just
-        that rest: what a cast to half precision and back takes from a value (error feedback, compensated sums). That
-        is a tensor of the wider dtype.
+        A tensor that is zero but for rounding is as near to float64 if it is all zero. But a program may ask for just
+        that rest: the part of a value that a cast to half precision and back removes (error feedback, compensated
+        sums). Such a tensor has the wider dtype.
         """
         if case.pair.reference.dtype.itemsize <= 2 or not case.vanishes or is_there(case, case.pair.candidate):
             return False
@@ -64,17 +64,17 @@ class FusedRounding:
 
 
 def is_there(case: Evidence, values: torch.Tensor) -> bool:
-    """Whether there are values of eager's size, and not just nothing, which is near to everything."""
+    """Whether the values are of about eager's size, and not next to nothing. Zero is near to any small tensor."""
     return root_mean_square(values) * 2.0**thresholds.NEIGHBOUR_BITS >= case.metrics.reference_rms
 
 
 def agrees(case: Evidence, values: Values | None) -> bool:
-    """Whether another run of the candidate, on other terms, has other values and right ones."""
+    """Whether another run of the candidate, under other conditions, gives other values, and right ones."""
     if values is None or case.envelope is None or case.logic_differs:
         return False  # the float64 twin ran on the recorded random numbers too
     other = case.sample(values)
     if other is None or other.dtype != case.pair.reference.dtype:
         return False
     if not bool((difference(other, case.pair.candidate) != 0).any()):
-        return False  # the terms made no difference to the candidate
+        return False  # the other conditions changed nothing
     return not outside_noise(reference=case.pair.reference, candidate=other, envelope=case.envelope)

@@ -1,4 +1,4 @@
-"""Monte Carlo arithmetic on eager: how far each tensor moves, and which elements that does not explain."""
+"""Monte Carlo arithmetic on eager: how far does each tensor move, and which elements does that not explain?"""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["compare_with_noise", "explain_by_own_noise", "perturb"]
 
 
 def explain_by_own_noise(context: Context) -> None:
-    """Look which differences are within the noise that the program must have at its own precision.
+    """Find the differences that are within the noise that the program must have at its own precision.
 
-    Eager's choices (indices, comparisons) are held at first, so that one that flips lends its jump to nothing else.
+    Eager's choices (indices, comparisons) are held at first, so that a choice that flips does not make other elements
+    look noisy.
     """
     if all(case.same_bits for case in context.open()):
         return
     seeds = range(thresholds.FIRST_RUNS)
     perturb(context.open(), context.runs, seeds, 1.0, replay_choices=True)
     compare_with_noise(context.open())
-    if context.controls.flips():  # whoever is not near eager with its choices may have made others
+    if context.controls.flips():  # a candidate that is not near eager may have chosen otherwise
         jumping = [case for case in context.open() if case.outside]
         perturb(jumping, context.runs, seeds, 1.0)
         compare_with_noise(jumping)
@@ -39,10 +40,10 @@ def perturb(
     *,
     replay_choices: bool = False,
 ) -> None:
-    """Run eager with every rounding made random, and widen the envelopes by what that changes.
+    """Run eager with every rounding made random, and widen the envelopes by the changes.
 
     Args:
-        cases: Whose envelopes are widened.
+        cases: The tensors whose envelopes are widened.
         runs: Makes the runs.
         seeds: One for each run.
         magnitude: Size of the roundings, in unit roundoffs.
@@ -65,7 +66,7 @@ def perturb(
 
 
 def compare_with_noise(cases: Iterable[Evidence]) -> None:
-    """Find the elements that what is known by now does not explain."""
+    """Find the elements that the evidence so far does not explain."""
     for case in cases:
         if case.envelope is not None and not case.same_bits:
             case.outside = outside_noise(

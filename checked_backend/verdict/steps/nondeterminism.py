@@ -1,4 +1,4 @@
-"""What eager itself does not repeat is nondeterministic: there is nothing to compare with."""
+"""A tensor that eager itself does not repeat is nondeterministic: there is nothing to compare with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def close_what_changes(context: Context) -> None:
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
     spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
     for case in drifting:
-        # In float64 eager repeats itself, with other junk in memory: so only rounding is not reproducible.
+        # In float64 eager repeats itself, also with other junk in memory. So only its rounding does not repeat.
         if case.float64_repeats and (case.logic_differs or dwarfs(case, context.repeated, context.runs)):
             continue
         _close_as_changing(context, case)

@@ -1,4 +1,4 @@
-"""Do other random numbers explain a difference: the compiled program's own, another thread's, draws that flipped?"""
+"""Do other random numbers explain a difference: the candidate's own, another thread's, or draws that flipped?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_RANDOM_NUMBERS = Classification(
 
 
 class OtherDraws:
-    """Asks what random numbers have to do with tensors that differ.
+    """Finds out whether random numbers explain tensors that differ.
 
     Args:
         runs: Makes control runs.
@@ -44,9 +44,9 @@ class OtherDraws:
         return self._several(Control.CANDIDATE_AGAIN, thresholds.CANDIDATE_RUNS)
 
     def only_then(self, case: Evidence) -> bool:
-        """Whether the compiled program gave this in the call that was checked, and never gives it again.
+        """Whether the compiled program gave this value in the checked call, and never gives it again.
 
-        It must repeat itself bit for bit when it runs again, or be right: what changes from run to run is another
+        Its further runs must be equal bit for bit, or right. A program that changes from run to run is another
         question.
         """
         again = [sample for values in self.alone() if (sample := case.sample(values)) is not None]
@@ -58,10 +58,11 @@ class OtherDraws:
         return alike or all(agrees(case, values) for values in self.alone())
 
     def explain(self, case: Evidence) -> Classification | str | None:
-        """What random numbers explain of a case.
+        """Whether random numbers explain a case.
 
         Returns:
-            A charge; or why it cannot be judged; or None, if they explain nothing, of which the case takes note.
+            A classification if they do and the program is wrong; the reason if the tensor cannot be judged; None if
+            they explain nothing. Where another thread is the question, the case takes note of the answer.
         """
         if case.logic_differs:
             return None
@@ -98,7 +99,7 @@ class OtherDraws:
             if sample is None:
                 continue
             other = difference(case.pair.reference, sample)
-            if not bool(other.isfinite().all()):  # it may be NaN somewhere, and then anywhere
+            if not bool(other.isfinite().all()):  # other draws make NaN in some place, so they may in any place
                 return True
             greatest = max(greatest, root_mean_square(other))
         return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.OTHER_DRAWS_FACTOR * greatest

@@ -1,4 +1,4 @@
-"""What is left is wrong, unless nothing could be held against it."""
+"""A tensor that is still open is wrong, unless there was nothing to compare it with."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from checked_backend.verdict.outliers import distances_from
 __all__ = ["close_what_is_left"]
 
 _INDISPENSABLE = frozenset({Control.REPEAT, Control.BARE, Control.MONTE_CARLO, Control.CANDIDATE_REPLAYED})
-"""Without one of these no difference is more than noise."""
+"""If one of these is missing, any difference may be noise."""
 
 _PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.GIVEN_CHOICES, Control.UNFUSED})
-"""Without one of these only a difference many times the noise is."""
+"""If one of these is missing, any difference may be noise that is not many times the known noise."""
 
 
 def close_what_is_left(context: Context) -> None:
@@ -66,14 +66,14 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
 
 
 def _stands_without(case: Evidence, lost: Collection[Control]) -> bool:
-    """Whether a tensor is wrong whatever the control runs would have said for which there was no memory."""
+    """Whether a tensor is wrong, whatever the control runs that had no memory would have shown."""
     if not _INDISPENSABLE.isdisjoint(lost):
         return False
     return bool(case.outside.nonfinite) or is_many_times_its_noise(case)
 
 
 def _has_half_of_its_digits(case: Evidence) -> bool:
-    """Whether rounding may be all that is wrong with a tensor whose noise is not known."""
+    """Whether a tensor with unknown noise may be wrong by rounding alone: half of its digits agree with float64."""
     if case.high_precision is None or not is_floating(case.pair.reference):
         return False
     distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))

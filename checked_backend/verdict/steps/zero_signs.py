@@ -1,7 +1,7 @@
-"""Zeros that are handed out with another sign than eager's: ``1 / x`` tells them apart, a difference does not.
+"""Find zeros that are handed out with another sign than eager's. ``1 / x`` tells them apart, a difference does not.
 
-Most signs of zeros are rounding: of what cancels, of what is too small for its dtype. One that eager keeps under Monte
-Carlo arithmetic and in float64, and that no maximum of two zeros made, is what the program computes.
+Most signs of zeros come from rounding: terms cancel, or a value is too small for its dtype. A sign that eager keeps
+under Monte Carlo arithmetic and in float64, and that no maximum of two zeros made, is part of the program's meaning.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def zeros_of_another_sign(
     """Find zeros whose sign is not eager's, and not noise.
 
     Args:
-        pairs: Tensors that are handed out. Inputs that were changed are left out, as what is summed up in them is.
+        pairs: Tensors that are handed out. Pairs with a kind of their own (changed inputs) are left out: nobody asks
+            for the sign of a zero that is summed up.
         controls: Makes the control runs; called only if a sign differs.
-        decisions: Receives what could not run. What it has findings about is left out.
+        decisions: Receives the controls that could not run. Tensors with findings in it are left out.
     """
     differing = {finding.subject for finding in decisions.findings}
     judged = [pair for pair in pairs if pair.kind is None and pair.subject not in differing]
@@ -52,7 +53,7 @@ def zeros_of_another_sign(
 
 
 def _turned(pair: TensorPair) -> torch.Tensor | None:
-    """Where both have zeros, of different signs; None where there is no such element."""
+    """Where both have zeros of different signs; None if there is no such element."""
     reference, candidate = _parts(pair.reference), _parts(pair.candidate)
     for one in (reference, candidate):
         if not one.is_floating_point() or one.dtype.itemsize < 2 or one.layout is not torch.strided or not one.numel():
@@ -67,7 +68,7 @@ def _turned(pair: TensorPair) -> torch.Tensor | None:
 
 
 def _kept_by_all(pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
-    """Which of these are zeros of eager's sign in every control run; none, if one could not run."""
+    """Which of these elements are zeros of eager's sign in every control run; none if a run could not be made."""
     sign = _parts(pair.reference).signbit()
     for values in made:
         value = None if values is None else values.get(pair.name)
@@ -79,7 +80,7 @@ def _kept_by_all(pair: TensorPair, turned: torch.Tensor, made: Sequence[Values |
 
 
 def _parts(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of real numbers: of complex ones the real and the imaginary parts, in a last dimension of two."""
+    """A tensor of real numbers. Complex numbers become real and imaginary parts, in a last dimension of two."""
     plain = tensor.detach()
     if not plain.is_complex() or plain.layout is not torch.strided:
         return plain
