@@ -61,6 +61,9 @@ def sweep(
     compiler_option: Annotated[
         Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
     ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="In training, step it: Adam, SGD:lr=0.1.")
+    ] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic/--static", help="With dynamic shapes.")] = False,
     only: Annotated[Words, typer.Option(metavar="NAME", help="Models to run; * stands for any text.")] = None,
     exclude: Annotated[Words, typer.Option(metavar="NAME", help="Models not to run.")] = None,
@@ -111,6 +114,7 @@ def sweep(
         batch_size=batch_size,
         timeout=timeout,
         localize=localize,
+        optimizer=_optimizer(optimizer),
         compiler_options=_compiler_options(compiler_option or ()),
     )
     asked = Sweep(
@@ -217,10 +221,17 @@ def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -
 
 
 def _compiler_options(words: Sequence[str]) -> dict[str, Any]:
-    if not words:
-        return {}
-    module: Any = importlib.import_module("checked_backend.checking.target")  # which needs torch
-    return dict(module.parse_value(word, "--compiler-option") for word in words)
+    return dict(_parsers().parse_value(word, "--compiler-option") for word in words) if words else {}
+
+
+def _optimizer(text: str | None) -> str | None:
+    if text is not None:
+        _parsers().parse_optimizer(text)  # a misspelt one is refused before anything runs
+    return text
+
+
+def _parsers() -> Any:
+    return importlib.import_module("checked_backend.checking.target")  # which needs torch
 
 
 def _devices(words: Sequence[str]) -> list[str]:

@@ -70,6 +70,7 @@ class Settings:
         ignore_outputs: Subjects whose findings are not to fail it, and why.
         noise: Greatest relative error that is taken for noise, by subject, and why.
         compiler_options: Handed to the candidate.
+        optimizer: Of ``torch.optim``, as ``NAME:KEY=VALUE,...``, which takes a step in training; None for none.
         localize: Find the operator after a failure.
         canary: Whether it is a model that the suite itself does not count on.
     """
@@ -82,6 +83,7 @@ class Settings:
     ignore_outputs: Mapping[str, str] = field(default_factory=dict)
     noise: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
     localize: bool = False
     canary: bool = False
 

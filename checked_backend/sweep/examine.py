@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from checked_backend.checking import check
+from checked_backend.checking.target import parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
 from checked_backend.findings import Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
@@ -125,6 +126,7 @@ def _checked(built: Built, program: Prepared, case: Case, settings: Settings) ->
         compiler=case.compiler,
         gradients=program.training,
         dynamic=True if case.dynamic else None,
+        optimizer=parse_optimizer(settings.optimizer) if settings.optimizer and program.training else None,
         localize=settings.localize,
         compiler_options=settings.compiler_options,
     )

@@ -82,6 +82,8 @@ def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["timm", "--skip", "ugly"], "--skip got 'ugly'; expected slow"),
         (["timm", "--rerun", "ugly"], "--rerun got 'ugly'"),
         (["timm", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["timm", "--optimizer", "Addam"], "--optimizer got 'Addam', which torch.optim does not have"),
+        (["timm", "--compiler-option", "fast"], "--compiler-option got 'fast'; give KEY=VALUE"),
         (["--merge"], "--merge: name the databases"),
     ],
 )

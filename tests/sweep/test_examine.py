@@ -11,6 +11,7 @@ import torch
 from torch._dynamo import register_backend
 from torch._dynamo.backends import registry
 
+from checked_backend.checking import check
 from checked_backend.report import Report
 from checked_backend.sweep.case import Case, Outcome, Settings
 from checked_backend.sweep.examine import examine
@@ -98,6 +99,20 @@ def test_a_model_that_agrees_passes_in_every_way(models: Path, mode: str, dtype:
 def test_dynamic_shapes_and_batch_sizes_reach_the_check(models: Path) -> None:
     report = Report.from_json(examined(models, "linear", Settings(batch_size=7), dynamic=True).report)
     assert report.coverage.checked["outputs"] > 1
+
+
+def test_an_optimizer_takes_a_step_in_training_only(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def spy(*args: Any, optimizer: Any, **settings: Any) -> Report:
+        seen.append(optimizer)
+        return check(*args, optimizer=optimizer, **settings)
+
+    monkeypatch.setattr("checked_backend.sweep.examine.check", spy)
+    settings = Settings(optimizer="SGD:lr=0.5")
+    for mode in ("training", "inference"):
+        assert examined(models, "linear", settings, mode=mode).status.value == "pass"
+    assert (seen[0].func, seen[0].keywords, seen[1]) == (torch.optim.SGD, {"lr": 0.5}, None)
 
 
 def test_a_wrong_compiler_fails_and_says_where(models: Path) -> None:
