@@ -40,7 +40,8 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     if not is_traceable_wrapper_subclass(wrapper):
         return {}
     names, _ = wrapper.__tensor_flatten__()
-    return {name: getattr(tensor, name) for name in names}
+    parts = {name: getattr(tensor, name) for name in names}
+    return {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}  # others are opaque: meshes
 
 
 def is_wrapper_type(kind: type) -> bool:
@@ -50,7 +51,11 @@ def is_wrapper_type(kind: type) -> bool:
 
 def rewrapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A wrapper subclass like the given one, made of changed inner tensors."""
-    changed: torch.Tensor = transform_subclass(tensor, lambda _name, inner: change(inner))
+
+    def changed_part(_name: str, part: object) -> object:
+        return change(part) if isinstance(part, torch.Tensor) else part
+
+    changed: torch.Tensor = transform_subclass(tensor, changed_part)
     return changed
 
 

@@ -29,7 +29,7 @@ from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
 from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
 from checked_backend.regions.exchanges import Agreement, Exchanges
-from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects
+from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -292,7 +292,8 @@ class CallComparison:
             if part.subject in pristine:
                 kind, detail = Kind.MUTATION, "mutation.wrong"
                 before = pristine[part.subject]
-                if before.shape == candidate.shape and torch.equal(before, candidate.detach()):
+                plain = flat_tensors(part.subject, before).get(name)  # of a distributed tensor its own shard
+                if plain is not None and plain.shape == candidate.shape and torch.equal(plain, candidate.detach()):
                     detail = "mutation.dropped"
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
 
@@ -391,8 +392,13 @@ def settle_none(
     reference: torch.Tensor | None, candidate: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """AOT autograd sends zeros where eager sends nothing; both say that the input has no influence."""
-    if reference is None and candidate is not None and not bool(candidate.detach().count_nonzero()):
+    if reference is None and candidate is not None and _is_zero(candidate):
         return candidate, candidate
-    if candidate is None and reference is not None and not bool(reference.detach().count_nonzero()):
+    if candidate is None and reference is not None and _is_zero(reference):
         return reference, reference
     return reference, candidate
+
+
+def _is_zero(tensor: torch.Tensor) -> bool:
+    """Whether all elements are zero; of a distributed tensor those of its shard, so that no other rank is asked."""
+    return not any(bool(part.count_nonzero()) for part in flat_tensors("", tensor).values())

@@ -87,8 +87,8 @@ class _EffectLog(TorchDispatchMode):
 
     def _note(self, value: Any) -> None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor) and (key := storage_key(tensor)) is not None:
-                self.written.add(key)
+            if isinstance(tensor, torch.Tensor):
+                self.written |= _storages(tensor)
 
 
 def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
@@ -110,17 +110,22 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
             fakes = [
                 fake_mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in bare
             ]
-            keys = {
-                position: storage_key(fake) for position, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)
-            }
+            keys = {position: _storages(fake) for position, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)}
             with torch.no_grad(), transforms_unharmed(), log:
                 graph(*fakes)
         except Exception as error:  # any failure means "assume everything", and is reported as the reason
             return Effects(None, True, f"{type(error).__name__}: {error}".splitlines()[0])
     if log.opaque:
         return Effects(None, True, f"contains {log.opaque}")
-    mutated = frozenset(position for position, key in keys.items() if key is not None and key in log.written)
+    mutated = frozenset(position for position, own in keys.items() if own & log.written)
     return Effects(mutated, log.random)
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    """The memory of a tensor, and of what a wrapper subclass is made of."""
+    key = storage_key(tensor)
+    own = set() if key is None else {key}
+    return own.union(*map(_storages, inner_tensors(tensor).values()))
 
 
 @dataclass(frozen=True, slots=True)

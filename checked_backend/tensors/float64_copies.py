@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.collectives import is_distributed_tensor
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, negative_view, rewrapped, storage_identity
@@ -65,6 +66,9 @@ class Float64Copies:
 
     def _wrapper(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
         with torch.no_grad():
+            if is_distributed_tensor(tensor):
+                # torch remembers how such tensors are laid out by their dtype, for the user's program too
+                raise PromotionError("a distributed tensor (DTensor) is not promoted to float64.")
             wide = rewrapped(tensor, self.of)
         if wide.dtype != target:
             raise PromotionError(

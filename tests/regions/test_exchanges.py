@@ -206,3 +206,14 @@ def test_fifty_checked_steps_leave_the_same_weights(world: int, tmp_path: Path) 
     for told in [told for program in programs for told in program]:
         assert passed(told)
         assert told["equal"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_rank_that_is_killed_ends_the_others_with_what_torch_raises(tmp_path: Path) -> None:
+    survivor, killed = run_ranks("tests.support.rank_programs:killed", tmp_path)
+    assert killed.code == -9
+    assert survivor.code == 1
+    assert "RuntimeError" in survivor.output
+    assert "DivergenceError" not in survivor.output
+    assert not list(tmp_path.glob("checked_backend_reports/*"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,6 +132,16 @@ def sharded(
         for number in range(steps):
             step(compiled, number)
     return told(session.report)
+
+
+def killed(rank: int, world: int) -> None:
+    """Rank 1 is killed between two steps."""
+    torch.manual_seed(rank)
+    compiled = torch.compile(Sharded(), backend="numcheck", options={"compiler": "aot_eager"})
+    for number in range(4):
+        if rank == 1 and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(compiled, number)
 
 
 def unlike(rank: int, world: int) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Regions on distributed tensors (DTensor), here with a group of one rank, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import checked_backend as cb
+from tests.support.region_tools import agreed, checked, found, gathered
+
+
+@pytest.fixture(autouse=True)
+def mesh() -> Iterator[Any]:
+    torch._dynamo.reset()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def averaged(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    x.lerp_(gradient, 0.1)
+
+
+def ran(compiled: Callable[..., Any], mesh: Any, steps: int = 3) -> torch.Tensor:
+    x, gradient = (distribute_tensor(torch.full((4, 4), value), mesh, [Shard(0)]) for value in (1.0, 2.0))
+    with torch.no_grad():
+        for _ in range(steps):
+            compiled(x, gradient)
+    return x.to_local()
+
+
+def forgetful(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that leaves the write out."""
+    for node in list(gm.graph.nodes):
+        if node.op.startswith("call_"):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    gm.recompile()
+    return gm.forward
+
+
+def test_what_is_written_in_place_is_the_same_checked_and_unchecked(mesh: Any) -> None:
+    plain = ran(torch.compile(averaged, backend="aot_eager"), mesh)
+    torch._dynamo.reset()
+    kept: list[torch.Tensor] = []
+    report = gathered(lambda: kept.append(ran(checked(averaged, "aot_eager"), mesh)))
+    assert agreed(report)
+    assert report.coverage.checked["mutated inputs"] == 3
+    assert torch.equal(kept[0], plain)
+
+
+def test_a_write_that_is_left_out_is_found(mesh: Any) -> None:
+    report = gathered(lambda: ran(checked(averaged, forgetful), mesh, steps=1))
+    assert ("mutation.dropped", "mutated[x]") in found(report)
+
+
+def test_a_compiled_optimizer_step_leaves_the_same_parameters(mesh: Any) -> None:
+    def trained(compiled: Callable[[Any], Any]) -> torch.Tensor:
+        torch._dynamo.reset()
+        weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, foreach=False)
+        step = compiled(optimizer.step)
+        for number in range(2):
+            weight.grad = distribute_tensor(torch.full((4, 4), 1.0 + number), mesh, [Shard(0)])
+            step()
+        return weight.detach().to_local()
+
+    plain = trained(lambda step: torch.compile(step, backend="aot_eager"))
+    kept: list[torch.Tensor] = []
+    report = gathered(lambda: kept.append(trained(lambda step: checked(step, "aot_eager"))))
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert torch.equal(kept[0], plain)
+
+
+def test_results_that_eager_has_not_waited_for_are_no_other_type(mesh: Any) -> None:
+    def whole(x: DTensor) -> torch.Tensor:
+        return (x * 2).full_tensor()
+
+    x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)])
+    assert agreed(gathered(lambda: checked(whole, "aot_eager")(x)))
