@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -13,7 +14,15 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from checked_backend.errors import OptionError
 
-__all__ = ["AotOptions", "BackendOptions", "CheckOptions", "InterpreterOptions", "MetadataCheck", "parse_options"]
+__all__ = [
+    "AotOptions",
+    "BackendOptions",
+    "CheckOptions",
+    "InterpreterOptions",
+    "MetadataCheck",
+    "did_you_mean",
+    "parse_options",
+]
 
 ENV_PREFIX = "CHECKED_BACKEND_"
 
@@ -136,6 +145,12 @@ class CheckOptions(BackendOptions):
         return value
 
 
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """`` Did you mean 'compiler'?``, or nothing if no valid word is near."""
+    near = get_close_matches(word, sorted(valid), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 _OptionsT = TypeVar("_OptionsT", bound=BackendOptions)
 _ALL: tuple[type[BackendOptions], ...] = (BackendOptions, AotOptions, InterpreterOptions, CheckOptions)
 
@@ -159,7 +174,15 @@ def parse_options(cls: type[_OptionsT], backend: str, options: Mapping[str, Any]
     valid = sorted(cls.model_fields)
     for key in given:
         if key not in cls.model_fields:
-            raise OptionError(f"backend {backend!r} has no option {key!r}. Valid options: {', '.join(valid)}.")
+            raise OptionError(
+                f"backend {backend!r} has no option {key!r}.{did_you_mean(str(key), valid)} Valid options: "
+                f"{', '.join(valid)}."
+            )
+    if given.get("budget") is not None and "every" in given:
+        raise OptionError(
+            f"backend {backend!r}: options 'budget' and 'every' exclude each other: 'every' checks every n-th call, "
+            "'budget' as many as a share of the time pays for. Give one of them."
+        )
     known = {name.upper() for options_cls in _ALL for name in options_cls.model_fields}
     for variable in os.environ:
         if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in known:

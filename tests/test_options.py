@@ -47,7 +47,7 @@ def test_unknown_key_lists_the_valid_ones() -> None:
     with pytest.raises(OptionError) as caught:
         parse_options(AotOptions, "nop", {"partitions": "default"})
     assert str(caught.value) == (
-        "backend 'nop' has no option 'partitions'. "
+        "backend 'nop' has no option 'partitions'. Did you mean 'partition'? "
         "Valid options: decompositions, dump, dump_values, partition, report_dir."
     )
 
@@ -74,6 +74,18 @@ def test_bad_value_names_key_value_and_what_is_valid(key: str, value: object, va
     assert text.startswith(f"backend 'numcheck': option {key!r} got {value!r}: ")
     assert valid in text
     assert "\n" not in text
+
+
+def test_a_word_that_is_near_nothing_has_no_suggestion() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(AotOptions, "nop", {"zzz": 1})
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_budget_and_every_exclude_each_other() -> None:
+    with pytest.raises(OptionError, match="'budget' and 'every' exclude each other"):
+        parse_options(CheckOptions, "numcheck", {"budget": 0.1, "every": 2})
+    assert parse_options(CheckOptions, "numcheck", {"budget": None, "every": 2}).every == 2
 
 
 def test_every_bad_value_is_reported() -> None:

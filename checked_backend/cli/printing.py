@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
+from rich.console import Console
+
+from checked_backend.report import Report
 from checked_backend.report.clean import clean
+from checked_backend.report.text import render_rich
 
-__all__ = ["complain", "print_text"]
+__all__ = ["complain", "print_reports", "print_text"]
+
+
+def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
+    """Print reports to stdout, in colour where that is a terminal."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    for number, shown in enumerate(reports):
+        if number:
+            print_text("\n" + "-" * 100 + "\n")
+        if console.is_terminal:
+            console.print(render_rich(shown, verbose=verbose), soft_wrap=False)
+        else:
+            print_text(shown.to_text(verbose=verbose))
 
 
 def print_text(text: str) -> None:

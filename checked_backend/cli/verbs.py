@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
-from checked_backend.cli.printing import complain, print_text
+from checked_backend.cli.found import encode_found, worst_of
+from checked_backend.cli.printing import complain, print_reports, print_text
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
@@ -29,11 +29,11 @@ from checked_backend.process.child import Limits, default_memory
 from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
+from checked_backend.report.certificate import render_certificate
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
-from checked_backend.report.text import render_rich
-from checked_backend.report.to_json import dumps, encode
-from checked_backend.report.write import ReadReports, read_reports, write_whole
+from checked_backend.report.to_json import dumps
+from checked_backend.report.write import read_reports, write_whole
 from checked_backend.sweep.database import is_database
 
 if TYPE_CHECKING:
@@ -59,22 +59,32 @@ _Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="After which it
 _Memory = Annotated[
     float | None, typer.Option(metavar="GIB", help="What its process may hold; default four fifths of what there is.")
 ]
+_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell all that is known.")]
 
 app = typer.Typer(
     name="checked-backend",
     help="Check torch.compile against eager. Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print_text(f"checked-backend {importlib.import_module('checked_backend').__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _verbs() -> None:
-    # Without a callback typer would make a lone verb the whole program.
-    pass
+def _verbs(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    del version
 
 
 @app.command()
@@ -88,6 +98,10 @@ def report(
         str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="Print what was checked, with which limits, as Markdown to paste.")
+    ] = False,
+    verbose: _Verbose = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
     run: Annotated[
         str | None, typer.Option(metavar="RUN", help="Of a sweep: its number, name or torch version; default the last.")
@@ -102,25 +116,29 @@ def report(
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
     if is_database(path):
+        if certificate:
+            raise typer.BadParameter("a sweep has no certificate; name a folder of reports", param_hint="--certificate")
         return report_sweep(path, run, since, Files(html, json_file, junit, csv))
     refuse_outside_sweeps(csv=csv, run=run, since=since)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
         raise CheckedBackendError(f"no reports in {path}{why}")
-    verdict = _worst(found)
+    verdict = worst_of(found)
     if html is not None:
         write_whole(render_html(found.reports, found.broken), html)
     if junit is not None:
         write_whole(render_junit(found.reports, found.broken), junit)
     if json_file is not None:
-        text = dumps(_encode_found(found, verdict))
+        text = dumps(encode_found(found, verdict))
         if json_file != _STDOUT:
             write_whole(text + "\n", Path(json_file))
         else:
             print_text(text)
-    if json_file != _STDOUT:
-        _print_reports(found.reports)
+    if certificate:
+        print_text(render_certificate(found.reports))
+    elif json_file != _STDOUT:
+        print_reports(found.reports, verbose=verbose)
     for file, reason in found.broken:
         complain(f"{file}: {reason}")
     return verdict
@@ -148,6 +166,7 @@ def check(
         float | None, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")
     ] = None,
     localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
+    verbose: _Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
@@ -170,7 +189,7 @@ def check(
     given = {name: value for name, value in options.items() if value is not None}
     with _users_code(as_json):
         found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
-    print_text(found.to_json() if as_json else str(found))
+    print_text(found.to_json() if as_json else found.to_text(verbose=verbose))
     return found.verdict
 
 
@@ -354,35 +373,6 @@ def _with_json_values(arguments: list[str]) -> list[str]:
         bare = word == "--json" and (not following or (following[0].startswith("-") and following[0] != _STDOUT))
         out.append(f"--json={_STDOUT}" if bare else word)
     return out
-
-
-def _worst(found: ReadReports) -> Verdict:
-    """Return the worst verdict. A file that could not be read may hide a failure: it is never a pass."""
-    verdicts = {report.verdict for report in found.reports}
-    if found.broken:
-        verdicts.add(Verdict.INCONCLUSIVE)
-    return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
-
-
-def _encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "schema": "checked_backend.reports",
-        "version": 1,
-        "verdict": verdict.value,
-        "reports": [{"path": str(report.path), "report": encode(report)} for report in found.reports],
-        "broken": [{"path": str(file), "reason": reason} for file, reason in found.broken],
-    }
-
-
-def _print_reports(reports: Sequence[Report]) -> None:
-    console = Console(markup=False, highlight=False, emoji=False)
-    for number, shown in enumerate(reports):
-        if number:
-            print_text("\n" + "-" * 100 + "\n")
-        if console.is_terminal:
-            console.print(render_rich(shown), soft_wrap=False)
-        else:
-            print_text(str(shown))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from checked_backend._torch.inductor import inductor_mode_options, inductor_sett
 from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.graphs.workarounds import powers_called
-from checked_backend.options import CheckOptions
+from checked_backend.options import CheckOptions, did_you_mean
 
 __all__ = [
     "Compiler",
@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+_FOR_TESTS = ("_TESTING_ONLY", "minifier_backend")
+"""Backends that test torch itself end so."""
 
 
 def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
@@ -62,9 +65,11 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
         try:
             compiler = lookup_backend(options.compiler)
         except InvalidBackend:
-            known = ", ".join(name for name in list_backends(exclude_tags=()) if name != "numcheck")
+            names = [name for name in list_backends(exclude_tags=()) if not name.endswith(_FOR_TESTS)]
+            known = ", ".join(name for name in names if name != "numcheck")
             raise OptionError(
-                f"backend 'numcheck': option 'compiler' got {options.compiler!r}, which is no Dynamo backend here. "
+                f"backend 'numcheck': option 'compiler' got {options.compiler!r}, which is no Dynamo backend here."
+                f"{did_you_mean(options.compiler, names)} "
                 f"Valid: {known}; or a callable (gm, example_inputs) -> callable."
             ) from None
     if given:

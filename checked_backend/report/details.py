@@ -8,7 +8,7 @@ from checked_backend.findings import Finding, Metrics, NoiseScale, Severity
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.one_line import is_line_blamed
 
-__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "values_at", "what"]
+__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "side_by_side", "values_at", "what"]
 
 _HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
 
@@ -65,6 +65,15 @@ def values_at(finding: Finding) -> str:
     reference, candidate = _values(metrics)
     at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
     return f"{first_line(finding.subject)}{at} is {reference} in eager, {candidate} compiled"
+
+
+def side_by_side(finding: Finding) -> tuple[str, str, str, str] | None:
+    """Where it differs most, eager's value, the compiled one, and the greatest difference; None if nothing is known."""
+    metrics = finding.metrics
+    if metrics is None or metrics.index is None:
+        return None
+    at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
+    return f"{first_line(finding.subject)}{at}", *_values(metrics), f"{metrics.max_abs_diff:.4g}"
 
 
 def finding_view(finding: Finding, number: int, total: int) -> FindingView:

@@ -66,6 +66,20 @@ def test_json_to_stdout(run: Run, tmp_path: Path, order: str) -> None:
     assert Report.from_json(json.dumps(read["reports"][0]["report"])) == FAIL
 
 
+def test_verbose_and_certificate_and_version(run: Run, tmp_path: Path) -> None:
+    path = write_report(FAIL, tmp_path)
+    _, short, _ = run("report", path)
+    code, full, _ = run("report", path, "-v")
+    assert code == 1
+    assert "Finding 1 of 1: logic, output[0]" in full
+    assert "Finding 1 of 1" not in short
+    code, text, _ = run("report", path, "--certificate")
+    assert code == 1
+    assert "This is no certificate" in text
+    code, text, _ = run("--version")
+    assert (code, text.split()[0]) == (0, "checked-backend")
+
+
 def test_files(run: Run, tmp_path: Path) -> None:
     write_report(FAIL, tmp_path / "in")
     html, junit, text = tmp_path / "r.html", tmp_path / "r.xml", tmp_path / "r.json"

@@ -1,0 +1,30 @@
+"""What several report files come to together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checked_backend.findings import Verdict
+from checked_backend.report.to_json import encode
+from checked_backend.report.write import ReadReports
+
+__all__ = ["encode_found", "worst_of"]
+
+
+def worst_of(found: ReadReports) -> Verdict:
+    """Return the worst verdict. A file that could not be read may hide a failure: it is never a pass."""
+    verdicts = {report.verdict for report in found.reports}
+    if found.broken:
+        verdicts.add(Verdict.INCONCLUSIVE)
+    return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
+
+
+def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
+    """Return them as JSON values."""
+    return {
+        "schema": "checked_backend.reports",
+        "version": 1,
+        "verdict": verdict.value,
+        "reports": [{"path": str(report.path), "report": encode(report)} for report in found.reports],
+        "broken": [{"path": str(file), "reason": reason} for file, reason in found.broken],
+    }

@@ -1,0 +1,83 @@
+"""What was checked, as Markdown to paste where somebody asks whether compiled code can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from checked_backend.findings import Verdict
+from checked_backend.report.clean import clean, plural
+from checked_backend.report.coverage_view import counts, region_line, skips
+from checked_backend.report.report import Report
+
+__all__ = ["render_certificate"]
+
+_SHOWN = 30
+_SAID = {
+    Verdict.PASS: "The compiled program agrees with eager in everything that was compared.",
+    Verdict.FAIL: "**This is no certificate: the compiled program differs from eager.**",
+    Verdict.INCONCLUSIVE: "**This is no certificate: no verdict was possible.**",
+}
+
+
+def render_certificate(reports: Sequence[Report]) -> str:
+    """Return reports as Markdown: the verdict, what was compared, with which detection limits, and on which versions.
+
+    A report that is no pass says so in its first line, and names what was found or missed.
+    """
+    return "\n".join("\n".join(_certificate(report)) for report in reports)
+
+
+def _certificate(report: Report) -> Iterator[str]:
+    coverage = report.coverage
+    yield f"## checked_backend: {report.verdict.value.upper()}{f' ({_text(report.title)})' if report.title else ''}"
+    yield ""
+    yield _SAID[report.verdict]
+    if report.verdict is not Verdict.PASS:
+        yield ""
+        yield _text(report.headline)
+    yield ""
+    yield f"Compared: {_text(', '.join(counts(coverage)) or 'nothing')}."
+    for region in coverage.regions[:_SHOWN]:
+        yield f"- {_text(region_line(region))}"
+    yield from _rest(len(coverage.regions), "region")
+    yield ""
+    yield from _limits(report)
+    missed = skips(coverage)
+    yield "Not checked:" if missed else "Nothing was skipped."
+    yield from (f"- {_text(skip)}" for skip in missed[:_SHOWN])
+    yield from _rest(len(missed), "part")
+    if coverage.ignored:
+        yield f"{plural(len(coverage.ignored), 'finding')} ignored by option."
+    yield ""
+    yield "On: " + _text("; ".join(f"{name} {value}" for name, value in report.environment.items()) or "not recorded")
+    yield ""
+
+
+def _limits(report: Report) -> Iterator[str]:
+    limits = report.coverage.detection_limit
+    if not limits:
+        yield "Each difference was held against the tensor's own noise; no detection limit had to be estimated."
+        yield ""
+        return
+    yield "An error greater than this, relative to the tensor's root mean square, would have been caught:"
+    yield ""
+    yield "| tensor | of the logic | in its own precision |"
+    yield "|---|---|---|"
+    for subject, limit in sorted(limits.items(), key=lambda item: -item[1])[:_SHOWN]:
+        own = report.coverage.own_precision_limit.get(subject)
+        yield f"| {_text(subject)} | {limit:.2g} | {'' if own is None else f'{own:.2g}'} |"
+    yield from _rest(len(limits), "tensor")
+    yield ""
+
+
+def _rest(count: int, noun: str) -> Iterator[str]:
+    if count > _SHOWN:
+        yield f"- and {plural(count - _SHOWN, f'more {noun}')}, with smaller numbers or less to say"
+
+
+def _text(text: str) -> str:
+    """Text in one line that Markdown shows as it is."""
+    text = clean(text).replace("\n", " ")
+    for character in "\\`*_<>|[]#&":
+        text = text.replace(character, f"\\{character}")
+    return text

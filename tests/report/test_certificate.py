@@ -1,0 +1,68 @@
+"""What a maintainer pastes to say what was checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Skip
+from checked_backend.report import Report
+from checked_backend.report.certificate import render_certificate
+
+COVERAGE = Coverage(
+    regions=(RegionInfo("Net [0/0]", ("model.py:3 in forward",), 34, 3, 3, 1),),
+    checked={"outputs": 12, "gradients": 4},
+    skipped=(Skip("timing", "not asked for"),),
+    detection_limit={"output[0]": 1e-4, "grad[w]": 3e-9},
+    own_precision_limit={"output[0]": 0.02},
+)
+CLEAN = Report((), COVERAGE, "Net", {"torch": "2.13.0", "cpu": "some_cpu"})
+
+TEXT = """\
+## checked_backend: PASS (Net)
+
+The compiled program agrees with eager in everything that was compared.
+
+Compared: outputs: 12, gradients: 4.
+- Net \\[0/0\\]: 34 nodes, 3 of 3 calls, 1 backward checked; model.py:3 in forward
+
+An error greater than this, relative to the tensor's root mean square, would have been caught:
+
+| tensor | of the logic | in its own precision |
+|---|---|---|
+| output\\[0\\] | 0.0001 | 0.02 |
+| grad\\[w\\] | 3e-09 |  |
+
+Not checked:
+- timing: not asked for
+
+On: torch 2.13.0; cpu some\\_cpu
+"""
+
+
+def test_text() -> None:
+    assert render_certificate([CLEAN]) == TEXT
+
+
+def test_what_is_no_pass_is_no_certificate() -> None:
+    failed = replace(CLEAN, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),))
+    missed = replace(CLEAN, coverage=replace(COVERAGE, skipped=(Skip("gradients", "not run", matters=True),)))
+    for report, verdict in ((failed, "FAIL"), (missed, "INCONCLUSIVE"), (Report((), Coverage()), "INCONCLUSIVE")):
+        text = render_certificate([report])
+        assert text.startswith(f"## checked_backend: {verdict}")
+        assert "This is no certificate" in text
+        assert "agrees" not in text
+
+
+def test_names_are_no_markup() -> None:
+    hostile = "<img src=x> | `a` [b](http://c)\n# d"
+    text = render_certificate([Report((), replace(COVERAGE, detection_limit={hostile: 1.0}), hostile)])
+    assert "<img" not in text.replace("\\<img", "")
+    assert "\n# d" not in text
+    assert "[b](" not in text.replace("\\[b\\](", "")
+
+
+def test_what_is_left_out_is_counted() -> None:
+    many = replace(COVERAGE, detection_limit={f"output[{i}]": float(i) for i in range(50)})
+    text = render_certificate([replace(CLEAN, coverage=many)])
+    assert "and 20 more tensors" in text
+    assert "output\\[49\\]" in text
