@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import run_ranks, values_of
+from tests.support.ranks import LIMIT, run_ranks, values_of
 
 PROGRAM = "tests.support.rank_programs:several"
 SENT = "sent to other ranks"
 
 
-def ran(folder: Path, *programs: tuple[str, dict[str, Any]], world: int = 2) -> list[list[Any]]:
+def ran(folder: Path, *programs: tuple[str, dict[str, Any]], world: int = 2, limit: float = LIMIT) -> list[list[Any]]:
     """What some programs gave, one after the other in the same ranks: for each program, of each rank."""
-    ranks = values_of(run_ranks(PROGRAM, folder, world=world, programs=programs))
+    ranks = values_of(run_ranks(PROGRAM, folder, world=world, limit=limit, programs=programs))
     return [list(of_program) for of_program in zip(*ranks, strict=True)]
 
 
@@ -202,7 +202,7 @@ def test_inductor_agrees_with_eager_in_several_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_fifty_checked_steps_leave_the_same_weights(world: int, tmp_path: Path) -> None:
     kinds = ("tensor parallel", "ddp", "fsdp")
-    programs = ran(tmp_path, *(("alike", {"kind": kind, "steps": 50}) for kind in kinds), world=world)
+    programs = ran(tmp_path, *(("alike", {"kind": kind, "steps": 50}) for kind in kinds), world=world, limit=540)
     for told in [told for program in programs for told in program]:
         assert passed(told)
         assert told["equal"]
