@@ -1,1 +1,1 @@
-"""AOT autograd with compilers of one's own: forward, backward, partition, decompositions."""
+"""Run AOT autograd with the caller's own compilers, partitioner and decompositions."""

@@ -33,7 +33,7 @@ def compile_with(
     Args:
         gm: The graph that Dynamo hands to a backend.
         example_inputs: Its (fake) inputs.
-        options: Says which decompositions and which partitioner.
+        options: Names the decompositions and the partitioner.
         fw_compiler: Compiles forward graphs.
         bw_compiler: Compiles backward graphs; ``fw_compiler`` if None.
         inference_compiler: Compiles graphs traced without gradients; ``fw_compiler`` if None.

@@ -36,9 +36,9 @@ class _BoxedCodeGen(CodeGen):
 
 
 def boxed_module(gm: fx.GraphModule) -> BoxedCallable:
-    """A boxed callable that runs ``gm``'s generated code. ``gm`` itself is left as it is.
+    """A boxed callable that runs ``gm``'s generated code. ``gm`` itself is not changed.
 
-    Inputs are freed as soon as the graph has no more use for them.
+    Each input is freed as soon as the graph no longer needs it.
     """
     graph = copy.deepcopy(gm.graph)
     graph.set_codegen(_BoxedCodeGen())
@@ -52,6 +52,6 @@ def boxed_module(gm: fx.GraphModule) -> BoxedCallable:
 
 
 def boxed(function: BoxedCallable) -> BoxedCallable:
-    """Mark a function of one list of arguments as boxed, which is how AOT autograd then calls it."""
+    """Mark a function of one list of arguments as boxed, so that AOT autograd calls it that way."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function

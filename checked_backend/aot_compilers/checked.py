@@ -36,16 +36,16 @@ _BY_NAME: Mapping[str, AotCompiler] = MappingProxyType(
 def checked(compiler: AotCompiler | str, **options: Any) -> AotCompiler:
     """A compiler that checks another AOT compiler: each of its graphs against the same graph run eagerly.
 
-    Hand it to forward, backward and inference alike. A graph is checked on every call, with its real inputs: its
-    outputs, what it saves for the backward graph, the inputs it changes, and for a backward graph its gradients. What
-    the program gets is what the compiler's code returned. AOT autograd itself is not checked, because both sides run
-    the graph that it made; the backend ``numcheck`` and `check` do that.
+    Use it as forward, backward and inference compiler alike. A graph is checked on every call, with its real inputs:
+    its outputs, the values that it saves for the backward graph, the inputs that it changes, and for a backward graph
+    its gradients. The program gets the results of the compiler's code. AOT autograd itself is not checked, because both
+    sides run the graph that it made; the backend ``numcheck`` and `check` also check AOT autograd.
 
     Args:
         compiler: ``(gm, example_inputs) -> callable``, boxed or not, or one of the names ``inductor``, ``interpret``,
-            ``nop``, ``print_graph``, ``torchscript``. Inductor compiles with ``fallback_random=True``, so that its
-            random numbers can be eager's.
-        options: Those of the backend ``numcheck`` that concern a single graph: ``on_divergence``, ``every``,
+            ``nop``, ``print_graph``, ``torchscript``. Inductor compiles with ``fallback_random=True``, so that it can
+            draw eager's random numbers.
+        options: The options of the backend ``numcheck`` that concern a single graph: ``on_divergence``, ``every``,
             ``budget``, ``ignore``, ``report_dir``, and for Inductor ``compiler_options``.
 
     Returns:
@@ -84,11 +84,11 @@ def checked(compiler: AotCompiler | str, **options: Any) -> AotCompiler:
 
 
 def _candidate(compiler: AotCompiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile with an AOT compiler, and call what it makes the way a region is called."""
+    """Compile with an AOT compiler, and make its result callable like a region."""
     try:
-        with no_donated_buffers():  # what is saved is needed again, for control runs
+        with no_donated_buffers():  # the saved values are needed again, for control runs
             compiled = compiler(gm, list(example_inputs))
-    except dynamo_control_flow() as error:  # there may be no Dynamo to steer
+    except dynamo_control_flow() as error:  # these exceptions steer Dynamo, and there may be no Dynamo here
         raise CandidateError(f"{type(error).__name__}: {error}") from error
     if not getattr(compiled, "_boxed_call", False):
         return compiled

@@ -22,11 +22,11 @@ __all__ = ["dump_graph"]
 def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: bool = False) -> AotCompiler:
     """A compiler that dumps each graph it is given, then runs it as it is.
 
-    Hand the same compiler to forward and backward: a backward graph gets the index of its forward graph.
+    Use the same compiler for forward and backward, so that a backward graph gets the index of its forward graph.
 
     Args:
-        folder: Where dumps go; a graph becomes ``folder/name/name_{forward|backward|inference}_{index}``.
-        name: What the graphs are called.
+        folder: The folder of the dumps; a graph becomes ``folder/name/name_{forward|backward|inference}_{index}``.
+        name: The name of the graphs.
         values: Also save the values of the inputs of the first call.
 
     Returns:

@@ -1,4 +1,4 @@
-"""``memory_efficient_fusion``: recompute in the backward pass what is cheap, and save less."""
+"""``memory_efficient_fusion``: recompute cheap values in the backward pass, and save less."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CallableT = TypeVar("_CallableT")
 def memory_efficient_fusion(fn_or_module: _CallableT, **overrides: Any) -> _CallableT:
     """Compile forward and backward with the min-cut partitioner, which recomputes in backward to save memory.
 
-    The graphs are traced at the first call: sizes, and which inputs require grad, are fixed from then on.
+    The graphs are traced at the first call. From then on the sizes are fixed, and so are the inputs that require grad.
 
     Source: ``memory_efficient_fusion`` of ``torch/_functorch/compilers.py``, whose nvFuser is gone.
 
@@ -36,8 +36,7 @@ def memory_efficient_fusion(fn_or_module: _CallableT, **overrides: Any) -> _Call
         A function, or a module that shares the given module's parameters.
 
     Raises:
-        OptionError: An override that ``aot_function`` does not take; a compiler, or what is to be compiled, that
-            cannot be called.
+        OptionError: ``aot_function`` does not take an override, or a compiler or ``fn_or_module`` cannot be called.
     """
     if not callable(fn_or_module):
         raise OptionError(f"memory_efficient_fusion got {fn_or_module!r}, which cannot be called.")

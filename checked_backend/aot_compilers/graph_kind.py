@@ -1,4 +1,4 @@
-"""What kind of graph AOT autograd hands to a compiler, and what people call its inputs and outputs."""
+"""The kind of a graph that AOT autograd hands to a compiler, and the names of its inputs and outputs for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FREE = (SubjectKind.GRADIENT, SubjectKind.SAVED)
 
 
 def graph_kind(gm: fx.GraphModule) -> str:
-    """``backward``, ``forward``, or ``inference`` for a graph that saves nothing for a backward one."""
+    """``backward``, ``forward``, or ``inference`` for a graph that saves nothing for a backward graph."""
     if any(node.name.startswith("tangents_") for node in gm.graph.find_nodes(op="placeholder")):
         return "backward"
     return "forward" if saved_activations(gm, "forward") else "inference"
@@ -43,11 +43,11 @@ def graph_info(gm: fx.GraphModule, index: int) -> GraphInfo:
 
     Args:
         gm: The graph.
-        index: Which one it is, of those that its compiler has got.
+        index: Its number among the graphs that its compiler received.
 
     Returns:
-        The names: ``output[0]``, ``saved[relu]`` for what a forward graph keeps, ``grad[primals_1]`` for what a
-        backward graph returns.
+        The names: ``output[0]``, ``saved[relu]`` for a value that a forward graph saves, ``grad[primals_1]`` for a
+        gradient that a backward graph returns.
     """
     kind = graph_kind(gm)
     info = GraphInfo.of(gm)
@@ -86,7 +86,7 @@ def _output_name(kind: str, value: Any, description: Any, inputs: Sequence[str])
 
 
 def _input_name(description: Any) -> str:
-    """A parameter's own name where AOT autograd knows it, else the placeholder's in the forward graph."""
+    """A parameter's own name if AOT autograd knows it, else the placeholder's name in the forward graph."""
     target = getattr(description, "target", None)
     if target:
         return str(target)

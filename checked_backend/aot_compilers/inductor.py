@@ -17,9 +17,9 @@ __all__ = ["inductor"]
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **patches: Any) -> BoxedCallable:
     """Compile one AOT graph with Inductor.
 
-    Inductor expects graphs that were traced with its own decompositions: hand
-    ``torch._inductor.decomposition.select_decomp_table()`` to AOT autograd. ``torch.compile(backend="inductor")`` does
-    more: passes over the Dynamo graph and the joint graph, CUDA graphs.
+    Inductor expects graphs that were traced with its own decompositions: give AOT autograd
+    ``torch._inductor.decomposition.select_decomp_table()``. ``torch.compile(backend="inductor")`` does more than this:
+    passes over the Dynamo graph and the joint graph, CUDA graphs.
 
     Args:
         gm: An ATen graph from AOT autograd. Inductor changes it.

@@ -63,10 +63,10 @@ def draw_graph(name: str | os.PathLike[str]) -> AotCompiler:
 
     Args:
         name: Folder for the drawings, made if it does not exist. The first graph is ``graph.dot``, the following
-            ones are ``graph_1.dot``, ``graph_2.dot``, ...; each also as ``.svg`` where Graphviz's ``dot`` is installed.
+            ones are ``graph_1.dot``, ``graph_2.dot``, ...; each also as ``.svg`` if Graphviz's ``dot`` is installed.
 
     Returns:
-        The compiler. It warns, and the program goes on, where a drawing cannot be written.
+        The compiler. If a drawing cannot be written, it warns, and the program goes on.
 
     Raises:
         DumpError: From the compiler, if the folder cannot be made.
@@ -114,7 +114,7 @@ def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCalla
     """Compile the graph with TorchScript, which torch has deprecated.
 
     Args:
-        gm: An ATen graph from AOT autograd. Graphs with symbolic sizes are not TorchScript.
+        gm: An ATen graph from AOT autograd. TorchScript cannot take symbolic sizes.
         example_inputs: Not used.
 
     Returns:
@@ -165,9 +165,9 @@ def _script(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         if isinstance(node.target, OpOverload):
             node.target = node.target.overloadpacket
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda arg: str(arg) if isinstance(arg, torch.device) else arg)
-    # freezing computes constants, which must be real ones
+    # freezing computes constants, which must be real tensors, not fake ones
     with jit_autocast_off(), disable_current_modes(), warnings.catch_warnings():
-        # the person who asks for this compiler has asked for something deprecated: DeprecationWarning or FutureWarning
+        # the user chose a deprecated compiler, so its DeprecationWarning or FutureWarning says nothing new
         warnings.filterwarnings("ignore", message=r".*torch\.jit")
         # about torch's own nn.Module.__init__, which nobody here can change
         warnings.filterwarnings("ignore", message=r"The TorchScript type system", category=UserWarning)

@@ -1,1 +1,1 @@
-"""What FX graphs and ATen operators are asked for."""
+"""Facts about FX graphs and ATen operators, and changes to graphs."""

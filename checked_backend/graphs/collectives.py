@@ -1,4 +1,4 @@
-"""What operators exchange with other ranks: which collective, over which group, what is sent."""
+"""Describe what operators exchange with other ranks: the collective, its group, the tensors that are sent."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MODULES = "torch.distributed"
 
 
 class Role(Enum):
-    """What an operator is to a program of several ranks."""
+    """The part that an operator plays in a program of several ranks."""
 
     NONE = auto()
     """It exchanges nothing."""
     COLLECTIVE = auto()
     """It begins an exchange whose inputs and results are its own."""
     WAIT = auto()
-    """It waits for the result of one."""
+    """It waits for the result of an exchange."""
     OPAQUE = auto()
     """It exchanges something that cannot be seen from outside."""
 
 
 def role_of(func: OpOverload, operator: Operator) -> Role:
-    """What an operator is to a program of several ranks."""
+    """The part that an operator plays in a program of several ranks."""
     home = func.namespace
     if home not in _FUNCTIONAL and home not in _OPAQUE:
         return Role.NONE
@@ -68,7 +68,7 @@ _INPUTS = ("input", "inputs", "self", "shard", "tensor")
 
 
 def _family(base: str) -> str:
-    """What a collective does, whether it writes in place, to a given result, or takes several tensors at once."""
+    """The kind of a collective, the same whether it writes in place, to a given result, or takes several tensors."""
     name = base.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
     return {
         "all_gather_into_tensor": "all_gather",
@@ -83,8 +83,8 @@ class Collective:
 
     Attributes:
         family: ``all_reduce``, ``all_gather``, ...
-        terms: What all ranks must agree on, by name: the reduction, the group, ...
-        inputs: The tensors that it sends, and of ``irecv`` the one that it receives into.
+        terms: The parameters on which all ranks must agree, by name: the reduction, the group, ...
+        inputs: The tensors that it sends; for ``irecv`` the tensor that it receives into.
         in_place: Whether results are written to the inputs.
         out: The tensor that the result is written to, if one is given.
         many: Whether it takes a list of tensors.
@@ -98,7 +98,7 @@ class Collective:
     many: bool
 
     def sends_here(self) -> bool:
-        """Whether what is in its inputs reaches another rank, when this one calls it."""
+        """Whether the values of its inputs reach another rank when this rank calls it."""
         if self.family == "irecv":
             return False
         if self.family != "broadcast":
@@ -132,7 +132,7 @@ def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[st
 
 
 def _reduction(value: Any) -> str:
-    """``sum``, also of the object that stands for it."""
+    """A reduction's name, as ``sum``, from its name or from the object that stands for it."""
     return str(value).rpartition(".")[2].lower()
 
 

@@ -1,4 +1,4 @@
-"""What a call in a graph does besides returning a value: does it write to what it is given, does it set a mode?"""
+"""The effects of a call in a graph besides its result: does it write to its arguments, does it set a mode?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 
 def has_effects(node: fx.Node) -> bool:
-    """Whether a call in a Dynamo graph writes to what it is given, by the name that it goes by."""
+    """Whether a call in a Dynamo graph writes to its arguments, judged by its name and its keywords."""
     if node.op not in _CALLS:
         return False
     name = _name(node)
@@ -49,25 +49,25 @@ def _is_told_to_write(node: fx.Node) -> bool:
         return node.kwargs.get("inplace") is True
     try:
         parameters = list(inspect.signature(node.target).parameters)
-    except (TypeError, ValueError):  # functions in C tell none
+    except (TypeError, ValueError):  # functions in C have no signature
         return False
     return any(name == "inplace" and value is True for name, value in zip(parameters, node.args, strict=False))
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a call writes to what it is given, in a graph of either kind."""
+    """Whether a call writes to its arguments, in a Dynamo graph or an AOT graph."""
     if isinstance(node.target, OpOverload):
         return bool(describe_operator(node.target).mutated)
     return has_effects(node)
 
 
 def sets_mode(node: fx.Node) -> bool:
-    """Whether a call in a Dynamo graph sets a mode for the calls behind it."""
+    """Whether a call in a Dynamo graph sets a mode for the calls after it."""
     return bool(mode_name(node))
 
 
 def mode_name(node: fx.Node) -> str:
-    """The name of the function by which a call sets a mode for the calls behind it; empty if it sets none."""
+    """The name of the function by which a call sets a mode for the calls after it; "" if it sets none."""
     name = _name(node) if node.op in _CALLS else ""
     return name if name.startswith(_MODES) else ""
 

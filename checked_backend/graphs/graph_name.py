@@ -1,4 +1,4 @@
-"""What people call a graph that Dynamo made: the module or the function that it is of."""
+"""Name a graph that Dynamo made after the module or the function that it comes from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["graph_name"]
 
 
 def graph_name(gm: fx.GraphModule) -> str:
-    """What to call a Dynamo graph.
+    """The name of a Dynamo graph, for people.
 
     Args:
-        gm: The graph; call this while Dynamo compiles it, so that the user's frames are on the stack.
+        gm: The graph. Dynamo must be compiling it now, so that the user's frames are on the stack.
 
     Returns:
         The class of the outermost module that is being called, else the function that was traced, else ``graph``.
@@ -28,7 +28,7 @@ def _outermost_module() -> str | None:
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
         if isinstance(owner, nn.Module) and not isinstance(owner, fx.GraphModule):
-            name = type(getattr(owner, "_orig_mod", owner)).__name__  # what torch.compile(module) wraps
+            name = type(getattr(owner, "_orig_mod", owner)).__name__  # torch.compile(module) wraps the user's module
         frame = frame.f_back
     return name
 

@@ -1,7 +1,7 @@
-"""Tensors that a Dynamo graph holds as attributes and may write to, as inputs of it instead.
+"""Turn the tensors that a Dynamo graph holds as attributes and may write to into inputs.
 
 ``torch.compile(optimizer.step)`` gives such graphs: parameters and the optimizer's state are attributes. Eager and the
-compiled program would both write to them; as inputs, each run gets its own.
+compiled program would both write to them. As inputs, each run gets its own.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _PURE_MODULES = ("torch", "math", "_operator", "operator", "builtins")
 def lift_written_attributes(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, Sequence[Any], tuple[torch.Tensor, ...]]:
-    """Make inputs of a graph's tensor attributes, if something in the graph writes in place.
+    """Turn a graph's tensor attributes into inputs, if something in the graph writes in place.
 
     Args:
         gm: A Dynamo graph; it stays as it is, because Dynamo goes on with it.
         example_inputs: As Dynamo gave them.
 
     Returns:
-        The graph to compile, its example inputs, those that were added at the end, and the tensors to call it with for
-        them. Nothing is added where the graph has no such attribute, or writes to nothing.
+        The graph to compile, its example inputs (with those of the new inputs at the end), and the tensors to pass for
+        the new inputs. Nothing is added if the graph has no such attribute, or writes to nothing.
     """
     attributes = [node for node in gm.graph.find_nodes(op="get_attr") if isinstance(_held(gm, node), torch.Tensor)]
     if not attributes or not any(_may_write(node) for node in gm.graph.nodes):
@@ -67,7 +67,7 @@ def lift_written_attributes(
 
 
 def copy_as_dynamo_made_it(gm: fx.GraphModule) -> fx.GraphModule:
-    """Copy a graph with what Dynamo left on it for compilers: where its inputs come from."""
+    """Copy a graph with the information that Dynamo left on it for compilers: where its inputs come from."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     copied.meta = gm.meta
     for name, value in vars(gm).items():
@@ -107,7 +107,7 @@ def _delete(gm: fx.GraphModule, name: str) -> None:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Whether a node may write to one of its arguments; True where it cannot be known."""
+    """Whether a node may write to one of its arguments; True if that is unknown."""
     if node.op == "call_method":
         name = str(node.target)
         in_place = name.endswith("_") and not name.endswith("__")

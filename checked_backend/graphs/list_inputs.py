@@ -1,7 +1,7 @@
-"""Inputs of a region that are lists of tensors, as inputs of their own.
+"""Replace a region's inputs that are lists of tensors by one input for each tensor.
 
-Compiled autograd hands its backward graphs one list, whose tensors they may write to: eager and the compiled program
-would both add to the same ``.grad``. As inputs of their own, each run gets its own.
+Compiled autograd hands its backward graphs one list, and a graph may write to the tensors in it: eager and the compiled
+program would both add to the same ``.grad``. As separate inputs, each run gets its own tensors.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["spread_lists"]
 def spread_lists(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]:
-    """Make inputs of the elements of a graph's inputs that are lists.
+    """Replace a graph's list inputs by one input for each element.
 
     Args:
         gm: A Dynamo graph; it stays as it is, because Dynamo goes on with it.
         example_inputs: As Dynamo gave them.
 
     Returns:
-        The graph to compile, its example inputs, and what makes its arguments of those that Dynamo passes; None where
-        they are the same. A list that the graph uses as a whole stays one.
+        The graph to compile, its example inputs, and a function that turns the arguments that Dynamo passes into the
+        graph's arguments (None if they are the same). A list that the graph uses as a whole stays a list.
     """
     given = gm.graph.find_nodes(op="placeholder")
     places = {
@@ -61,7 +61,7 @@ def _takes_an_element(user: fx.Node) -> bool:
 
 
 def _spread(graph: fx.Graph, node: fx.Node, example: Sequence[Any]) -> list[Any]:
-    """Put placeholders in the place of one, and tell an example of each."""
+    """Replace a placeholder by one for each element, and return an example of each."""
     takers: dict[int, list[fx.Node]] = {}
     for user in node.users:
         takers.setdefault(int(user.args[1]) % len(example), []).append(user)  # type: ignore[arg-type]

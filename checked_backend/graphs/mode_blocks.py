@@ -1,7 +1,7 @@
-"""Modes that a Dynamo graph enters and leaves by calls, spelled as the ``with`` blocks that they come from.
+"""Write the modes that a Dynamo graph enters and leaves by calls as the ``with`` blocks that they come from.
 
-Dynamo writes ``with torch.autocast(...)`` as a call that enters it and one that leaves it, and cannot trace those calls
-themselves. A graph that is to be compiled anew, or written as a script, needs the blocks back.
+Dynamo writes ``with torch.autocast(...)`` as a call that enters the mode and a call that leaves it, and cannot trace
+those calls themselves. A graph that is compiled anew, or written as a script, needs the blocks back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
 
 
 def block_of(node: fx.Node) -> str | None:
-    """The context manager that a call enters, as code; None for a call that enters none that is known."""
+    """The context manager that a call enters, as code; None if it enters none that is known here."""
     name = mode_name(node)
     if name == "_enter_autocast":
         device, dtype, enabled, cache = (*node.args, *(None,) * 4)[:4]
@@ -30,12 +30,12 @@ def block_of(node: fx.Node) -> str | None:
 
 
 def leaves_block(node: fx.Node) -> bool:
-    """Whether a call leaves what `block_of` knows."""
+    """Whether a call leaves a context manager that `block_of` knows."""
     return mode_name(node) in ("_exit_autocast", "_exit_inference_mode")
 
 
 def with_mode_blocks(gm: fx.GraphModule) -> fx.GraphModule:
-    """Give a graph code that has blocks, which Dynamo can trace; the graph itself stays as it is.
+    """Give a graph module code with blocks, which Dynamo can trace. The graph itself stays as it is.
 
     Args:
         gm: A graph of the caller's own.

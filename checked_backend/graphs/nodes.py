@@ -1,4 +1,4 @@
-"""Small questions about FX nodes and graphs."""
+"""Small helpers for FX nodes and graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["graph_fetched", "is_getitem", "outputs_of", "recorded_value"]
 
 
 def recorded_value(node: fx.Node) -> Any:
-    """What tracing recorded of a node's value: AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
+    """The value that tracing recorded for a node. AOT graphs call it ``val``, Dynamo graphs ``example_value``."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
@@ -36,7 +36,7 @@ def is_getitem(node: fx.Node) -> bool:
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:
-    """What a graph returns, flat: nodes and constants. Empty if it has no output."""
+    """The nodes and constants that a graph returns, as a list; empty if it has no output."""
     for node in graph.find_nodes(op="output"):
         returned = node.args[0]
         return list(returned) if isinstance(returned, (tuple, list)) else [returned]

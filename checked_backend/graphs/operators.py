@@ -1,4 +1,4 @@
-"""What the dispatch modes need to know about an operator: is it exact, how long are its sums, what does it mutate."""
+"""The facts about an operator that dispatch modes need: is it exact, how long are its sums, what does it mutate?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OperatorKind(Enum):
     POINTWISE = auto()
     """Rounds each element about once."""
     COMBINING = auto()
-    """Adds up a few products, whose roundings are left where they cancel."""
+    """Adds up a few products. Where the products cancel, their roundings are left."""
     ACCUMULATING = auto()
     """Has many roundings inside: sums, matrix products, normalisations, linear algebra."""
     NARROWING = auto()
@@ -65,7 +65,7 @@ class Operator:
     draws: bool
 
 
-# Results are taken from inputs, or exact by IEEE 754; selection of a value is not rounding.
+# The results of these are taken from inputs, or exact by IEEE 754. To select a value is not to round.
 _EXACT_NAMES = """
     abs absolute neg negative positive relu relu6 hardtanh hardtanh_backward clamp clamp_min clamp_max clip
     threshold threshold_backward hardshrink hardshrink_backward copysign sign sgn signbit floor ceil round trunc
@@ -99,7 +99,7 @@ _POINTWISE_NAMES = """
     logspace tanh_backward sigmoid_backward logit_backward true_divide sub subtract multiply divide
     rsub nan_to_num hypot square sqrt rsqrt pow float_power
 """
-# A few products that are added up: they may cancel, and then their roundings are all that is left.
+# These add up a few products. The products may cancel, and then only their roundings are left.
 _COMBINING_NAMES = """
     addcmul addcdiv lerp addr cross linalg_cross upsample_linear1d upsample_bilinear2d upsample_bicubic2d
     upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa grid_sampler_2d
@@ -154,7 +154,7 @@ def describe_operator(func: OpOverload) -> Operator:
         func: The operator overload.
 
     Returns:
-        Its facts. Slow enough (tens of microseconds) that callers keep the result per operator.
+        Its facts. This is slow (tens of microseconds), so callers keep the result per operator.
     """
     base = _base_name(func)
     positions: dict[str, int] = {}
@@ -176,14 +176,14 @@ def describe_operator(func: OpOverload) -> Operator:
 
 
 UNMARKED_STATISTICS = ("running_mean", "running_var")
-"""Arguments that `UPDATING` write to where they train, though their schemas do not say so."""
+"""Arguments that the `UPDATING` operators write to in training, though their schemas do not say so."""
 
 UPDATING = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 """Operators of ``aten`` with undeclared writes (torch/_subclasses/schema_check_mode.py)."""
 
 
 def argument(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """An argument of a call by its schema name, positional or not; ``default`` where it was left out."""
+    """An argument of a call by its schema name, positional or not; ``default`` if it was left out."""
     position = operator.positions.get(name, -1)
     if 0 <= position < len(args):
         return args[position]

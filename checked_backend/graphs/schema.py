@@ -1,4 +1,4 @@
-"""What an operator's schema says: which arguments it writes to, which its results may share memory with."""
+"""Read an operator's schema: which arguments it writes to, and with which its results may share memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
     "wrapped_operator",
 ]
 
-# Operators that come with torch. Their kernels are torch's own, and run far below the place where an undeclared write
-# would be seen by the version counter; all others are somebody's own, and are watched.
+# Namespaces of operators that come with torch. Their kernels are torch's own, and run far below the place where the
+# version counter would see an undeclared write. All other operators are somebody's own, and are watched.
 _BUILT_IN = frozenset(
     {
         "_c10d_functional",
@@ -51,7 +51,7 @@ _BUILT_IN = frozenset(
 )
 
 
-# Operators of torch that return what they are given, by design, though their schema gives the result its own memory.
+# Operators of torch that by design return their input, though their schema gives the result its own memory.
 _RETURN_THEIR_INPUT = frozenset({"wait_tensor"})
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 
@@ -65,14 +65,14 @@ def auto_functionalized(node: fx.Node) -> OpOverload | None:
 
 
 def effectful(target: Any, args: Sequence[Any]) -> OpOverload | None:
-    """The operator that ``with_effects`` runs between two tokens, which keep its order; None for any other target."""
+    """The operator that ``with_effects`` runs between two tokens, which keep the order; None for any other target."""
     if isinstance(target, HigherOrderOperator) and target.name() == "with_effects" and len(args) > 1:
         return args[1] if isinstance(args[1], OpOverload) else None
     return None
 
 
 def wrapped_operator(node: fx.Node) -> OpOverload | None:
-    """The operator that a node runs by means of a higher-order operator; None for any other node."""
+    """The operator that a node runs through a higher-order operator; None for any other node."""
     return auto_functionalized(node) or effectful(node.target, node.args)
 
 
@@ -117,7 +117,7 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 
 
 def read_only_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The inputs that the operator's schema neither writes to nor shares memory with. None for other calls."""
+    """The inputs that by its schema an operator neither writes to nor shares memory with; empty for other calls."""
     if not isinstance(node.target, OpOverload):
         return ()
     if node.target.namespace in _COLLECTIVES and node.target._opname in _RETURN_THEIR_INPUT:

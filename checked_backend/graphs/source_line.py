@@ -18,7 +18,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def source_line(node: fx.Node) -> str | None:
-    """Where the user's program made this node: the innermost recorded frame outside of torch.
+    """The user's line that made a node: the innermost recorded frame outside of torch.
 
     Args:
         node: A node of a Dynamo or AOT graph.
@@ -42,10 +42,10 @@ def source_line(node: fx.Node) -> str | None:
 
 
 def module_path(node: fx.Node) -> str | None:
-    """The user's module that a node belongs to, innermost.
+    """The innermost module of the user's that a node belongs to.
 
     Args:
-        node: A node of a Dynamo or AOT graph; of a backward graph too, whose nodes remember the forward's module.
+        node: A node of a Dynamo or AOT graph. Nodes of a backward graph remember the forward's module.
 
     Returns:
         ``"encoder.layers.0.linear1 (Linear)"``, or None if nothing was recorded.

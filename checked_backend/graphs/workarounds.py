@@ -1,4 +1,4 @@
-"""Powers of negative numbers, which the code that FX writes for a graph computes otherwise than the graph says."""
+"""Work around FX's code for powers of negative numbers, which computes something else than the graph says."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["powers_called"]
 
 
 def powers_called(graph: fx.Graph) -> fx.Graph:
-    """The graph, with powers of negative numbers as calls of ``pow``.
+    """The graph with powers of negative numbers written as calls of ``pow``.
 
     FX writes ``operator.pow(-2.0, x)`` as ``-2.0 ** x`` (``magic_methods`` in ``torch/fx/graph.py``), which Python
-    reads as ``-(2.0 ** x)``. Compilers do not see it: they interpret the nodes.
+    reads as ``-(2.0 ** x)``. Compilers are not affected, because they interpret the nodes.
 
     Args:
         graph: Any graph; it is not changed.
 
     Returns:
-        A copy; the graph itself where it has no such power.
+        A copy; the graph itself if it has no such power.
     """
     if not any(map(_misread, graph.nodes)):
         return graph

@@ -83,23 +83,23 @@ def _where(function: Callable[..., Any] | None) -> str:
 
 
 def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:
-    """Whether an operator does other than its fake kernel says even for the inputs that it really got.
+    """Whether an operator differs from its fake kernel even for the inputs that it really got.
 
     Args:
-        node: The node; its inputs may be others than were recorded.
+        node: The node; its inputs may differ from the recorded ones.
         inputs: Its real arguments.
     """
     return _agrees(node.target, inputs) is False
 
 
 def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
-    """What an operator's fake kernel says for inputs with the metadata of these, and those inputs afterwards.
+    """The result of an operator's fake kernel for inputs with the metadata of these, and the fake inputs afterwards.
 
     Args:
         operator: The operator.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        cached: What torch's cache of fake results says: a trace calls each operator more than once.
+        cached: Give the result of torch's cache of fake results, which a trace sees when it calls an operator again.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -114,7 +114,7 @@ def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, *, cached: bool = False) -> bool | None:
-    """Whether the fake kernel, given the real inputs' metadata, says what the kernel does; None: cannot be told."""
+    """Whether the fake kernel, given the real inputs' metadata, agrees with the kernel; None if that is unknown."""
     if inputs is None:
         return None
     devices = {leaf.device.index for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.is_cuda}

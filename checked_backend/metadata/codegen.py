@@ -1,6 +1,6 @@
 """Turn a graph into one Python function that runs it, with the checks of every node in line.
 
-What the function looks like, for ``relu`` of a graph with a dynamic batch::
+The function for ``relu`` in a graph with a dynamic batch::
 
     def forward(run, args_list):
         _v0, _v1, = args_list
@@ -15,7 +15,7 @@ What the function looks like, for ``relu`` of a graph with a dynamic batch::
         return [_v2]
 
 ``_as_recorded1`` compares dtype, layout, device, shape, strides and offset, and returns the identity of the storage.
-A check that holds costs a few attribute reads. One that does not goes to ``run``, which compares again in detail.
+A check that holds costs a few attribute reads. A check that fails calls ``run``, which compares again in detail.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class GraphCode:
         function: ``(run, args_list) -> outputs``.
         source: Its source.
         plans: One per node.
-        position: Where each node is among them.
-        variables: Which variable of the function holds which symbolic size.
-        asserts: What the trace took for granted of sizes that depend on data.
-        unchecked: Nodes without recorded metadata.
+        position: The index of each node among the plans.
+        variables: For each symbolic size, the variable of the function that holds it.
+        asserts: The trace's assumptions about sizes that depend on data, each with its message.
+        unchecked: The number of nodes without recorded metadata.
     """
 
     function: Callable[..., Any]
@@ -77,7 +77,7 @@ def emit(gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any
     Args:
         gm: The graph.
         settings: What to check.
-        subgraphs: For nodes that get a graph for a higher-order operator, what to hand to the operator instead.
+        subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
     return _Emitter(gm, settings, subgraphs).emit()
 
@@ -149,7 +149,7 @@ class _Emitter(TensorChecks):
             self.lines.append(f"run.finite({index}, {variable}, ({given}), locals())")
 
     def compares(self, node: fx.Node, leaves: Sequence[Leaf]) -> bool:
-        """Whether any of the chosen checks says something of a node."""
+        """Whether any of the chosen checks applies to a node."""
         checks = set(self.settings.checks)
         if self.settings.ignores(node):
             return False
@@ -216,6 +216,6 @@ class _Emitter(TensorChecks):
         ]
 
     def asserts(self) -> None:
-        # at the end: where the graph itself holds the assertion, it raises what eager raises
+        # at the end: if the graph itself holds the assertion, the graph raises eager's exception first
         for index, (condition, _) in enumerate(self.checked_asserts):
             self.lines.append(f"if not {self.table.code(condition)}: run.assertion({index}, locals())")

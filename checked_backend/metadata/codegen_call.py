@@ -19,12 +19,12 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Writes the calls of a graph's nodes, and keeps what they name.
+    """Writes the calls of a graph's nodes, and keeps the constants that they name.
 
     Args:
         gm: The graph.
         settings: What to check.
-        subgraphs: For nodes that get a graph for a higher-order operator, what to hand to the operator instead.
+        subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> None:
@@ -51,11 +51,11 @@ class Calls:
         key = value if isinstance(value, (torch.dtype, torch.device, torch.layout, OpOverload)) else id(value)
         if key not in self.constants:
             self.constants[key] = f"_k{len(self.constants)}"
-            self.names[self.constants[key]] = value  # which also keeps it alive, so that its id stays its own
+            self.names[self.constants[key]] = value  # this also keeps the value alive, so that its id stays its own
         return self.constants[key]
 
     def argument(self, value: Any) -> str:
-        """An argument as code: constants that Python can write are written, the others are named."""
+        """An argument as code. A constant that Python can write is written; any other gets a name."""
         if isinstance(value, fx.Node):
             return self.variable(value)
         if value is None or type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):

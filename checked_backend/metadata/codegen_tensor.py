@@ -1,4 +1,4 @@
-"""The code that compares one tensor with what was recorded of it."""
+"""The code that compares one tensor with its recorded metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TensorChecks(Calls):
     Args:
         gm: The graph.
         settings: What to check.
-        subgraphs: For nodes that get a graph for a higher-order operator, what to hand to the operator instead.
+        subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> None:
@@ -33,7 +33,7 @@ class TensorChecks(Calls):
         self.table = SymbolTable()
         self.lines: list[str] = []
         self.plans = [NodePlan(node) for node in gm.graph.nodes]
-        self.tensors: dict[fx.Node, ExpectedTensor] = {}  # what is known of nodes that are one tensor
+        self.tensors: dict[fx.Node, ExpectedTensor] = {}  # the recorded metadata of nodes that are one tensor
         self.storages: dict[fx.Node, str] = {}  # the variable that holds the identity of a node's storage
         self.exact: set[fx.Node] = set()  # nodes whose storage offset is the recorded one, whatever the inputs' are
         values = (recorded(node)[1] for node in gm.graph.nodes)
@@ -49,9 +49,10 @@ class TensorChecks(Calls):
         Args:
             node: The node whose output it is.
             k: Which of its outputs.
-            want: What was recorded.
-            variable: The variable that holds it.
-            carrier: The node whose value it is: the node itself, or the ``getitem`` that picks it. None if nobody does.
+            want: The recorded metadata.
+            variable: The variable that holds the tensor.
+            carrier: The node whose value the tensor is: the node itself, or the ``getitem`` that picks it. None if no
+                node picks it.
         """
         given = node.op == "placeholder"
         base = None if given else self.base(node, want)
@@ -60,7 +61,7 @@ class TensorChecks(Calls):
             self.plans[self.position[node]].bases[k] = (self.position[base], self.tensors[base].offset or 0, held)
         self.bind(want, variable)
         failed = f"run.fail({self.position[node]}, {k}, {variable}, locals())"
-        # a kernel of torch may leave out what nobody asked for, such as the gradient of an input that needs none
+        # a kernel of torch may leave out a result that nobody asked for, such as the gradient of an input without one
         absent = f"{variable} is None or " if is_custom(node) else f"{variable} is not None and "
         absent = absent if carrier is None else ""
         quick = None if carrier is None else self.quick(node, want, variable, base)
@@ -88,7 +89,7 @@ class TensorChecks(Calls):
         """The call of a shared function that makes the usual comparisons, and returns the storage's identity.
 
         One function that stays in the processor's caches is faster than the same comparisons in line at each node.
-        None where a user's choice of checks, or the tensor, is not the usual one.
+        Returns None if the user's choice of checks, or the tensor, is not the usual one.
         """
         usual = {"dtype", "layout", "device", "shape", "stride", "offset"} <= set(self.settings.checks)
         if not usual or self.settings.light or want.stride is None or want.shape is None or want.offset is None:
@@ -131,7 +132,7 @@ class TensorChecks(Calls):
         return text
 
     def terms(self, node: fx.Node, want: ExpectedTensor, variable: str, base: fx.Node | None) -> list[str]:
-        """The comparisons in line: what is true if the tensor is not as expected."""
+        """The comparisons in line. Each term is true if the tensor is not as expected."""
         checks, terms = self.settings.checks, [f"not isinstance({variable}, Tensor)"]
         if "dtype" in checks and not (self.settings.light and is_index(want.dtype)):
             terms.append(f"{variable}.dtype is not {self.constant(want.dtype)}")
@@ -161,7 +162,7 @@ class TensorChecks(Calls):
         return [*conj, f"{variable}.is_neg() is not {want.neg}"]
 
     def alias(self, node: fx.Node, k: int, storage: str, base: fx.Node | None, *, given: bool) -> None:
-        """Compare the memory that an output lies in with the memory of the inputs."""
+        """Compare an output's memory with the memory of the inputs."""
         if given or not isinstance(node.target, OpOverload):
             return
         custom = is_custom(node)
@@ -185,7 +186,7 @@ class TensorChecks(Calls):
         return None
 
     def bind(self, want: ExpectedTensor, variable: str) -> None:
-        """Learn the symbols that appear here first: in an input's size, or one that depends on data."""
+        """Learn the symbols that appear here first: those of an input's sizes, or of sizes that depend on data."""
         unknown: list[tuple[sympy.Basic, str]] = []
         before = set(self.table.variables)
         lines: list[str] = []
@@ -205,7 +206,7 @@ class TensorChecks(Calls):
             self.lines.append(f"else: {' = '.join(learnt)} = UNKNOWN")
 
     def define(self, sizes: Sequence[Size]) -> list[str]:
-        """Sizes as code; those that are expressions are computed first, in lines of their own."""
+        """Sizes as code. Expressions are computed first, in lines of their own."""
         for size in sizes:
             self.lines.extend(self.table.define(size))
         return [self.table.text(size) for size in sizes]
@@ -228,12 +229,12 @@ class TensorChecks(Calls):
             yield from (f"_t[{dim}] != {text}" for dim, text in others)
 
     def expected_offset(self, want: ExpectedTensor, base: fx.Node | None) -> str:
-        """Where an output begins in its storage, as code."""
+        """The storage offset that an output must have, as code."""
         expected: Size = want.offset or 0
         moved = self.define([expected])[0]
         if base is None or base in self.exact:
             return moved
-        # an input may begin elsewhere in its storage than the one that was traced: then so do its views
+        # an input may begin elsewhere in its storage than the traced one did; then its views move with it
         begins = self.tensors[base].offset or 0
         begun = f"{self.variable(base)}.storage_offset()"
         return begun if expected == begins else f"{begun} + {moved} - {self.define([begins])[0]}"

@@ -1,4 +1,4 @@
-"""The call of an operator behind a node, which may run it by means of a higher-order operator."""
+"""Find the operator that a node runs, directly or through a higher-order operator, and its arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Caught(BaseException):
 
 
 class _Catch(TorchDispatchMode):
-    """Catches the arguments of an operator, which does not run."""
+    """Catches the arguments of an operator without running it."""
 
     def __init__(self, operator: OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,8 +38,8 @@ def unwrap_call(
 ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
     """The operator that a node runs, with its own arguments.
 
-    ``auto_functionalized`` clones what a mutating operator writes to, and its second version makes views of those
-    clones: the arguments are the ones that it makes.
+    ``auto_functionalized`` clones the tensors that a mutating operator writes to, and its second version makes views of
+    those clones. The arguments returned here are those clones and views.
 
     Args:
         target: The node's target: an operator, ``with_effects`` or ``auto_functionalized``.

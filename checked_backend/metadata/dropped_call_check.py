@@ -23,13 +23,13 @@ Interpreters = Callable[[fx.GraphModule, Callable[[Sequence[Finding]], None]], M
 
 
 class DroppedCallCheck:
-    """The calls of one region that no compiled graph makes: each is made once, alone, and its operator watched.
+    """Checks the calls of one region that no compiled graph makes: makes each once, alone, and watches its operator.
 
     Args:
         dynamo: Dynamo's graph.
         dropped: The calls in it that are missing from the compiled graphs.
         interpreter: Makes what runs and checks a graph.
-        reporter: What happens with findings.
+        reporter: Receives the findings.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class DroppedCallCheck:
                 self._fail(str(error))
 
     def check(self, args: Sequence[Any]) -> None:
-        """Check at the first call; say at every call what was found, and what could not be checked.
+        """Check at the first call. Report at every call what was found, and what could not be checked.
 
         Args:
-            args: The region's real inputs, which stay as they are.
+            args: The region's real inputs; they are not changed.
 
         Raises:
             MetadataError: With ``on_divergence="raise"``.
@@ -93,7 +93,7 @@ class DroppedCallCheck:
 
 
 def _skip(call: Dropped, why: str) -> Skip:
-    # a transform's rule may rightly have put another operator in its place
+    # a transform's rule may rightly have replaced the operator
     matters = call.inside != TRANSFORM
     return Skip(str(call), f"it is in no compiled graph, and it could not be made alone: {why}", matters=matters)
 

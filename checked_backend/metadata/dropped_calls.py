@@ -1,9 +1,9 @@
-"""Calls of custom operators that compilation dropped: which they are, and what they do when they are called alone.
+"""Find the calls of custom operators that compilation dropped, and make a graph that calls them alone.
 
 AOT autograd removes a call whose result nobody takes and whose schema declares no write. If the operator does write, or
 returns a number that the trace took from its fake kernel, the compiled program is wrong and no graph has a node to
-compare. Such calls are found by comparing Dynamo's graph with AOT autograd's; a part of Dynamo's graph computes their
-real arguments, and copies of those are what they are called with.
+compare. Such calls are found by comparing Dynamo's graph with AOT autograd's. A part of Dynamo's graph computes their
+real arguments, and the calls get copies of those.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Dropped:
     Attributes:
         node: Its node in Dynamo's graph.
         operator: The operator, for people.
-        inside: What it lies in, so that it cannot be called alone; or "".
+        inside: The graph or transform that it lies in, so that it cannot be called alone; "" if it can.
         pointless: Whether, by its schema, it neither returns nor writes anything.
     """
 
@@ -61,12 +61,12 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
 
     Args:
         dynamo: Dynamo's graph.
-        compiled: What `operators_in` says of AOT autograd's joint graph, or of its inference graph.
+        compiled: The result of `operators_in` for AOT autograd's joint graph, or for its inference graph.
     """
     wanted = operators_in(dynamo)
     names = {name for name, _ in compiled}
     dead = _dead(dynamo.graph) if _takes_subclasses(dynamo.graph) else set()
-    # torch.vmap and torch.func.grad call what an operator's rule says, in the compiled graph
+    # in the compiled graph, torch.vmap and torch.func.grad call whatever the operator's rule calls
     transformed = any("_increment_nesting" in str(node.target) for node in dynamo.graph.nodes)
     found = []
     for node, inside in _calls(dynamo, inside=False):
@@ -82,13 +82,13 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
 
 
 def _takes_subclasses(graph: fx.Graph) -> bool:
-    """Whether a graph is called with tensors that wrap others: AOT autograd's has a call for each of those."""
+    """Whether a graph takes tensors that wrap others. AOT autograd's graph has a call for each wrapped tensor."""
     inputs = (recorded(node)[1] for node in graph.find_nodes(op="placeholder"))
     return any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
 
 
 def _dead(graph: fx.Graph) -> set[fx.Node]:
-    """Calls whose results nothing takes that is returned, or that writes to what it is given."""
+    """Calls that write to nothing, and whose results reach no output and no call that writes."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not _writes(node) and all(user in found for user in node.users):
@@ -124,10 +124,10 @@ def _overloads(target: Any) -> list[OpOverload]:
 
 
 def _site(node: fx.Node) -> Site | None:
-    """Where a custom operator is called; None for any other call."""
+    """The name of a custom operator and the line that calls it; None for any other call."""
     overloads = _overloads(wrapped_operator(node) or node.target)
     if not overloads or is_built_in(overloads[0]) or any(map(is_composite, overloads)):
-        return None  # what a composite operator is made of is in the graph
+        return None  # the graph has the parts of a composite operator, not the operator itself
     return overloads[0]._schema.name.replace("::", "."), source_line(node)
 
 
@@ -139,7 +139,7 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
         calls: Calls in it, none inside of a higher-order operator's graph.
 
     Returns:
-        The part, which takes the same inputs and returns nothing, and its names of the calls.
+        The part, which takes the same inputs and returns nothing, and the names of the calls in it.
 
     Raises:
         ValueError: It cannot be run a second time; the message says why.
@@ -155,7 +155,7 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
             graph.output(())
         elif node.op == "placeholder" or node in needed:
             if node in targets:
-                # what it may write to, those that follow must see
+                # a call that writes gets the originals, because the calls after it must see what it wrote
                 apart = [] if _writes(node) else node.all_input_nodes
                 copies = copied | {item: graph.call_function(_copy, (copied[item],)) for item in apart}
                 copied[node] = graph.node_copy(node, copies.__getitem__)
@@ -169,7 +169,7 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
 
 
 def _needed(graph: fx.Graph, targets: set[fx.Node]) -> set[fx.Node]:
-    """What the calls depend on: by their arguments, by writes, and by modes such as autocast."""
+    """The nodes that the calls depend on: by their arguments, by writes, and by modes such as autocast."""
     nodes = list(graph.nodes)
     last = max(map(nodes.index, targets))
     needed: set[fx.Node] = set()
@@ -193,7 +193,7 @@ def _only_overload(target: Any) -> OpOverload:
 
 
 def _copy(value: Any) -> Any:
-    """A copy of a tensor, laid out as it is; anything else as it is."""
+    """A copy of a tensor with the same layout; any other value itself."""
     if not isinstance(value, torch.Tensor):
         return value
     if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:

@@ -62,7 +62,7 @@ class ExpectedTensor:
         layout: Its layout.
         conj: Whether it is a lazily conjugated view.
         neg: Whether it is a lazily negated view.
-        storage: What tensors of one trace have in common that share memory; None where there is no storage.
+        storage: The identity of its storage, the same for tensors of one trace that share memory; None without one.
     """
 
     dtype: torch.dtype
@@ -111,7 +111,7 @@ class Mismatch:
         index: Which of a node's outputs; None if the node has a single one.
         expected: What was recorded.
         actual: What ran.
-        remark: More to say of it, or "".
+        remark: A further remark, or "".
     """
 
     what: str
@@ -122,7 +122,7 @@ class Mismatch:
 
 
 def recorded(node: fx.Node) -> tuple[bool, Any]:
-    """Whether metadata was recorded for a node, and what."""
+    """Whether metadata was recorded for a node, and the recorded value."""
     for key in ("val", "example_value"):  # AOT's name for it, and Dynamo's
         if key in node.meta:
             return True, node.meta[key]
@@ -130,7 +130,7 @@ def recorded(node: fx.Node) -> tuple[bool, Any]:
 
 
 def expected_leaves(value: Any) -> list[Leaf]:
-    """The flat expected values of a recorded value; None stands for one that cannot be compared."""
+    """The expected values of a recorded value, flat. None stands for a value that cannot be compared."""
     flat: list[Leaf] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -174,7 +174,7 @@ def _compare_value(want: ExpectedValue, got: Any, index: int | None, value_of: V
     if value is None and expected is not None:
         return
     if isinstance(value, float) and isinstance(got, (int, float)):
-        # a symbolic float is computed in another order than the operator computes it
+        # a symbolic float is not computed in the operator's order
         same = math.isclose(value, got, rel_tol=1e-12) or (value != value and got != got)
     else:
         same = bool(value == got)
@@ -213,7 +213,7 @@ def _compare_tensor(
             )
             remark = "" if formats[0] == formats[1] else f"{formats[0]} recorded, {formats[1]} ran"
             yield Mismatch("stride", index, _render(want.stride, value_of), str(tuple(got.stride())), remark)
-    # where an empty tensor begins says nothing
+    # the offset of an empty tensor says nothing
     if want.offset is not None and got.numel() > 0 and _differs(value_of(want.offset), got.storage_offset()):
         yield Mismatch("offset", index, _render_one(want.offset, value_of), str(got.storage_offset()))
 

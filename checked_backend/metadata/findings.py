@@ -1,4 +1,4 @@
-"""Say what differed: the finding, and the error for all findings of one run."""
+"""Make findings out of mismatches, and the error for all findings of one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checked_backend.metadata.script import operator_script
 
 __all__ = ["Problem", "depended_on", "metadata_error", "subject_of", "to_finding"]
 
-_LISTED = 10  # findings spelled out in a message; the rest follow from these as a rule
+_LISTED = 10  # findings spelled out in a message; the others usually follow from these
 _DEPENDED_ON = "depended on"  # for people: why the layout of a node matters
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
 
@@ -31,11 +31,12 @@ class Problem:
         node: The node.
         mismatch: What differs.
         graph: The graph's kind.
-        place: Which graph inside of it, or "".
+        place: The graph inside of that graph, or "".
         inputs: The node's real arguments, None if they are not known.
         inherited: Whether it follows from an input of the node that was wrong already.
-        ignored: Why the user does not want to hear of it: an entry of the options, or that it follows from such; or "".
-        depended: Why it matters, where it is about layout; "" where no later node depends on it.
+        ignored: Why the user does not want to hear of it, or "": an entry of the options, or that it follows from an
+            ignored problem.
+        depended: For a problem of layout, why it matters; "" if no later node depends on it.
     """
 
     node: fx.Node
@@ -66,17 +67,17 @@ class Problem:
 
 
 def subject_of(node: fx.Node, place: str) -> str:
-    """What a node is called in findings.
+    """The name of a node in findings.
 
     Args:
         node: The node.
-        place: Which graph inside of the graph it lies in, or "".
+        place: The inner graph that it lies in, or "".
     """
     return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 
 
 def to_finding(problem: Problem) -> Finding:
-    """A finding with all that helps to act on it."""
+    """The finding for a problem, with everything that helps to act on it."""
     node, mismatch = problem.node, problem.mismatch
     operator, source, module = operator_name(node), source_line(node), module_path(node)
     where = f"the {problem.graph} graph" + (f" ({problem.place})" if problem.place else "")
@@ -122,11 +123,11 @@ def to_finding(problem: Problem) -> Finding:
 
 
 def depended_on(finding: Finding, why: str) -> Finding:
-    """The finding about a node's layout as one that matters.
+    """A finding about a node's layout, marked as one that matters.
 
     Args:
         finding: The finding.
-        why: What depends on it.
+        why: What depends on the layout.
     """
     return replace(finding, more_than_layout=why, evidence={**finding.evidence, _DEPENDED_ON: why})
 

@@ -1,4 +1,4 @@
-"""What the graphs and calls of one region leave to those that run after them."""
+"""The knowledge that the graphs and calls of one region leave to those that run after them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from checked_backend.findings import Finding
 
 __all__ = ["History", "Memory", "storage_of"]
 
-_FIRST_SWEEP = 1024  # so many storages are known before those that were freed are forgotten
+_FIRST_SWEEP = 1024  # freed storages are forgotten for the first time when this many are known
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The memory of a tensor; None where it has none that others could share, or no element in it."""
+    """The memory of a tensor; None if it has no elements, or no memory that others could share."""
     if tensor.layout is not torch.strided or tensor.is_nested or is_functorch_wrapped_tensor(tensor):
         return None
     return tensor.untyped_storage() if tensor.numel() > 0 else None
@@ -25,8 +25,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 class Memory:
     """Storages that were seen, and where.
 
-    A storage is known by itself, by a weak reference, not by its address: an allocator hands out the address of a
-    freed storage again, and rightly so.
+    A storage is known by a weak reference to it, not by its address: an allocator may rightly hand out the address of a
+    freed storage again.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class Memory:
                 self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._known))
 
     def seen(self, tensor: torch.Tensor) -> str | None:
-        """Where the storage of a tensor was seen before, in words; None for one that is new.
+        """Where the storage of a tensor was seen before, in words; None for a new storage.
 
-        While a weak reference is held no other storage can get the identity of its own.
+        While a weak reference to a storage is held, no other storage can get its identity.
         """
         storage = storage_of(tensor)
         if storage is None:
@@ -59,14 +59,14 @@ class Memory:
 
 
 class History:
-    """What is known of one region from the graphs and calls before.
+    """What is known of one region from earlier graphs and calls.
 
     Attributes:
         wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
-            the same names; each with whether it is so only because of something that the user ignores.
-        memory: Storages that operators which do not come with torch have seen.
-        told: Findings of calls before, by what they say: who is at fault is not worked out at every step of a training.
-        own_faults: For a graph's nodes whose inputs were wrong: whether the operator is wrong of itself.
+            the same names. Each has whether it is wrong only because of something that the user ignores.
+        memory: Storages that custom operators, and graphs with custom operators, were given or returned.
+        told: Findings of earlier calls, by their facts, so that attribution is not repeated at every training step.
+        own_faults: For a graph's nodes whose inputs were wrong, whether the operator is wrong by itself.
     """
 
     def __init__(self) -> None:

@@ -32,28 +32,29 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.
 class MetadataInterpreter:
     """Checks one graph on every run.
 
-    A graph is read once, here, and becomes one Python function with the checks in line; a run does comparisons of plain
-    numbers only.
+    The graph is read once, here, and becomes one Python function with the checks in line. A run only compares plain
+    numbers.
 
     Args:
         gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
         kind: Its graph kind, for findings.
-        on_findings: Given the findings of a run, in graph order. What it raises ends the run.
+        on_findings: Receives the findings of a run, in graph order. An exception that it raises ends the run.
         checks: Which checks, of `CHECKS`.
         ignore_ops: Operators that are not reported: ``aten.relu``, ``aten.relu.default``, ``mylib::op``.
         ignore: Findings that are not reported: kinds, finer kinds or subjects.
         nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
-        history: What the graphs that ran before this one found; this graph adds its own.
+        history: What the graphs that ran before this one found. This graph adds its own findings.
         immediate: Give each node's findings to ``on_findings`` before the next node runs, not at the end.
-        patient: Even so, wait with strides and storage offsets until it is known whether a later node depends on them.
+        patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
+            later node depends on them.
 
-    Findings that the user asked not to report, and those that only follow from them, are given to ``on_findings`` too;
-    their evidence says which entry it was, as ``ignored``.
+    ``on_findings`` also receives the findings that the user asked not to report, and those that only follow from them.
+    Their evidence has the entry, as ``ignored``.
 
     Attributes:
         checked_nodes: How many nodes are compared.
         asserts: How many assumptions about sizes that depend on data are checked.
-        unchecked: Why nodes are not compared, or not wholly, and how many.
+        unchecked: How many nodes are not compared, or not wholly, by reason.
         ignoring: The entries of ``ignore_ops``, and the nodes among ``ignore``, that are in this graph.
     """
 
@@ -101,7 +102,7 @@ class MetadataInterpreter:
         self.module: fx.GraphModule = self._as_module(gm) if _parent is not None else gm
 
     def _unchecked(self) -> Iterator[str]:
-        """For each node that is not compared, or not wholly, why."""
+        """The reason for each node that is not compared, or not wholly."""
         yield from ["no metadata was recorded"] * self.code.unchecked
         for plan in self.code.plans:
             if plan.leaves is not None and (entry := self.settings.ignores(plan.node)):
@@ -148,7 +149,7 @@ class MetadataInterpreter:
         return children
 
     def _as_module(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """The graph as a module that checks itself, to be handed to a higher-order operator."""
+        """The graph as a module that checks itself, for a higher-order operator to run."""
         module = fx.GraphModule(gm, gm.graph)
         module.forward = self._run_within
         return module
@@ -172,7 +173,7 @@ class MetadataInterpreter:
         except MetadataError:
             raise
         except Exception as error:
-            # an operator often fails because of a mismatch before it: that mismatch is the better message
+            # an operator often fails because of an earlier mismatch; that mismatch is the better message
             self._report(run, error)
             raise
         finally:
@@ -181,7 +182,7 @@ class MetadataInterpreter:
         return result
 
     def _note_inputs(self, args: Sequence[Any]) -> None:
-        """Remember the graph's inputs, for operators that are watched; each is still freed after its last use."""
+        """Remember the graph's inputs for the operators that are watched. Each is still freed after its last use."""
         self.history.memory.note(
             (arg, f"the memory of the graph's input {name}, which it is not given")
             for name, arg in zip(self._inputs, args, strict=False)

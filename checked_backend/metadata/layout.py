@@ -15,11 +15,11 @@ from checked_backend.metadata.expected import recorded
 __all__ = ["LAYOUT", "dependent"]
 
 LAYOUT = frozenset({"stride", "offset"})
-"""What a mismatch that is about layout alone is called."""
+"""The names of mismatches that are about layout alone."""
 
-# torch's own operators that compute with any strides; the others hand pointers to kernels that may not
+# Namespaces of torch's own operators that compute with any strides. Others hand pointers to kernels that may not.
 _READ_ANY_STRIDES = frozenset({"aten", "prims", "prim"})
-# By schema their result has memory of its own; in truth it is a view, or they go by the memory that a value lies in.
+# By schema the result of these has memory of its own. In fact it is a view, or depends on how a value lies in memory.
 _GO_BY_MEMORY_NAMES = """
     _unsafe_view as_strided_copy as_strided_scatter is_contiguous is_non_overlapping_and_dense is_strides_like_format
     resize resize_as set storage_offset stride sym_is_contiguous sym_storage_offset sym_stride view_as_complex_copy
@@ -31,16 +31,16 @@ _GO_BY_MEMORY = frozenset(_GO_BY_MEMORY_NAMES.split())
 def dependent(node: fx.Node, index: int | None) -> str:
     """What depends on how a result of a node lies in memory, in words.
 
-    Depended on are strides and storage offsets of what the graph returns, of what a later node makes a view of or
-    writes to, and of what goes to code that is not torch's own. A node that only reads elements does not depend on
-    where they lie: if its own result lies elsewhere because of that, the result is a problem of its own.
+    Strides and storage offsets matter for a value that the graph returns, that a later node makes a view of or writes
+    to, or that goes to code that is not torch's own. A node that only reads elements does not depend on where they lie.
+    If its own result lies elsewhere because of that, the result is a problem of its own.
 
     Args:
         node: The node.
         index: Which of its results; None if it has a single one.
 
     Returns:
-        The first reason; "" where nothing depends on it.
+        The first reason; "" if nothing depends on the layout.
     """
     value = recorded(node)[1]
     nested = isinstance(value, (tuple, list)) and any(isinstance(part, (tuple, list)) for part in value)
@@ -59,7 +59,7 @@ def _reasons(node: fx.Node, index: int | None) -> Iterator[str]:
 
 
 def _reason(node: fx.Node, user: fx.Node) -> str:
-    """Why a node depends on the layout of what it is given; "" where it does not."""
+    """Why a user of a node depends on the layout of that input; "" if it does not."""
     target = user.target
     if not isinstance(target, OpOverload) or is_custom(user) or target.namespace not in _READ_ANY_STRIDES:
         return "is not one of torch's operators that take any strides"

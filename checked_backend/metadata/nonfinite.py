@@ -1,4 +1,4 @@
-"""The first NaN or infinity: which node made it out of finite inputs."""
+"""Find the first NaN or infinity that a node made out of finite inputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from checked_backend.metadata.expected import Mismatch
 
 __all__ = ["MAY_BE_ANYTHING", "first_nonfinite", "value_range"]
 
-# operators whose results are memory as it was found
+# operators that return uninitialised memory
 MAY_BE_ANYTHING = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize"}
 )
 
 
 def value_range(tensor: torch.Tensor) -> tuple[float, float] | None:
-    """The least and the greatest value in one pass over memory; NaN if there is a NaN. None if it has no such range."""
+    """The least and the greatest value, from one pass over memory; NaN if there is a NaN. None if there is no range."""
     if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_quantized or tensor.device.type == "meta":
         return None
     with torch.no_grad():
@@ -35,10 +35,10 @@ def value_range(tensor: torch.Tensor) -> tuple[float, float] | None:
 
 
 def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismatch | None:
-    """A NaN or an infinity in a node's outputs, if there is none in what it was given.
+    """A NaN or an infinity in a node's outputs, if there is none in its inputs.
 
     Args:
-        node: The node; its constant arguments count as given.
+        node: The node; its constant arguments count as inputs.
         value: Its outputs.
         given: The values of its input nodes, in the order of ``node.all_input_nodes``.
     """
@@ -70,7 +70,7 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
 
 
 def _named(node: fx.Node, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """The inputs, those that lie in a list or a tuple too, each with the name of the node it came from."""
+    """The inputs, also those inside a list or a tuple, each with the name of the node it came from."""
     for source, value in zip(node.all_input_nodes, given, strict=True):
         leaves = tree_leaves(value)
         for index, leaf in enumerate(leaves):

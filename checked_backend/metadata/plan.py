@@ -1,4 +1,4 @@
-"""What a graph's structure says: who made a value, who needs it last, which values are no values."""
+"""Facts of a graph's structure: which node made a value, which needs it last, which values are only tokens."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ class Settings:
     light: bool = False
 
     def ignores(self, node: fx.Node) -> str | None:
-        """The entry of ``ignore_ops`` by which the user does not want to hear of this node's operator."""
+        """The entry of ``ignore_ops`` that names this node's operator; None if there is none."""
         name = operator_name(node)
         names = (name, name.rpartition(".")[0])
         return next((entry for entry in self.ignore_ops if plain_name(entry) in names), None)
 
     def hides(self, *words: str) -> str | None:
-        """The entry of ``ignore`` among a finding's kind, finer kind and subject."""
+        """The first entry of ``ignore`` among a finding's kind, finer kind and subject; None if there is none."""
         return next((word for word in words if word in self.ignore), None)
 
 
 @dataclass(slots=True)
 class NodePlan:
-    """What the slow side of a check needs to know of one node.
+    """The facts about one node that the slow side of a check needs.
 
     Attributes:
         node: The node.
-        leaves: Its expected values, flat; None if nothing was recorded.
+        leaves: Its expected values, flat; None if nothing is compared.
         inputs: Positions of the nodes whose results it takes.
         bases: For each output that shares memory with an input: that input's position and storage offset, and the
             variable that holds the identity of its storage, "" if none does.
         allowed: Positions of inputs that its outputs may share memory with.
-        compared: Whether anything of it is compared that the user wants to hear of.
+        compared: Whether any comparison of this node is made that the user wants to hear of.
     """
 
     node: fx.Node
@@ -80,12 +80,12 @@ class NodePlan:
 
 
 def plain_name(entry: str) -> str:
-    """An operator as users write it (``torch.ops.aten.relu``, ``mylib::op``) as it is called here: ``mylib.op``."""
+    """The name used here (``mylib.op``) for an operator as users write it (``torch.ops.aten.relu``, ``mylib::op``)."""
     return entry.strip().removeprefix("torch.ops.").removeprefix("higher_order.").replace("::", ".")
 
 
 def is_index(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an integer's: under `torch.vmap` indices are of another width than they were traced with."""
+    """Whether a dtype is an integer's. Under `torch.vmap` indices have another width than when they were traced."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
@@ -107,7 +107,7 @@ def with_effects(node: fx.Node) -> bool:
 
 
 def tokens(graph: fx.Graph) -> set[fx.Node]:
-    """Effect tokens: they order operators, and are None or empty when the graph runs."""
+    """The nodes that are effect tokens. Tokens order operators, and are None or empty when the graph runs."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if with_effects(node):
@@ -117,7 +117,7 @@ def tokens(graph: fx.Graph) -> set[fx.Node]:
 
 
 def last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """For each node, the values that nothing after it needs."""
+    """For each node, the values that no later node needs."""
     seen: set[fx.Node] = set()
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in reversed(nodes):

@@ -1,4 +1,4 @@
-"""What happens with findings about metadata: raise, warn or record, and the operators' scripts on disk."""
+"""Raise, warn of or record findings about metadata, and write the operators' scripts to disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class MetadataReporter(Reporter):
-    """How one region's graphs answer what they find.
+    """Responds to the findings of one region's graphs.
 
     Args:
         options: The user's options.
@@ -45,7 +45,7 @@ class MetadataReporter(Reporter):
 
         Args:
             kind: The graph's kind.
-            ignoring: The entries of ``ignore_ops`` and ``ignore`` that are in it.
+            ignoring: The entries of ``ignore_ops`` and ``ignore`` that name something in it.
         """
         self._unused.compiled(kind, ignoring)
 
@@ -58,8 +58,8 @@ class MetadataReporter(Reporter):
 
         Args:
             checked: How many were made alone and checked.
-            notes: What to say of them.
-            skips: Those that could not be checked.
+            notes: Remarks about them.
+            skips: The calls that could not be checked.
         """
         if checked:
             self.count({"calls that compilation dropped": checked})
@@ -75,7 +75,7 @@ class MetadataReporter(Reporter):
             kind: The graph's kind.
             nodes: How many of its nodes were compared.
             asserts: How many assumptions about sizes that depend on data were checked.
-            unchecked: Why nodes were not compared, or not wholly, and how many.
+            unchecked: How many nodes were not compared, or not wholly, by reason.
         """
         forward = int(kind != "backward")
         self._add_calls(calls=forward, checked=forward, backwards=1 - forward)
@@ -89,7 +89,7 @@ class MetadataReporter(Reporter):
             ledger.ignoring(entries)
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Answer the findings of a run as the user asked.
+        """Respond to the findings of a run as the user asked.
 
         Raises:
             MetadataError: With ``on_divergence="raise"``, if a finding fails.

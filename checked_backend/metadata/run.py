@@ -1,4 +1,4 @@
-"""One run of a checked graph: what its generated code calls when a fast check does not hold, and who is at fault."""
+"""One run of a checked graph: the methods that generated code calls when a fast check fails, and the attribution."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Run", "place_of"]
 
 _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
-# what an operator does whatever it is given
+# mismatches that an operator causes by itself, whatever its inputs are
 _OF_ITSELF = frozenset({"mutation", "requires_grad", "nonfinite"})
 
 
 class _Missing:
-    """Stands for an output that is not there; that was reported already."""
+    """Stands for a missing output, which was reported already."""
 
 
 _MISSING = _Missing()
@@ -43,31 +43,32 @@ _MISSING = _Missing()
 class Run:
     """The state of a run, which must not be shared between threads or calls, and the slow side of its checks.
 
-    Generated code calls these methods with ``locals()``, its variables, when a fast check does not hold.
+    Generated code calls these methods with ``locals()``, its variables, when a fast check fails.
 
     Args:
-        owner: What checks the graph.
-        outer: The run of the graph that this one lies in.
+        owner: The interpreter of the graph.
+        outer: The run of the graph that this graph lies in; None for an outermost graph.
 
     Attributes:
-        findings: What was found, in graph order.
-        wrong: Positions of nodes that are wrong, each with whether it is so only because of what the user ignores.
+        findings: The findings, in graph order.
+        wrong: Positions of nodes that are wrong, each with whether it is wrong only because of something that the user
+            ignores.
     """
 
     def __init__(self, owner: MetadataInterpreter, outer: Run | None) -> None:
-        self.findings: list[Finding] = []  # those of the whole run are with the outermost one
+        self.findings: list[Finding] = []  # the outermost run holds the findings of the whole run
         self._owner = owner
         self._code = owner.code
         self._outer = outer
         self.wrong: dict[int, bool] = {}
         self._seen: dict[tuple[str, str], int] = {}
-        self._untold: list[int] = []  # which of the findings were not handed on
-        self._layout: dict[int, frozenset[int]] = {}  # findings on which nothing depends yet, by nodes that have them
+        self._untold: list[int] = []  # the findings that were not handed on yet
+        self._layout: dict[int, frozenset[int]] = {}  # for each node, its findings on which nothing depends yet
 
     # called by generated code
 
     def fail(self, index: int, k: int, value: Any, variables: dict[str, Any]) -> int:
-        """A fast check did not hold: compare in detail.
+        """A fast check failed: compare in detail.
 
         Returns:
             The identity of the storage, 0 if there is none.
@@ -92,7 +93,7 @@ class Run:
         return storage
 
     def alias(self, index: int, k: int, storage: int, variables: dict[str, Any]) -> None:
-        """An output lies in other memory than expected: say whose."""
+        """An output lies in unexpected memory: find out in whose."""
         plan = self._code.plans[index]
         place = k if len(plan.leaves or []) > 1 else None
         if plan.node.op != "call_function":
@@ -114,7 +115,7 @@ class Run:
             self._add(plan, [Mismatch("alias", place, f"a view of {name}", "memory of its own")], variables)
 
     def leaves(self, index: int, value: Any, count: int, variables: dict[str, Any]) -> list[Any]:
-        """The outputs of a node, flat; as many as were recorded, whatever ran."""
+        """The outputs of a node, flat. There are as many as were recorded, however many the node returned."""
         found = tree_leaves(value)
         if len(found) == count:
             return found
@@ -123,17 +124,17 @@ class Run:
         return [_MISSING] * count
 
     def custom(self, index: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator that does not come with torch, and watch what it does to its inputs."""
+        """Call an operator that does not come with torch, and check that it keeps to its schema."""
         plan, checks = self._code.plans[index], self._owner.settings.checks
         memory = self._owner.history.memory
-        # an operator may change the shape or the strides of what it is given
+        # an operator may change the shape or the strides of its inputs
         given = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
         result, mismatches = call_watched(plan.node, target, args, kwargs, checks=checks, memory=memory)
         self._add(plan, mismatches, {}, given)
         return result
 
     def finite(self, index: int, value: Any, given: tuple[Any, ...], variables: dict[str, Any]) -> None:
-        """Look for NaN and infinity that a node made of finite inputs."""
+        """Look for a NaN or an infinity that a node made of finite inputs."""
         plan = self._code.plans[index]
         if operator_name(plan.node).split(".")[1:2] and operator_name(plan.node).split(".")[1] in MAY_BE_ANYTHING:
             return
@@ -142,7 +143,7 @@ class Run:
             self._add(plan, [problem], variables)
 
     def assertion(self, index: int, variables: dict[str, Any]) -> None:
-        """A condition on sizes that depend on data, which the trace took for granted, does not hold."""
+        """Report that an assumption of the trace about sizes that depend on data does not hold."""
         condition, message = self._code.asserts[index]
         value_of = self._value_of(variables)
         values = {str(symbol): value_of(symbol) for symbol in condition.free_symbols}
@@ -177,7 +178,7 @@ class Run:
         return value_of
 
     def _moved(self, plan: NodePlan, k: int, expected: Size, variables: dict[str, Any]) -> Size | None:
-        """The storage offset that a view must have, given where its base really begins."""
+        """The storage offset that a view must have, given the real offset of its base."""
         position, begins, _ = plan.bases[k]
         value_of = self._value_of(variables)
         base = variables.get(f"_v{position}")
@@ -209,7 +210,7 @@ class Run:
             self._deliver(problem, plan, excused=excused)
 
     def _blamed(self, problem: Problem, plan: NodePlan) -> Problem:
-        """Whether a problem merely follows from an earlier one, and whether the user does not want to hear of it."""
+        """The problem, marked if it merely follows from an earlier one or if the user does not want to hear of it."""
         causes = self._causes(plan, problem.mismatch)
         if causes and is_custom(plan.node):
             verdicts, key = self._owner.history.own_faults, f"{problem.graph} {problem.subject}"
@@ -222,18 +223,18 @@ class Run:
         return replace(problem, inherited=bool(causes), ignored=entry or follows)
 
     def _causes(self, plan: NodePlan, mismatch: Mismatch) -> list[bool]:
-        """For each thing before a node that may have made it wrong: whether the user ignores that."""
+        """For each earlier problem that may have made a node wrong, whether the user ignores that problem."""
         if plan.node.op == "placeholder":
             return self._causes_outside(plan.node)
         alone = mismatch.what in _OF_ITSELF or (
             mismatch.what == "alias" and is_custom(plan.node) and not mismatch.expected.startswith("a view")
         )
-        # a graph that a higher-order operator runs is no value that it is given
+        # a graph that a higher-order operator runs is part of that operator, not an input
         inputs = [p for p in plan.inputs if not alone or self._code.plans[p].node.op == "get_attr"]
         return [self.wrong[position] for position in inputs if position in self.wrong]
 
     def _causes_outside(self, node: fx.Node) -> list[bool]:
-        """The same for an input of the graph: another graph may have handed it on, or the one that this lies in."""
+        """The same for an input of the graph. It may come from an earlier graph, or from the graph around this one."""
         known, outer = self._owner.history.wrong, self._outer
         if outer is None:
             return [known[node.name]] if node.name in known else []
@@ -259,7 +260,7 @@ class Run:
     def _deliver(self, problem: Problem, plan: NodePlan, *, excused: bool) -> None:
         root, runs = self, [(self, self._position[plan.node])]
         while root._outer is not None:
-            # what the subgraph returns is wrong because of this
+            # because of this problem the subgraph's results are wrong
             place, root = root._owner.place[0], root._outer
             root.wrong[place] = excused and root.wrong.get(place, True)
             runs.append((root, place))
@@ -283,19 +284,19 @@ class Run:
             root.tell()
 
     def _finding(self, problem: Problem) -> Finding:
-        """The finding of a problem, which the next call has as well."""
+        """The finding of a problem. It is remembered, because the next call has the same problem."""
         told = self._owner.history.told
-        if len(told) >= _REMEMBERED:  # sizes may be others in each call
+        if len(told) >= _REMEMBERED:  # sizes may differ in each call
             told.clear()
         key = (problem.graph, problem.subject, problem.mismatch, problem.inherited, problem.ignored, problem.depended)
         return told.get(key) or told.setdefault(key, to_finding(problem))
 
     def _layout_before(self, plan: NodePlan) -> frozenset[int]:
-        """The findings on which nothing depended until a node that is wrong because of them."""
+        """The findings about layout that a node's inputs carry, on which nothing depends so far."""
         return frozenset().union(*(self._layout.get(position, frozenset()) for position in plan.inputs))
 
     def _depend(self, numbers: frozenset[int], subject: str) -> None:
-        """Something is wrong because of these findings, and depended on: so are they."""
+        """Mark findings as depended on, because a problem follows from them that is depended on."""
         for number in numbers:
             finding = self.findings[number]
             if not finding.more_than_layout:
@@ -303,7 +304,7 @@ class Run:
 
 
 def place_of(owner: MetadataInterpreter) -> str:
-    """Which graph inside of the graph this is, from the inside to the outside; "" for the graph itself."""
+    """The place of an inner graph, from the inside to the outside; "" for the outermost graph."""
     places = []
     while owner.parent is not None:
         places.append(owner.place[1])

@@ -1,4 +1,4 @@
-"""A small script that shows one operator alone: what its fake kernel says, and what its kernel does."""
+"""Write a small script that shows one operator alone: the result of its fake kernel, and that of its kernel."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ raise SystemExit("finite here" if all(map(finite, real)) else "NOT FINITE")
 def operator_script(
     node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, title: str, *, nonfinite: bool = False
 ) -> str | None:
-    """The script, or None if the node is no operator or has an argument that cannot be written down.
+    """The script; None if the node is no operator or has an argument that cannot be written down.
 
     Args:
         node: The node.
@@ -182,10 +182,10 @@ class _Writer:
 
     Args:
         exact: Whether floating-point values matter.
-        leaves: All arguments, flat. Tensors that lie in one memory do so in the script.
+        leaves: All arguments, flat. Tensors that share memory share it in the script too.
 
     Attributes:
-        shared: Lines that make the memory that several arguments lie in.
+        shared: Lines that make the memory that several arguments share.
     """
 
     def __init__(self, exact: bool, leaves: Sequence[Any]) -> None:
@@ -269,11 +269,11 @@ def _details(tensor: torch.Tensor, exact: bool) -> Iterator[str]:
     if tensor.numel() <= _LITERAL and all(stride > 0 for stride in tensor.stride()):
         yield f"values={tensor.tolist()}"
     elif not tensor.is_complex():
-        # torch has no minimum of some narrow floats and wide unsigned integers
+        # torch has no `min` for some narrow floats and wide unsigned integers
         plain = tensor.detach()
         if inexact and tensor.dtype.itemsize < 4:
             plain = plain.float()
         elif tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-            plain = plain.to(torch.int64).clamp_min(0)  # of uint64 its lower half
+            plain = plain.to(torch.int64).clamp_min(0)  # only the lower half of uint64's range
         low, high = plain.min().item(), plain.max().item()
         yield f"low={low if inexact else int(low)}, high={high if inexact else int(high)}"

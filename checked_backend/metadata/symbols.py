@@ -1,4 +1,4 @@
-"""Symbolic sizes as plain Python: which variable holds which expression, and where its value comes from."""
+"""Symbolic sizes as plain Python: the variable that holds each expression, and the code that computes its value."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _CALLS = frozenset({"abs", "bool", "float", "int", "max", "min", "math", "round"
 class SymbolTable:
     """The symbols and expressions of one graph, in the order in which its run learns their values.
 
-    Generated code holds each value in a variable: a symbol's own name, ``_e0``, ``_e1``, ... for expressions. What is
-    not known at run time is `UNKNOWN`.
+    Generated code holds each value in a variable: a symbol's own name, or ``_e0``, ``_e1``, ... for expressions. A
+    value that is not known at run time is `UNKNOWN`.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class SymbolTable:
         self._reserved = 0
 
     def known(self, size: Size) -> bool:
-        """Whether the value of a size can be told by now."""
+        """Whether the value of a size is known by now, or can be computed."""
         return not isinstance(size, sympy.Basic) or size in self.variables or self._computable(size)
 
     def _computable(self, size: sympy.Basic) -> bool:
         return all(symbol in self.variables for symbol in size.free_symbols)
 
     def bind(self, size: sympy.Basic, source: str) -> Iterator[str]:
-        """Learn from a real value, ``source``, what a size that is not yet known must be.
+        """Learn a size that is not yet known from a real value, ``source``.
 
         Yields:
-            Lines of code. If the size is linear in its only unknown symbol the symbol follows from it; else the
-            expression itself is taken as given, and nothing else is learnt.
+            Lines of code. If the size is linear in its only unknown symbol, the code computes that symbol. Else the
+            expression itself gets the value, and nothing else is learnt.
         """
         unknown = [symbol for symbol in size.free_symbols if symbol not in self.variables]
         if size.is_Symbol:
@@ -59,7 +59,7 @@ class SymbolTable:
         yield f"{self._variable(size)} = {source}"
 
     def bind_truth(self, size: sympy.Basic, source: str) -> Iterator[str]:
-        """Learn from a bool: a trace writes a bool that depends on data as ``u0 == 1``."""
+        """Learn from a bool. A trace writes a bool that depends on data as ``u0 == 1``."""
         if isinstance(size, sympy.Eq) and size.lhs.is_Symbol and size.rhs == 1 and size.lhs not in self.variables:
             yield f"{self._variable(size.lhs)} = {source}"
         else:
@@ -79,7 +79,7 @@ class SymbolTable:
             return
         expression = self.code(size)
         variable = self._variable(size)
-        if re.search(r"[/%(]", expression[1:-1]):  # division by zero, or a function that UNKNOWN is no input of
+        if re.search(r"[/%(]", expression[1:-1]):  # it may divide by zero, or call a function that refuses UNKNOWN
             yield "try:"
             yield f"    {variable} = {expression}"
             yield "except (ArithmeticError, ValueError):"
@@ -88,7 +88,7 @@ class SymbolTable:
             yield f"{variable} = {expression}"
 
     def text(self, size: Size) -> str:
-        """A size as it is written in code: a number, or the variable that holds it."""
+        """A size as code: a number, or the variable that holds it."""
         return self.variables[size] if isinstance(size, sympy.Basic) else repr(size)
 
     def code(self, size: Size) -> str:
@@ -102,7 +102,7 @@ class SymbolTable:
             if self._plain(expression):
                 return f"({expression})"
         except Exception:
-            expression = ""  # a function that torch's printer lacks: interpreted instead
+            expression = ""  # torch's printer lacks a function; the expression is interpreted instead
         symbols = sorted(size.free_symbols, key=str)
         name = f"_f{len(self.functions)}"
         self.functions[name] = evaluator(size, symbols)

@@ -1,4 +1,4 @@
-"""Entries of ``ignore_ops`` and ``ignore`` that match nothing, so that a slip of the pen does not stay unseen."""
+"""Find entries of ``ignore_ops`` and ``ignore`` that match nothing, so that a typing error does not stay unseen."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STRUCTURE = frozenset({*get_args(MetadataCheck), "indices", "outputs"})
 
 
 class UnusedIgnores:
-    """What one region's graphs say of the entries.
+    """The entries that match nothing in one region's graphs.
 
-    An operator that exists may legitimately be missing from a graph: from this region's, or from all that were
-    compiled by now, while its backward graph is still to come. Then nothing is said.
+    An existing operator may rightly be missing from the graphs that were compiled by now, while the backward graph is
+    still to come. Such an entry is not reported.
 
     Args:
         options: The user's options.
@@ -38,7 +38,7 @@ class UnusedIgnores:
         self._matched.update(matched)
 
     def entries(self) -> Mapping[str, str]:
-        """Each entry, with what is to be said of it if no other region has it: "" if this one has it."""
+        """Each entry, with a remark for the case that no other region has it; "" if this region has it."""
         to_come = "forward" in self._compiled and "backward" not in self._compiled
         found: dict[str, str] = {}
         for entry in self._ops:
@@ -55,12 +55,12 @@ class UnusedIgnores:
         return found
 
     def remarks(self) -> list[str]:
-        """Lines for a message about a finding, which such an entry may have been meant for."""
+        """Lines about unmatched entries, for a message about a finding that an entry may have been meant for."""
         return [f"Note: {entry} {text}." for entry, text in self.entries().items() if text]
 
 
 def _is_kind(entry: str) -> bool:
-    """Whether an entry is a kind of finding or a finer one: of this backend or of numcheck, which shares the option."""
+    """Whether an entry is a kind or finer kind of finding, of this backend or of numcheck, which shares the option."""
     kind, _, finer = entry.partition(".")
     if kind not in tuple(map(str, Kind)):
         return False

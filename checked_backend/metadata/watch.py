@@ -1,4 +1,4 @@
-"""Call a custom operator and see whether it keeps to its schema: what it writes to, and what its outputs share."""
+"""Call a custom operator and check whether it keeps to its schema: what it writes to, and what its outputs share."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def call_watched(
         args: Its arguments.
         kwargs: Its keyword arguments.
         checks: What to look for, of ``mutation``, ``alias`` and ``requires_grad``.
-        memory: What such operators were given and gave before.
+        memory: The storages that such operators were given and returned before. This call's are added.
 
     Returns:
-        What it returned; and arguments changed without the schema saying so, outputs whose memory is not new though the
-        schema says so, and outputs that take part in autograd where nothing does.
+        The operator's result, and the mismatches: arguments that changed without the schema declaring it, outputs whose
+        memory is not new though the schema declares it new, and outputs that require grad though no input does.
     """
     inner = effectful(target, args)
     operator, given = (target, args) if inner is None else (inner, args[2:])
@@ -86,17 +86,17 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
 
 
 def _writable(target: Any) -> set[str]:
-    """The arguments that the schema lets an operator write to. What is functionalised writes to copies."""
+    """The arguments that the schema lets an operator write to; none if it is functionalised and writes to copies."""
     declared = target._schema.arguments if isinstance(target, OpOverload) else ()
     return {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
 
 
 class _Watch:
-    """What tensors were before an operator ran.
+    """The state of an operator's read-only tensors before it ran.
 
     Args:
         named: Its arguments, by name.
-        writable: Names of those whose values it may change.
+        writable: Names of the arguments that it may change; they are not watched.
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], writable: Collection[str]) -> None:
@@ -104,7 +104,7 @@ class _Watch:
         self._before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
 
     def changes(self) -> Iterator[Mismatch]:
-        """What is no longer as it was."""
+        """Mismatches for the tensors that have changed."""
         for name, tensor, form, value in self._before:
             if _form(tensor) != form:
                 expected = f"argument {name} keeps its shape, strides and memory"
@@ -125,7 +125,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:
-    """Positions, among all leaves of a result, of outputs to which the schema gives memory of their own."""
+    """Positions, among all leaves of a result, of the outputs that by the schema have memory of their own."""
     operator = wrapped_operator(node) or target
     if not isinstance(operator, OpOverload):
         return set()
@@ -144,7 +144,7 @@ def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:
 def _not_new(
     node: fx.Node, target: Any, result: Any, given: list[tuple[str, torch.Tensor]], memory: Memory
 ) -> Iterator[Mismatch]:
-    """Outputs that should have memory of their own and have that of an argument, of another output, or older one."""
+    """Mismatches for outputs that should have new memory but share it with an argument, an output, or older memory."""
     leaves, fresh = tree_leaves(result), _fresh(node, target, result)
     owners: dict[int, str] = {}
     for name, tensor in given:

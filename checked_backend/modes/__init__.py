@@ -1,1 +1,1 @@
-"""Dispatch modes for control runs: eager with random roundings, in float64, or with recorded choices and draws."""
+"""Dispatch modes for control runs: eager with random roundings, in float64, or with recorded choices or draws."""

@@ -23,9 +23,10 @@ _REFUSING_MODES = ("cond", "scan", "map_impl", "associative_scan", "invoke_subgr
 class OperatorMode(TorchDispatchMode):
     """A dispatch mode whose :meth:`run` gets each operator together with its facts.
 
-    Compositions (visible under inference mode), higher-order operators (cond, while_loop, flex_attention, ...) and
-    operators on wrapper subclasses are taken apart first, so that ``run`` sees what is inside. Autocast's cache of
-    weights is off while the mode is active: a cached cast would carry the mode's values out of it, or others in.
+    Composite operators (visible under inference mode), higher-order operators (cond, while_loop, flex_attention, ...)
+    and operators on wrapper subclasses are taken apart first, so that ``run`` sees the operators inside. Autocast's
+    cache of weights is off while the mode is active: a cached cast would carry the mode's values out of it, or values
+    from outside into it.
     """
 
     supports_higher_order_operators = True
@@ -101,7 +102,7 @@ class OperatorMode(TorchDispatchMode):
             return kernel(*bodies, **kwargs)
 
     def _under_modes(self, body: Callable[..., Any], outer: Sequence[TorchDispatchMode]) -> Callable[..., Any]:
-        """A body of control flow that runs under the modes that were active, this one innermost."""
+        """A control-flow body that runs under the modes that were active, this one innermost."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""Record what a program decides by its floating-point values, and hold it to that in a run whose roundings differ.
+"""Record the choices that a program makes by floating-point values, and replay them in a run whose roundings differ.
 
-An index, a bucket, a comparison next to its threshold: where rounding flips one, results jump, and a noise that knows
-only such jumps hides everything smaller. With the choices held, what is left is the noise of rounding alone.
+Such a choice is an index, a bucket, or a comparison next to its threshold. Where rounding flips a choice, results jump,
+and noise that is measured with such jumps hides everything smaller. With the choices replayed, only the noise of
+rounding is left.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ CHOOSING = frozenset(
     {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide",
      "eq", "ne", "lt", "le", "gt", "ge", "histc"}
 )  # fmt: skip
-"""Operators (base names) whose result is a choice also where its dtype is floating."""
+"""Operators (base names) whose result is a choice even if its dtype is floating."""
 
-# How many different values there are decides the shapes of all that these return, floating results included.
+# The number of different values decides the shapes of all results of these operators, floating ones included.
 _WHOLE = ("unique", "_unique")
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The tensors that one operator chose: those that it wrote to and those that it returned, in order."""
+    """The tensors that one operator chose, in order: first those that it wrote to, then those that it returned."""
 
     op: str
     values: tuple[torch.Tensor, ...]
 
 
 class ChoiceTape:
-    """The choices of a program, in order. Can be held against any number of runs."""
+    """The choices of a program, in order. They can be replayed in any number of runs."""
 
     def __init__(self) -> None:
         self._choices: list[_Choice] = []
@@ -57,7 +58,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _chosen(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[torch.Tensor]:
-    """Which of the tensors that a call wrote to or returned are choices made by floating-point values."""
+    """The tensors, among those that a call wrote to or returned, that are choices made by floating-point values."""
     if operator.draws or operator.kind is OperatorKind.UNINITIALISED:
         return []
     if not any(map(is_floating, _tensors([*args, *kwargs.values()]))):
@@ -86,7 +87,7 @@ class RecordChoices(OperatorMode):
         self._tape = tape
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator; keep a copy of what it chose."""
+        """Run one operator, and record a copy of its choices."""
         result = func(*args, **kwargs)
         chosen = _chosen(operator, args, kwargs, result)
         if chosen:
@@ -99,13 +100,13 @@ class RecordChoices(OperatorMode):
 class ReplayChoices(OperatorMode):
     """Run a program with the choices on a tape in place of its own.
 
-    A program that takes another way than the recorded one chooses for itself from there on.
+    A program that departs from the recorded sequence of choices makes its own choices from there on.
 
     Args:
         tape: Recorded by :class:`RecordChoices` from the same program at the same precision.
 
     Attributes:
-        flips: How many operators would have chosen otherwise.
+        flips: How many operators would have chosen otherwise. The departure counts as one.
     """
 
     def __init__(self, tape: ChoiceTape) -> None:
@@ -116,7 +117,7 @@ class ReplayChoices(OperatorMode):
         self._lost = False
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, and put what was recorded in place of what it chose."""
+        """Run one operator, and replace its choices by the recorded ones."""
         result = func(*args, **kwargs)
         if self._lost:
             return result

@@ -1,8 +1,8 @@
 """Record what a program exchanges with other ranks, and replay it in runs that must exchange nothing.
 
-The run whose results the user gets is the only one that exchanges anything: with or without a check each rank issues
-the same collectives in the same order. In all other runs of a region what came from other ranks is an input, as it was
-recorded, and what would be sent is a result, which is compared. So no rank depends on what another rank checks.
+Only the run whose results the user gets exchanges anything: with or without a check, each rank issues the same
+collectives in the same order. All other runs of a region take the recorded tensors of other ranks as inputs. The
+tensors that they would send are results, which are compared. So no rank depends on what another rank checks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from checked_backend.modes.base import OperatorMode
 __all__ = ["CollectiveReplayError", "CollectiveTape", "Exchange", "RecordCollectives", "ReplayCollectives", "near"]
 
 NEAR = 0.05
-"""Two tensors that were sent are the same but for noise if they differ by no more than this, relative.
+"""Two sent tensors count as the same but for noise if they differ by no more than this, relative.
 
-It only decides which of several collectives of one kind and shape belong together, never whether one is right.
+This only decides which of several collectives of one kind and shape belong together, never whether one is right.
 """
 
 _SAMPLE = 4096
 
 
 class CollectiveReplayError(CheckedBackendError):
-    """A run exchanges something that was not recorded, or that cannot be replayed."""
+    """Raised if a run exchanges something that was not recorded, or that cannot be replayed."""
 
 
 Key = tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]
@@ -50,12 +50,12 @@ class Exchange:
 
     Attributes:
         family: ``all_reduce``, ...
-        terms: What all ranks must agree on.
-        shape: The shape of what is sent.
-        dtype: Its dtype.
-        sent: A copy of it; None where nothing of it reaches another rank, or memory was too short.
-        received: A copy of the result; None before it is there.
-        name: What eager calls it, once that is known: ``all_reduce_0``.
+        terms: The parameters on which all ranks must agree.
+        shape: The shape of the tensor that is sent.
+        dtype: The dtype of the tensor that is sent.
+        sent: A copy of the tensor that is sent; None if nothing of it reaches another rank, or memory was too short.
+        received: A copy of the result; None before it has arrived, or if memory was too short.
+        name: Its name in findings, once eager's order is known: ``all_reduce_0``.
     """
 
     family: str
@@ -68,7 +68,7 @@ class Exchange:
 
     @property
     def key(self) -> Key:
-        """What two exchanges have in common that may be the same."""
+        """The facts in which two exchanges must agree to be the same."""
         return self.family, self.terms, self.shape
 
     def __str__(self) -> str:
@@ -83,9 +83,9 @@ class CollectiveTape:
 
     Attributes:
         exchanges: The exchanges.
-        opaque: An operator that exchanged something which cannot be seen from outside.
-        failed: What a collective raised: a connection that broke, a time that ran out.
-        short: What was raised where there was no memory to keep a copy.
+        opaque: The first operator whose exchange cannot be seen from outside; "" if there was none.
+        failed: The exception that a collective raised: a broken connection, a timeout.
+        short: The exception that was raised where there was no memory for a copy.
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
@@ -95,7 +95,7 @@ class CollectiveTape:
 
 
 class RecordCollectives(OperatorMode):
-    """Run a program as it is, and write on a tape what it exchanges.
+    """Run a program as it is, and record on a tape what it exchanges.
 
     Args:
         tape: Exchanges are appended to it.
@@ -116,7 +116,7 @@ class RecordCollectives(OperatorMode):
         TorchDispatchMode.__exit__(self, kind, error, traceback)
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator; keep copies of what it exchanges."""
+        """Run one operator, and keep copies of the tensors that it exchanges."""
         role = role_of(func, operator)
         if role is Role.NONE or _is_traced(args):
             return func(*args, **kwargs)
@@ -135,7 +135,7 @@ class RecordCollectives(OperatorMode):
         return result
 
     def finish(self) -> None:
-        """Wait for what is still under way."""
+        """Wait for the collectives that are still under way."""
         for _, result in list(self._pending):
             try:
                 wait_for_result(result)
@@ -189,34 +189,34 @@ def _results(collective: Collective, returned: Any) -> Sequence[torch.Tensor]:
 
 
 def _is_traced(args: Sequence[Any]) -> bool:
-    """Whether a call is one of a compiler's, which exchanges nothing."""
+    """Whether a compiler makes this call while it traces, so that it exchanges nothing."""
     parts = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     return any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
 
 
 class ReplayCollectives(OperatorMode):
-    """Run a program that receives what is on a tape, and sends nothing.
+    """Run a program that receives the results on a tape, and sends nothing.
 
-    Which collective is which on the tape is found by what it does (kind, group, shape) and by what is sent: a compiler
-    may reorder collectives, merge equal ones, issue several at once, and issue one again where it computes something
-    anew.
+    A collective is matched with one on the tape by its facts (kind, group, shape) and by the tensor that is sent. The
+    order alone is not enough: a compiler may reorder collectives, merge equal ones, issue several at once, and issue
+    one again where it recomputes something.
 
     Args:
         tape: Recorded by :class:`RecordCollectives`.
-        earlier: Tapes of what the program may compute anew: of its forward pass, in its backward pass.
-        pairs: Whether this run says which exchanges belong together, and what they are called. It goes on with zeros
-            where something is missing on the tape. Another run raises there.
-        where: What the names of these exchanges begin with.
-        continues: Whether the program goes on with the other ranks where the tape ends.
+        earlier: Tapes of earlier passes that the program may recompute: a backward pass may recompute its forward pass.
+        pairs: Whether this run decides which exchanges belong together, and names them. Where an exchange is missing
+            on the tape, such a run goes on with zeros, and any other run raises.
+        where: The prefix of the names of these exchanges.
+        continues: Whether the program really exchanges with the other ranks after the end of the tape.
 
     Attributes:
         tape: As given.
-        sent: What the run would have sent, by the exchange on the tape, in order.
+        sent: The tensors that the run would have sent, by the exchange on the tape, in order.
         missing: Exchanges that are not on the tape.
-        guessed: Exchanges on the tape that were taken by their place alone.
-        repeated: Whether it made an exchange a second time.
-        continued: Whether it went on with the other ranks.
+        guessed: Exchanges on the tape that were matched by their place alone.
+        repeated: Whether the run made an exchange a second time.
+        continued: Whether the run went on with the other ranks after the end of the tape.
 
     Raises:
         CollectiveReplayError: From the program.
@@ -247,13 +247,13 @@ class ReplayCollectives(OperatorMode):
 
     @property
     def unused(self) -> Sequence[Exchange]:
-        """Exchanges on the tape that this run did not make, and that are no repetitions of others."""
+        """Exchanges on the tape that this run did not make, without repetitions of those that it made."""
         known = [*self.sent, *self._earlier]
         return [one for one in self._unused if not any(one.key == other.key and _alike(one, other) for other in known)]
 
     @property
     def doubtful(self) -> bool:
-        """Whether something was not received, or perhaps from another exchange."""
+        """Whether a result was not received, or may belong to another exchange."""
         return bool(self.missing or (self.guessed and self.unused))
 
     @property
@@ -262,7 +262,7 @@ class ReplayCollectives(OperatorMode):
         return not self.missing and not self.repeated and list(self.sent) == self.tape.exchanges
 
     def values(self) -> dict[str, torch.Tensor]:
-        """What was sent, by subject; not what cannot be compared."""
+        """The sent tensors that can be compared, by subject."""
         return {
             f"sent[{exchange.name}]": tensor
             for exchange, tensor in self.sent.items()
@@ -270,7 +270,7 @@ class ReplayCollectives(OperatorMode):
         }
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, or give the recorded result."""
+        """Run one operator, or return its recorded result if it is a collective."""
         role = role_of(func, operator)
         if role is Role.NONE or self.continued or _is_traced(args):
             return func(*args, **kwargs)
@@ -323,7 +323,7 @@ class ReplayCollectives(OperatorMode):
         known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
         found = next((one for one in left[:1] if _alike(own, one)), None) or _nearest(own, left) or _nearest(own, known)
         if found is None:
-            found = next(iter(left), None)  # what is sent is wrong, or noisy: in order
+            found = next(iter(left), None)  # the sent tensor is wrong, or noisy: take the next one in order
             if found is not None:
                 self.guessed.add(found)
         if found is None and not self._pairs:
@@ -349,7 +349,7 @@ def _distance(one: Exchange, other: Exchange) -> float:
 
 
 def near(one: torch.Tensor, other: torch.Tensor) -> float:
-    """How far two tensors of one shape are apart, relative, in a sample of their elements."""
+    """The relative distance of two tensors of one shape, in a sample of their elements."""
     step = max(1, one.numel() // _SAMPLE)
     first, second = (tensor.detach().reshape(-1)[::step].to(torch.float64) for tensor in (one, other))
     both = torch.isfinite(first) & torch.isfinite(second)
@@ -363,7 +363,7 @@ def near(one: torch.Tensor, other: torch.Tensor) -> float:
 def _zeros(
     func: OpOverload, collective: Collective, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Something of the shape that a collective's result would have."""
+    """Zeros of the shape that a collective's result would have."""
     if collective.out is not None:
         return torch.zeros_like(collective.out)
     if collective.in_place:

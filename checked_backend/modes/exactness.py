@@ -1,4 +1,4 @@
-"""Where an operator rounds nothing: halves, sums of small integers, counts."""
+"""Find the results that an operator does not round: halves, sums of small integers, counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from checked_backend.graphs.operators import Operator, argument
 
 __all__ = ["adds_integers", "counts", "unrounded"]
 
-# IEEE 754 demands the nearest number of these: what can be represented is exact, and no compiler misses it. It demands
-# it of quotients and roots too, but there some processors' fast instructions do not obey.
+# IEEE 754 demands that these return the nearest number. So a result that can be represented is exact, and every
+# compiler gets it right. IEEE 754 demands the same of roots and of all quotients, but some processors' fast
+# instructions do not obey there.
 _CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div", "square"})
 _CASTS = frozenset({"_to_copy", "to", "copy", "convert_element_type"})
 # Integers as wide as these dtypes, and the lower half of their significand's bits.
@@ -24,7 +25,7 @@ _LOW_HALF = {
     torch.bfloat16: (torch.int16, 0xF),
     torch.float16: (torch.int16, 0x1F),
 }
-# Operators that add up or multiply what they are given, so that of integers they make integers.
+# Operators that add up or multiply their inputs, so that integers give integers.
 _ADDING = frozenset({
     "sum", "nansum", "cumsum", "prod", "cumprod", "trace", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv",
     "index_add", "scatter_add", "scatter_reduce", "index_reduce", "index_put", "_index_put_impl", "scatter",
@@ -35,21 +36,21 @@ _AVERAGES = ("mean",)
 _COUNTING = frozenset({"histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "bincount"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LOOKED_AT = 32
-"""So many elements tell of most tensors at once that they are no integers."""
+"""The first elements that are looked at: in most tensors, this many show that not all elements are integers."""
 
 
 def counts(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call counts elements, so that its result (of several, the first) is integers whatever their dtype."""
+    """Whether a call counts elements, so that its (first) result consists of integers, whatever its dtype."""
     if operator.base not in _COUNTING or argument(operator, args, kwargs, "density"):
         return False
     return all(argument(operator, args, kwargs, name) is None for name in ("weight", "weights"))
 
 
 def adds_integers(func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a sum (or product) has small integers for its terms, and can be represented in whatever order it is made.
+    """Whether a sum (or product) has small integers as its terms, and is exact in whatever order it is computed.
 
     Args:
-        func: The operator, which is run again on absolute values if what it is given are integers.
+        func: The operator. If all its inputs are integers, it is run again on their absolute values.
         operator: Its facts.
         args: Its positional arguments, before it ran.
         kwargs: Its keyword arguments.
@@ -70,7 +71,7 @@ def unrounded(
     """Where a call's result was not rounded, now or before: a half, a sum of small integers. None: nowhere.
 
     Args:
-        func: The operator, which is run again in float64.
+        func: The operator. It is run again in float64 where that shows whether it rounds.
         operator: Its facts.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -87,7 +88,7 @@ def unrounded(
     with DisableTorchDispatch():
         if cast:
             exact = source.double() == result.double()
-        elif result.dtype is torch.float64:  # there is nothing wider; but integers that are small enough are exact
+        elif result.dtype is torch.float64:  # no dtype is wider; but integers that are small enough are exact
             exact = _is_whole(result) & (result.abs() <= 1 / torch.finfo(result.dtype).eps)
             for value in args:
                 exact &= _is_whole(torch.as_tensor(value, dtype=torch.float64, device=result.device))
@@ -116,7 +117,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether a value is no number, or consists of small integers."""
+    """Whether a value is not a floating-point number or tensor, or consists of small integers."""
     if isinstance(value, float):
         return value.is_integer()
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
@@ -144,7 +145,7 @@ def _is_small(result: torch.Tensor) -> bool:
 
 
 def _absolute(value: Any) -> Any:
-    """Fresh memory, so that an operator in place changes nothing of the program's."""
+    """Absolute values in fresh memory, so that an in-place operator changes nothing of the program's."""
     if isinstance(value, torch.Tensor):
         return value.detach().abs() if value.is_floating_point() else value
     if isinstance(value, float):
@@ -155,15 +156,15 @@ def _absolute(value: Any) -> Any:
 def _is_short(value: torch.Tensor) -> torch.Tensor:
     """Where the lower half of the bits is 0, as in small integers.
 
-    What is left of a rounded product has no such zeros: ``round(y) - y`` is exact, but not where a compiler contracts
-    it with the product that ``y`` is.
+    A rounded product has no such zeros. ``round(y) - y`` is exact, but if ``y`` is a product, a compiler may contract
+    both operations, and then the result differs.
     """
     integers, low_half = _LOW_HALF[value.dtype]
     return (value.contiguous().view(integers) & low_half) == 0
 
 
 def _is_power_of_two(value: Any) -> torch.Tensor:
-    """Where a division is a product: the reciprocal is exact."""
+    """Where a divisor is a power of two. Its reciprocal is exact, so the division is a product."""
     return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
 
 

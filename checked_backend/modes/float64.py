@@ -35,9 +35,9 @@ _NO_KERNEL = re.compile(
     r"|expected.*dtype|[Uu]nsupported.*([Dd]ouble|float64)",
     re.DOTALL,
 )
-# Kernels whose constants are float32 in float64 too (1/6): their own decompositions are better.
+# Kernels whose constants (1/6) are float32 even in float64. Their own decompositions are better.
 _COARSE = ("aten.hardsigmoid_backward.default",)
-# Operators without a float64 kernel, and what they mean.
+# Operators without a float64 kernel, each with a function that computes its meaning.
 _MEANINGS = {"aten._grouped_mm.default": grouped_mm}
 _HALF_TO_FLOAT = ("_softmax", "_log_softmax")
 
@@ -46,20 +46,21 @@ class Float64Mode(OperatorMode):
     """Run a program in float64 (complex128), whatever it asks for.
 
     dtype arguments and casts to a floating dtype become float64, and so does the default dtype while the mode is
-    active. Low-precision tensors that the program holds (constants, buffers that are not among the promoted inputs) are
-    replaced, where an operator meets them, by a float64 copy of their memory; in-place operators change that copy,
-    never the original. Whatever gradients are taken of must come from :func:`to_float64`, because autograd itself
-    refuses a float64 gradient of a float32 leaf. Under autocast float64 is not cast.
+    active. A program may hold low-precision tensors (constants, buffers that are not among the promoted inputs). Where
+    an operator meets one, a float64 copy of its memory replaces it. In-place operators change that copy, never the
+    original. A tensor whose gradient is taken must come from :func:`to_float64`, because autograd itself refuses a
+    float64 gradient of a float32 leaf. Autocast does not cast float64.
 
     Args:
-        default_dtype: Whether to set torch's default dtype to float64. It is the whole process's, so a program that
-            does not depend on it (it makes no floating tensor out of integers or of nothing) should leave it alone.
-        coarse: Whether to leave kernels whose float64 holds constants of float32 as they are. A program compiled in
-            float64 may call them, or compute what they mean; noise in float64 is the difference, too.
+        default_dtype: Whether to set torch's default dtype to float64. It belongs to the whole process, so leave it
+            alone for a program that does not depend on it (one that makes no floating tensor out of integers or of
+            nothing).
+        coarse: Whether to use kernels that hold float32 constants in float64 as they are. A program compiled in float64
+            may call such a kernel, or its decomposition. So the difference of the two belongs to float64's noise.
 
     Attributes:
-        lossy: Names of operators that returned low precision all the same; their results were converted, but computed
-            with less than float64.
+        lossy: Names of operators that returned low precision all the same. Their results were converted to float64,
+            but computed with less.
 
     Raises:
         PromotionError: From the program, at the first operator without meaning or kernel in float64: bit casts,
@@ -89,7 +90,7 @@ class Float64Mode(OperatorMode):
             torch.set_default_dtype(dtype)
 
     def promoted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor in this mode: for a low-precision one that the program holds, its float64 copy.
+        """The tensor that this mode uses in place of a tensor: for low precision, its float64 copy.
 
         Args:
             tensor: Any tensor, for example a buffer that the program changed, or returned as it is.
@@ -148,7 +149,7 @@ class Float64Mode(OperatorMode):
         return promoted_dtype(value) if kind is torch.dtype else value
 
     def _check(self, result: Any, operator: Operator) -> Any:
-        """Convert what came back in low precision all the same."""
+        """Convert results that are in low precision all the same, and note the operator."""
         if isinstance(result, torch.Tensor):
             dtype = result.dtype
             if dtype is torch.float64 or promoted_dtype(dtype) == dtype:

@@ -1,4 +1,4 @@
-"""Grouped matrix products (mixtures of experts) out of ordinary ones, for dtypes that torch's kernel refuses."""
+"""Compute grouped matrix products (mixtures of experts) by ordinary ones, for dtypes that torch's kernel refuses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def grouped_mm(
     Args:
         mat1: Of shape (M, K), or (G, M, K).
         mat2: Of shape (K, N), or (G, K, N).
-        offs: Where each of the G groups ends, shape (G,), along the dimension that has no dimension of groups: M, N, or
-            K where both matrices have two dimensions. None where both have three.
-        bias: Not supported, as by torch itself on the CPU.
+        offs: Where each of the G groups ends, shape (G,). The groups divide M if only ``mat2`` has three dimensions, N
+            if only ``mat1`` has, and K if both matrices have two. None if both have three.
+        bias: Not supported; torch itself does not support it on the CPU.
         out_dtype: Not used: the result has the dtype of the operands.
 
     Returns:
-        Of shape (M, N), or (G, M, N) where both matrices have the same number of dimensions. What belongs to no group
-        is zero; torch leaves it uninitialised.
+        Of shape (M, N), or (G, M, N) if both matrices have the same number of dimensions. Elements that belong to no
+        group are zero; torch leaves them uninitialised.
 
     Raises:
         NotImplementedError: There is a bias.
@@ -40,7 +40,7 @@ def grouped_mm(
     groups = offs.shape[0]
     if mat1.dim() == 2 and mat2.dim() == 2:
         group = _group_of(mat1.shape[1], offs)
-        # Both operands, because what belongs to other groups may be infinite or NaN.
+        # Both operands are masked, because elements of other groups may be infinite or NaN.
         return torch.stack(
             [
                 torch.where(group == number, mat1, 0) @ torch.where((group == number)[:, None], mat2, 0)

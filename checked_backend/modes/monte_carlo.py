@@ -29,23 +29,25 @@ __all__ = ["MonteCarloMode", "PoisonMode"]
 
 # A compiler may sum sequentially in 16 lanes: n/16 roundings per lane, each uniform (variance 1/3).
 _ACCUMULATION = 48
-# Equal terms round the same way again and again: then the errors of a lane add up, to a quarter unit for each term.
+# Equal terms round the same way again and again. Then the errors of a lane add up, to a quarter unit for each term.
 _CORRELATED = 64
 _U32 = 2.0**-24
-# Their error grows with the number of terms, also relative to cancelling terms: the noise of their inputs does too.
-# A normalisation's mean is wrong by the same amount for all elements, and a sum over them adds that up again: measured,
-# the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36 times off without this.
+# The error of these grows with the number of terms, also relative to cancelling terms. So the noise of their inputs
+# must grow too. A normalisation's mean is wrong by the same amount for all elements, and a sum over the elements adds
+# that up again. Measured: the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36 times
+# off without this.
 _LINEAR = (
     "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
     "batch_norm", "group_norm", "layer_norm", "rms_norm", "embedding_dense_backward",
 )  # fmt: skip
-# No implementation leaves these ranges, and operators that take what they return may insist.
+# No implementation leaves these ranges, and operators that take these results may insist on them.
 _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
     "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
 }  # fmt: skip
-# What is left of these where it is small is the rounding of something inside that is not: ``exp(x) - 1`` where `exp(x)`
-# is nearly 1, ``1 + erf(x)`` in a tail. They are run as the operators that they are made of, each with its own noise.
+# Where the results of these are small, they hold the rounding of something inside that is not small: ``exp(x) - 1``
+# where `exp(x)` is nearly 1, ``1 + erf(x)`` in a tail. So they are run as the operators that they are made of, each
+# with its own noise.
 _MADE_OF_OTHERS = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -54,14 +56,15 @@ _MADE_OF_OTHERS = frozenset(
         "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
     )
 )  # fmt: skip
-# Of some operators only the first result is rounded. What backward takes besides is a mask, or what attention keeps.
+# Only the first result of these is rounded. The others are for backward: a mask, or what attention keeps.
 _FIRST_ONLY = frozenset({
     "multilabel_margin_loss_forward", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
 })  # fmt: skip
-# The logarithm of a row's sum of exponentials follows from the same inputs in forward and backward. Where a whole row
-# is masked, it is as large as the mask: one roundoff of either alone would be e to the power of 60.
+# Inputs of attention that are not perturbed. The logarithm of a row's sum of exponentials follows from the same inputs
+# in forward and backward. If a whole row is masked, it is as large as the mask: one roundoff in only one of the two
+# passes would be a factor of e to the power of 60.
 _NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -98,7 +101,7 @@ def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class _Poison:
-    """Overwrites what an operator returned uninitialised."""
+    """Overwrites the uninitialised memory that an operator returned."""
 
     def __init__(self, noise: NoiseSource) -> None:
         self._noise = noise
@@ -115,7 +118,7 @@ class _Poison:
         with DisableTorchDispatch():
             target = result.detach()
             if resized is not None:
-                # Only what the storage gained is uninitialised.
+                # Only the memory that the storage gained is uninitialised.
                 after = result.untyped_storage().nbytes() // result.element_size()
                 target = target.as_strided((max(0, after - before),), (1,), before)
             if not result.is_quantized:
@@ -137,7 +140,7 @@ class PoisonMode(OperatorMode):
         self._poison = _Poison(NoiseSource(seed))
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, and fill what it left uninitialised."""
+        """Run one operator, and fill the memory that it left uninitialised."""
         if operator.kind is OperatorKind.UNINITIALISED:
             return self._poison.run(func, operator, args, kwargs)
         return func(*args, **kwargs)
@@ -147,12 +150,12 @@ class MonteCarloMode(OperatorMode):
     """Rerun a program, forward and backward, under Monte Carlo arithmetic.
 
     Each floating result of a rounding operator is multiplied by ``1 + magnitude * u * xi``, where u is the unit
-    roundoff of its dtype and xi uniform in [-1, 1]; exact operators (views, copies, selections, comparisons,
-    constants), sums and products that can be represented, and the outcomes of random operators are left alone.
-    Operators that round inside (sums, matrix products, normalisations) also get copies of their inputs perturbed, and
-    more noise on their results, because a compiler may add up in another order. The spread of the results over some
-    seeds is the noise that the program must have at its precision. Uninitialised memory is filled with junk. Sources:
-    D. S. Parker, Monte Carlo Arithmetic (1997);
+    roundoff of its dtype and xi is uniform in [-1, 1]. Left alone are exact operators (views, copies, selections,
+    comparisons, constants), sums and products that are exact, and most outcomes of random operators (a normal number
+    with a computed mean or deviation is rounded). Operators that round inside (sums, matrix products, normalisations)
+    get perturbed copies of their inputs and more noise on their results, because a compiler may add up in another
+    order. The spread of the results over some seeds is the noise that the program must have at its precision.
+    Uninitialised memory is filled with junk. Sources: D. S. Parker, Monte Carlo Arithmetic (1997);
     C. Denis, P. de Oliveira Castro, E. Petit, Verificarlo (2016).
 
     No global random generator is touched.
@@ -160,8 +163,8 @@ class MonteCarloMode(OperatorMode):
     Args:
         seed: Same seed, same program: same results.
         magnitude: Size of each perturbation, in unit roundoffs.
-        correlated: Suppose that the roundings of one sum all go the same way, as they do where its terms are equal
-            (the gradient of an average), so that their error grows with the number of terms, not with its root.
+        correlated: Assume that all roundings of one sum go the same way, as they do if its terms are equal (the
+            gradient of an average). Then the error grows with the number of terms, not with its root.
 
     Attributes:
         perturbed_ops: How many operator calls were perturbed.
@@ -190,7 +193,7 @@ class MonteCarloMode(OperatorMode):
         if counts(operator, args, kwargs):
             return func(*args, **kwargs)
         whole = kind in (OperatorKind.ACCUMULATING, OperatorKind.COMBINING)
-        if kind is OperatorKind.POINTWISE:  # else element by element, once it has run
+        if kind is OperatorKind.POINTWISE:  # other pointwise calls are looked at element by element, once they ran
             whole = bool(operator.mutated) or (bool(args) and type(args[0]) is list)
         if whole and adds_integers(func, operator, args, kwargs):
             return func(*args, **kwargs)
@@ -211,7 +214,8 @@ class MonteCarloMode(OperatorMode):
             if operator.base not in ("abs", "sgn") or not isinstance(args[0], torch.Tensor) or not args[0].is_complex():
                 return result
         elif kind is OperatorKind.RANDOM:
-            if operator.base != "normal" or not draws_by_values(operator):  # the mean and so many standard deviations
+            # only `normal` with computed parameters rounds: it adds the mean and a number of standard deviations
+            if operator.base != "normal" or not draws_by_values(operator):
                 return result
         elif not self._narrows(operator, args, result):
             return result
@@ -234,7 +238,7 @@ class MonteCarloMode(OperatorMode):
         return torch.finfo(result_dtype).eps > torch.finfo(source_dtype).eps
 
     def _inside(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Perturb every operator that one is made of."""
+        """Perturb every operator that this one is made of."""
         with self:
             result = decomposition(func)(*args, **kwargs)
         if operator.base in _RANGES:
@@ -243,7 +247,7 @@ class MonteCarloMode(OperatorMode):
         return result
 
     def _combining(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Perturb the terms of a sum of products too: kernels round them at float32 or more."""
+        """Perturb the terms of a sum of products too: kernels round them to float32 or better."""
         low = next((value.dtype for value in _tensors(args, []) if value.dtype in _HALF), None)
         if low is not None and not operator.mutated and "out" not in kwargs:
             with DisableTorchDispatch():
@@ -316,9 +320,9 @@ class MonteCarloMode(OperatorMode):
             for target in returned:
                 if any(target is other for other in mutated):
                     continue
-                # Some operators hand out their input where they have nothing to do, without saying so in the schema.
+                # Some operators return their input if they have nothing to do, and their schema does not say so.
                 if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
-                    continue  # which rounds nothing
+                    continue  # nothing was rounded
                 done |= self._perturb(operator, target, terms)
         self.perturbed_ops += done
 

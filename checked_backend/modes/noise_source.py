@@ -11,17 +11,17 @@ from checked_backend.numerics.bits import unit_roundoff
 
 __all__ = ["NoiseSource"]
 
-# Noise is cut at a random offset out of a pool of this many values: an op then costs two passes and no generator call.
-# On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
+# Noise is a slice, at a random offset, of a pool of this many values. So an operator costs two passes and no generator
+# call. On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
 _POOL_CPU = 1 << 16
 _POOL_ACCELERATOR = 1 << 22
 # A step of 1.25 unit roundoffs moves every mantissa by exactly one unit in the last place: 0.625 to 1.25 of it.
 _STEP = 1.25
 # Mean square of such a step, in unit roundoffs, over logarithmically distributed mantissas: 4 * (3/8) / ln 2.
 _STEP_SQUARE = 1.5 / math.log(2)
-# Below this amplitude, uniform noise would often round away, and always on powers of two: single steps are used.
+# Below this amplitude, uniform noise would often round away, and always on powers of two. Single steps are used there.
 _UNIFORM_FROM = 2.0
-# What can be perturbed, and integers as wide.
+# The dtypes that can be perturbed, each with the integers of its width.
 _INTEGERS = {
     torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16,
 }  # fmt: skip
@@ -39,9 +39,9 @@ def _flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
 class NoiseSource:
     """Random numbers that touch no global generator and depend on the seed alone.
 
-    Values come from pools, filled once per device and dtype by a private ``torch.Generator``, and read at offsets that
-    a private ``random.Random`` draws. The pool is finite, so noise repeats, but at offsets that have nothing to do with
-    the data.
+    Values come from pools. A private ``torch.Generator`` fills each pool once per device and dtype, and a private
+    ``random.Random`` draws the offsets at which it is read. A pool is finite, so noise repeats, but at offsets that
+    have nothing to do with the data.
 
     Args:
         seed: Two sources with the same seed give the same noise to the same sequence of calls.
@@ -80,16 +80,16 @@ class NoiseSource:
             step = _STEP * unit_roundoff(dtype)
             values = ((values > 1 - chance).double() - (values < chance).double()) * step
         values = values.to(dtype)
-        # Twice over, so that every offset has a whole pool after it.
+        # The values stand there twice, so that a whole pool follows every offset.
         pool = self._pools[device, dtype, key] = torch.cat((values, values))
         return pool
 
     def perturb_(self, tensor: torch.Tensor, amplitude: float) -> bool:
         """Multiply each element by ``1 + amplitude * xi``, xi uniform in [-1, 1], rounded so that the spread is right.
 
-        Zeros, infinities and NaN stay as they are; a finite value never becomes infinite. For
-        amplitudes under 2 unit roundoffs of the dtype, elements move by one representable value with the probability
-        that gives the same root mean square, ``amplitude / sqrt(3)`` (on average over mantissas).
+        Zeros, infinities and NaN stay as they are; a finite value never becomes infinite. For amplitudes under 2 unit
+        roundoffs of the dtype, elements move by one representable value. The probability of that gives the same root
+        mean square, ``amplitude / sqrt(3)`` (on average over mantissas).
 
         Args:
             tensor: A strided floating or complex tensor, changed in place. Its version counter is the caller's concern.
@@ -110,7 +110,7 @@ class NoiseSource:
             pool, scale = self._pool(tensor.device, dtype, round(8 * math.log2(ratio))), 1.0
         else:
             pool, scale = self._pool(tensor.device, dtype, "uniform"), amplitude
-        # Clamped, so that infinity gets a finite increment and the greatest values (masks) one that rounds away.
+        # Clamped: infinity gets a finite increment, and the greatest values (masks) one that rounds away.
         limit = torch.finfo(dtype).max / 8
         flat = _flat_view(tensor)
         if flat is None:
@@ -159,15 +159,15 @@ class NoiseSource:
 
 
 def _scale(part: torch.Tensor, noise: torch.Tensor, scale: float, limit: float) -> None:
-    """Multiply by ``1 + scale * noise`` in place; -0.0 stays what it is, where a sum with 0.0 would lose its sign."""
+    """Multiply by ``1 + scale * noise`` in place. The sign of -0.0, which a sum with 0.0 would lose, is kept."""
     clamped = part.clamp(-limit, limit)
     part.addcmul_(clamped, noise, value=scale)
     integers = _INTEGERS[part.dtype]
-    # Faster than copysign at 16 bits: the sign bits that differ, turned back.
+    # The sign bits that differ are turned back. That is faster than copysign for 16-bit dtypes.
     flipped = clamped.view(integers).bitwise_xor_(part.view(integers)).bitwise_and_(torch.iinfo(integers).min)
     part.view(integers).bitwise_xor_(flipped)
 
 
 def _step_chance(key: int) -> float:
-    """How often an element must move by one place for the spread of amplitude ``2 ** (key / 8)`` unit roundoffs."""
+    """The probability that an element moves by one place, for an amplitude of ``2 ** (key / 8)`` unit roundoffs."""
     return float(2.0 ** (key / 4)) / 3 / _STEP_SQUARE

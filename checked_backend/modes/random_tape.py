@@ -1,4 +1,4 @@
-"""Record what a program's random operators returned, and replay it in a run whose values or precision differ."""
+"""Record the results of a program's random operators, and replay them in a run whose values or precision differ."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from checked_backend.modes.base import OperatorMode
 __all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
 
 _DROPOUTS = ("native_dropout", "_fused_dropout")
-# 0 or 1 in the dtype of the probabilities: kept as bool.
+# The outcome is 0 or 1 in the dtype of the probabilities. It is kept as bool.
 _BINARY = ("bernoulli",)
-# Of these the arguments are distributions' parameters, one for each element.
+# The arguments of these are parameters of distributions, computed values.
 _BY_VALUES = frozenset({"multinomial", "poisson", "binomial", "_sample_dirichlet", "_standard_gamma"})
 _BY_VALUES_OVERLOADS = frozenset(
     {"aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.bernoulli_.Tensor", "aten.normal.Tensor_float",
@@ -29,20 +29,21 @@ _Shape = tuple[object, ...]
 
 
 class ReplayError(CheckedBackendError):
-    """A random operator has no outcome on the tape, or not one that fits."""
+    """Raised if the tape has no outcome for a random operator, or not one that fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one random operator did.
+    """The outcome of one random operator.
 
     Attributes:
-        op: Its full name.
+        op: The operator's full name.
         shape: Shapes and integers among its arguments.
         mutated: Copies of the arguments that it wrote to, after the call.
-        results: Copies of the tensors that it returned, in order.
+        results: Copies of the random tensors that it returned, in order.
         hidden: Whether the outcome is inside a kernel (dropout in attention), so that it cannot be replayed.
-        by_values: Whether it depends on values that the program may have computed (probabilities), and their rounding.
+        by_values: Whether it depends on values that the program may have computed (probabilities), so that rounding
+            changes it.
     """
 
     op: str
@@ -54,7 +55,7 @@ class _Outcome:
 
 
 class RandomTape:
-    """The outcomes of a program's random operators, in order. Can be replayed any number of times."""
+    """The outcomes of a program's random operators, in order. They can be replayed any number of times."""
 
     def __init__(self) -> None:
         self._outcomes: list[_Outcome] = []
@@ -66,7 +67,7 @@ class RandomTape:
 
     @property
     def by_values(self) -> tuple[str, ...]:
-        """Names of the operators whose draws depend on floating-point values: rounding flips some."""
+        """Names of the operators whose draws depend on floating-point values, so that rounding flips some draws."""
         return tuple(outcome.op for outcome in self._outcomes if outcome.by_values)
 
     @property
@@ -84,7 +85,7 @@ def draws_by_values(operator: Operator) -> bool:
 
 
 def _draws(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this call draws: dropout may be off, or its probability zero."""
+    """Whether this call draws. It does not if dropout is off, or its probability is zero."""
     if not operator.draws:
         return False
     if operator.base == "native_dropout":
@@ -101,7 +102,7 @@ def _hidden_probability(operator: Operator, args: Sequence[Any], kwargs: Mapping
         value = argument(operator, args, kwargs, name)
         if isinstance(value, (int, float)):
             return float(value)
-    # Left out, so at its default.
+    # The argument is left out: its default is 0.
     takes_it = "dropout_p" in operator.positions and "attention" in operator.base
     return 0.0 if takes_it else None
 
@@ -121,10 +122,11 @@ def _mutated(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 class RecordRandom(OperatorMode):
-    """Run a program as it is, and write the outcomes of its random operators on a tape.
+    """Run a program as it is, and record the outcomes of its random operators on a tape.
 
-    Results and the use of random generators are those of the program without this mode. (Bits may differ for singular
-    and eigenvalues alone, ``linalg.svdvals`` and the like: torch itself takes another path for them under any mode.)
+    Results and the use of random generators are those of the program without this mode. There is one exception: bits
+    may differ if a program asks for singular values or eigenvalues alone (``linalg.svdvals`` and the like), because
+    torch itself takes another path for them under any mode.
 
     Args:
         tape: Outcomes are appended to it.
@@ -135,8 +137,8 @@ class RecordRandom(OperatorMode):
         self._tape = tape
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator; keep a copy of its outcome if it draws."""
-        # The shape is of the arguments before the call: resize and out= variants may change them.
+        """Run one operator, and record a copy of its outcome if it draws."""
+        # The shapes are taken before the call: resize and out= variants may change the arguments.
         draws = _draws(operator, args, kwargs)
         shape = (_shape_of(args), _shape_of(list(kwargs.values()))) if draws else ()
         result = func(*args, **kwargs)
@@ -172,11 +174,12 @@ class RecordRandom(OperatorMode):
 
 
 class ReplayRandom(OperatorMode):
-    """Run a program with the outcomes on a tape in place of its random operators, which then consume nothing.
+    """Run a program with the outcomes on a tape in place of its random operators, which then draw nothing.
 
-    Outcomes that do not depend on values (rand, uniform_, randperm, ...) are given as recorded, in the dtype and on the
-    device that the operator would have had; so are those that do (bernoulli, multinomial, poisson, normal with tensor
-    arguments). Dropout keeps its mask and computes its result from its present input; so does rrelu with its slopes.
+    Outcomes are given as recorded, in the dtype and on the device that the operator would have had. That holds for
+    those that do not depend on values (rand, uniform_, randperm, ...), and for those that do (bernoulli, multinomial,
+    poisson, normal with tensor arguments). Dropout keeps its recorded mask and computes its result from its present
+    input. So does rrelu with its recorded slopes.
 
     Args:
         tape: Recorded by :class:`RecordRandom` from the same program on inputs of the same shapes.
@@ -242,7 +245,7 @@ class ReplayRandom(OperatorMode):
 
     @staticmethod
     def _rrelu(operator: Operator, args: tuple[Any, ...], outcome: _Outcome) -> Any:
-        # The slopes are 1 for what was positive when recorded.
+        # The slopes are 1 for elements that were positive when they were recorded.
         source = args[0]
         slopes = (outcome.mutated or outcome.results)[-1].to(source.device, source.dtype, copy=True)
         if operator.name.startswith("aten.rrelu_with_noise_functional"):
@@ -266,10 +269,10 @@ class ReplayRandom(OperatorMode):
 
 
 def _translated(operator: Operator, args: Sequence[Any], outcome: _Outcome) -> _Outcome | None:
-    """An outcome, for an operator that draws the same under another name.
+    """The outcome in the form of an operator that draws the same under another name; None for any other operator.
 
-    Eager's dropout on the CPU draws with ``bernoulli_``; AOT autograd makes ``native_dropout`` of it, and of operators
-    that write in place ones that return.
+    Eager's dropout on the CPU draws with ``bernoulli_``. AOT autograd replaces it by ``native_dropout``, and in-place
+    operators by those that return their result.
     """
     recorded = outcome.op.split(".")[1].rstrip("_")
     wanted = operator.base.rstrip("_")

@@ -1,4 +1,4 @@
-"""What IEEE 754 leaves open about the sign of a zero: which of two zeros is the greater."""
+"""Decide the sign of a zero where IEEE 754 leaves it open: which of two zeros is the greater."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OPEN = frozenset({
 
 
 class OneZero(OperatorMode):
-    """Run a program with the same zero wherever an operator may return either: a maximum, a clamp, an order.
+    """Run a program with the same zero wherever an operator may return either: a maximum, a clamp, a sort.
 
     Args:
-        negative: Which of the two.
+        negative: Whether that zero is -0.0.
     """
 
     def __init__(self, *, negative: bool) -> None:
@@ -33,7 +33,7 @@ class OneZero(OperatorMode):
         self._zero = -0.0 if negative else 0.0
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, and choose the zeros in its results."""
+        """Run one operator, and set all zeros in its results to the chosen one."""
         result = func(*args, **kwargs)
         if operator.base in _OPEN:
             with DisableTorchDispatch():

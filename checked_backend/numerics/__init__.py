@@ -1,1 +1,1 @@
-"""Measure how two tensors differ, model the noise they must have, and judge."""
+"""Measure how two tensors differ, in structure and in values. `checked_backend.verdict` judges the differences."""

@@ -66,7 +66,7 @@ def bit_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; one zero, expanded, for those that torch keeps as zeros without memory to read."""
+    """The tensor itself; an expanded zero for a tensor of zeros that torch keeps without memory."""
     if not is_zero_tensor(tensor):
         return tensor
     return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
@@ -87,24 +87,24 @@ def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
 
 
 def unsigned_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """The distance of two signed integer tensors as unsigned numbers of that width, kept in the signed dtype."""
+    """The distance of two signed integer tensors, as unsigned numbers of the same width kept in the signed dtype."""
     return torch.maximum(reference, candidate).sub_(torch.minimum(reference, candidate))
 
 
 def unsigned_to_float64(gap: torch.Tensor) -> torch.Tensor:
-    """Unsigned 64-bit numbers kept in an int64 to float64, rounded once."""
+    """Convert unsigned 64-bit numbers kept in an int64 tensor to float64, with one rounding."""
     high = (gap >> 32) & 0xFFFFFFFF
     return (high.to(torch.float64) * 2.0**32).add_((gap & 0xFFFFFFFF).to(torch.float64))
 
 
 def flip_sign_bit(tensor: torch.Tensor) -> torch.Tensor:
-    """Exchange the order of signed and unsigned numbers: what is kept in a signed dtype compares like the other."""
+    """Flip the sign bits, so that unsigned numbers kept in a signed dtype compare in their order, and the reverse."""
     return tensor ^ torch.iinfo(tensor.dtype).min
 
 
 def max_unsigned(gap: torch.Tensor) -> int:
     """The greatest of unsigned numbers kept in a signed dtype."""
-    # the greatest is negative if there is any with the upper bit set, and then it is the one nearest to 0
+    # a number with the upper bit set is negative as kept; among these the greatest is the nearest to 0
     low, high = torch.aminmax(gap)
     if low.item() >= 0:
         return int(high.item())
@@ -122,15 +122,16 @@ def max_ulp_distance(
     """The greatest distance in representable numbers between finite elements.
 
     The bit patterns of numbers of one sign are in the order of the numbers, so a wrapping integer difference is their
-    distance. Numbers of opposite sign give a wrapped difference of at least ``2 ** (bits - 1) - largest``, so if all
-    are below that there are none. Otherwise these are taken apart: their distance is the sum of both magnitudes, which
-    is the wrapped sum of the patterns less the one sign bit, taken as an unsigned number.
+    distance. Numbers of opposite sign give a wrapped difference of at least ``2 ** (bits - 1) - largest``. If all
+    differences are below that, there are no such numbers. Otherwise these numbers are treated separately. Their
+    distance is the sum of both magnitudes, which is the wrapped sum of the patterns less the one sign bit, taken as an
+    unsigned number.
 
     Args:
         reference: Bit patterns as ``float_format.bits``, finite numbers only.
         candidate: The same for the candidate.
         float_format: The format of both.
-        scratch: Two times integers of dtype ``float_format.bits`` and the same shape, overwritten.
+        scratch: Two integer tensors of dtype ``float_format.bits`` and the same shape, which are overwritten.
         same_sign: Whether to look at elements of the same sign too.
 
     Returns:
@@ -158,10 +159,10 @@ def max_ulp_distance(
 
 
 def numbers_up_to(value: float, dtype: torch.dtype) -> int:
-    """An upper bound of how many representable numbers lie above 0 and up to ``value``, which is at least 0.
+    """An upper bound for the count of representable numbers above 0 and up to ``value``, which is at least 0.
 
-    It also bounds the distance of two numbers of the same sign that differ by no more than ``value``, because numbers
-    are nowhere denser than at 0.
+    It also bounds the distance of two numbers of the same sign that differ by no more than ``value``, because
+    representable numbers are nowhere denser than at 0.
     """
     float_format = FORMATS[dtype]
     if not float_format.signed or float_format.bits is torch.int8:
@@ -181,7 +182,7 @@ def is_floating(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def holds_floats(value: object) -> bool:
-    """Whether a value is such a tensor, or a tuple or list that holds one."""
+    """Whether a value is a floating tensor, or a tuple or list that holds one."""
     if isinstance(value, (tuple, list)):
         return any(holds_floats(item) for item in value)
     return is_floating(value)

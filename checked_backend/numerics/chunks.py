@@ -40,7 +40,7 @@ class Block:
         return _cut(self.start, self.reference, self.candidate, size)
 
     def row(self, start: int, size: int) -> Block:
-        """The ``size`` elements from ``start`` on, or as many as there are, of a one-dimensional block."""
+        """The ``size`` elements of a one-dimensional block from ``start`` on, or as many as there are."""
         window = slice(start, start + size)
         return Block(self.start + start, self.reference[window], self.candidate[window])
 
@@ -50,7 +50,7 @@ class PairLayout:
     """Two tensors with their dimensions permuted to memory order and merged where both allow it.
 
     Attributes:
-        reference: View of the reference, at least one-dimensional, one-dimensional wherever that is possible.
+        reference: View of the reference, with as few dimensions as possible, but at least one.
         candidate: View of the candidate, of the same shape.
         shape: The tensors' own shape.
         order: The tensors' own dimensions, from outermost to innermost in memory.
@@ -62,7 +62,7 @@ class PairLayout:
     order: tuple[int, ...]
 
     def is_dense(self) -> bool:
-        """Whether both are one run of memory on the CPU, in which each element is as it is stored."""
+        """Whether both are one run of memory on the CPU, without a pending negation."""
         return all(
             side.device.type == "cpu" and side.dim() == 1 and side.stride() == (1,) and not side.is_neg()
             for side in (self.reference, self.candidate)
@@ -83,7 +83,7 @@ class PairLayout:
 
 
 def _resolved(block: Block) -> Block:
-    """Carry out a pending conjugation or negation, on a copy of the block alone."""
+    """Carry out a pending conjugation or negation, on a copy of this block only."""
     reference, candidate = (side.resolve_conj().resolve_neg() for side in (block.reference, block.candidate))
     return Block(block.start, reference, candidate)
 
@@ -122,8 +122,8 @@ def _cut(start: int, reference: torch.Tensor, candidate: torch.Tensor, size: int
 def pair_layout(reference: torch.Tensor, candidate: torch.Tensor) -> PairLayout:
     """Order and merge the dimensions of two non-empty tensors of one shape so that a walk follows memory.
 
-    Dimensions that are expanded in both come first, then the greater of both strides decides, so that tensors with
-    the same dense strides (contiguous, ``channels_last``, transposed) become one-dimensional views.
+    Dimensions that are expanded in both tensors come first. The others are ordered by the greater of both strides. So
+    tensors with the same dense strides (contiguous, ``channels_last``, transposed) become one-dimensional views.
     """
     shape = tuple(reference.shape)
     strides = list(zip(reference.stride(), candidate.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""The slow and general way to read a block: float64 and masks, for every dtype and for NaN and infinities."""
+"""Read a block in the slow and general way: in float64 with masks, for every dtype and for NaN and infinities."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Classes", "count", "greatest_integer_gap", "read_exactly"]
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Where a block that is not all finite has which class.
+    """The classes of the elements of a block that is not all finite.
 
     Attributes:
-        differs: Elements whose class (finite, NaN, +inf, -inf; for complex numbers that of each part) differs.
-        beside: Complex elements of the same class whose finite part, beside an infinite one, differs.
+        differs: Elements whose class (finite, NaN, +inf, -inf) differs. A complex element has a class for each part.
+        beside: Complex elements of the same class with an infinite part, whose finite parts differ.
         compared: Elements that are finite on both sides.
         reference_finite: Elements that are finite in the reference.
         nans: Number of NaNs in the reference and in the candidate.
@@ -77,7 +77,7 @@ def _read_complex(
     reference: torch.Tensor, candidate: torch.Tensor, gap: torch.Tensor, size: torch.Tensor
 ) -> Classes | None:
     left = torch.view_as_real(reference).to(torch.float64)
-    # to() gives the tensor itself if it is float64 already, and the difference is taken in place
+    # copy: the difference is taken in place, and to() would give the tensor itself if it is float64 already
     right = torch.view_as_real(candidate).to(torch.float64, copy=True)
     classes = _classes(left, right)
     right.sub_(left)

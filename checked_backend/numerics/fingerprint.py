@@ -10,21 +10,21 @@ from checked_backend.numerics.fused import Checksum, checksum_loop
 __all__ = ["fingerprint"]
 
 _CHUNK = 1 << 17
-_LARGE = 1 << 14  # elements; below, what compiles the loop is not worth loading
+_LARGE = 1 << 14  # elements; for smaller tensors the compiled loop is not worth compiling
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: torch.Tensor) -> int | None:
     """Checksum a tensor's elements, in order.
 
-    Every element's bits are weighted by an odd factor that depends on its place, so that permuted values change the
-    sum. Reads the tensor once; needs one chunk of extra memory.
+    The bits of each element are weighted by an odd factor that depends on its place, so that permuted values change
+    the sum. The tensor is read once, with one chunk of extra memory.
 
     Args:
-        tensor: Any plain dense tensor; one that is not contiguous in some order of its dimensions is copied.
+        tensor: Any plain dense tensor. A tensor that is not contiguous in some order of its dimensions is copied.
 
     Returns:
-        The sum modulo 2**64; None for a tensor without such bits (sparse, quantised, on no real device).
+        The sum modulo 2**64; None for a tensor whose bits cannot be read (sparse, quantised, on the ``meta`` device).
     """
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
@@ -63,7 +63,7 @@ def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in memory order where they fill their memory, else a copy in logical order."""
+    """The elements in memory order if they fill their memory, else a copy in logical order."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim), reverse=True)

@@ -1,8 +1,8 @@
-"""All statistics of two dense tensors in one loop, compiled by the system's C compiler where there is one.
+"""All statistics of two dense tensors in one loop, compiled by the system's C compiler if there is one.
 
 Each reduction of torch or NumPy is a pass of its own over a block. A dozen of them take four times as long as reading
-both tensors from memory does; one loop takes little longer than that. Whoever compiles models for the CPU has a
-compiler. Without one, `measure` says the same with separate passes.
+both tensors from memory. One loop takes little longer than that reading. Whoever compiles models for the CPU has a
+compiler. Without one, `measure` gives the same with separate passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_loop", "fused_loop"]
 
 FUSED_ROW = 512
-"""Elements of a row: how precisely `FusedStatistics` says where something was found. ``ROW`` in ``fused.c``."""
+"""Elements of a row, the precision with which `FusedStatistics` locates what it found. ``ROW`` in ``fused.c``."""
 
 _FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,25 +36,25 @@ _TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
 
 
 class FusedStatistics(ctypes.Structure):
-    """What a loop is told about earlier blocks, and what it says of one (``struct statistics`` in ``fused.c``).
+    """The input of a loop (from earlier blocks) and its output for one block (``struct statistics`` in ``fused.c``).
 
     If ``peak`` or ``top`` is not finite, the block holds a NaN, an infinity, or a difference beyond float32, and the
     other numbers mean nothing.
 
     Attributes:
-        squares: Sum of the squares of the differences, good to about ``1e-6`` relative unless rows of it over- or
+        squares: Sum of the squares of the differences, good to about ``1e-6`` relative unless rows of it overflow or
             underflow in float32.
-        reference_squares: The same of the reference.
+        reference_squares: The same for the reference's elements.
         peak: The greatest absolute difference, in float32.
         top: The greatest magnitude of the reference.
         ratio: The greatest absolute difference over the reference's magnitude, in float32, where ``0 / 0`` does not
-            count. As an input, the greatest known; it stays if none exceeds it.
+            count. As an input, the greatest known ratio; it stays if no ratio exceeds it.
         differing: Number of elements whose difference is not 0.
         peak_row: Where the row begins that holds the greatest difference.
-        ratio_row: The same of the ratio, if ``ratio`` grew.
+        ratio_row: Where the row begins that holds the greatest ratio, if ``ratio`` grew.
         ulp: The greatest distance in representable numbers; input and output like ``ratio``.
         overflows: Number of rows in which a ratio to a reference that is not 0 is beyond float32. ``ratio`` is infinite
-            then; without such a row an infinite one has the reference 0.
+            then. Without such a row an infinite ratio means that the reference is 0.
     """
 
     _fields_ = (
@@ -88,13 +88,13 @@ and distance known so far."""
 
 
 def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
-    """The loop for a dtype; the first call in a process compiles, which takes a fifth of a second.
+    """The loop for a dtype. The first call in a process compiles it, which takes a fifth of a second.
 
     Args:
-        dtype: Of both tensors.
+        dtype: The dtype of both tensors.
 
     Returns:
-        The loop; None for other dtypes than float32, bfloat16 and float16, or where nothing could be compiled.
+        The loop; None for other dtypes than float32, bfloat16 and float16, or if nothing could be compiled.
     """
     function = _function("fused", dtype) if dtype in _FUSED else None
     if function is None:
@@ -118,10 +118,10 @@ def checksum_loop(dtype: torch.dtype) -> Checksum | None:
     """The loop that adds up a chunk's products for `checked_backend.numerics.fingerprint.fingerprint`.
 
     Args:
-        dtype: Of the chunk.
+        dtype: The dtype of the chunk.
 
     Returns:
-        The loop; None for other dtypes than int32 and int16, or where nothing could be compiled.
+        The loop; None for other dtypes than int32 and int16, or if nothing could be compiled.
     """
     function = _function("checksum", dtype) if dtype in (torch.int32, torch.int16) else None
     if function is None:
@@ -131,7 +131,7 @@ def checksum_loop(dtype: torch.dtype) -> Checksum | None:
 
 
 def _function(kind: str, dtype: torch.dtype) -> Any:
-    """A function of ``fused.c``, which ctypes has no type for; None if it could not be compiled."""
+    """A function of ``fused.c``, for which ctypes has no type; None if it could not be compiled."""
     library = _library()
     return None if library is None else library[f"{kind}_{str(dtype).removeprefix('torch.')}"]
 
@@ -151,8 +151,8 @@ def _library() -> ctypes.CDLL | None:
 
 def _built(compiler: list[str], source: Path, library: Path) -> ctypes.CDLL | None:
     for tuned in _TUNED_FOR_THIS_PROCESSOR:
-        # No -ffast-math: NaN, infinities and denormals keep their meaning. Which sums may be reordered is said in the
-        # source.
+        # No -ffast-math: NaN, infinities and denormals keep their meaning. The source marks the sums that may be
+        # reordered.
         options = ["-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
         try:
             subprocess.run(

@@ -23,40 +23,41 @@ _DEVICE_BLOCK_BYTES = 1 << 24  # where starting a kernel costs more than cache m
 _FUSED_BLOCKS = (1 << 22, 1 << 18, 1 << 15)
 """Elements read by one call of the compiled loop, which needs no buffers.
 
-A block for which the loop does not do is read again in smaller ones, and the last of them in another way. What the loop
-does not do for is mostly in one place. Calls for blocks of ``2 ** 20`` elements cost a tenth of reading them.
+A block that the loop cannot handle is read again in smaller blocks, and the smallest of these in another way. The
+elements that the loop cannot handle are mostly in one place. Calls for blocks of ``2 ** 20`` elements cost a tenth of
+reading them.
 """
-_LARGE = 1 << 20  # elements; from here on the compiled loop is worth the time that compiling it takes
-_SMALL = 4096  # elements; below it the cost is that of calls and buffers, and float64 needs one set of these, not two
+_LARGE = 1 << 20  # elements; for tensors of this size the compiled loop is worth the time that compiling it takes
+_SMALL = 4096  # elements; up to this size calls and buffers are the cost, and float64 needs one set of them, not two
 
 
 def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: int | None = None) -> Metrics:
     """Measure how two tensors differ.
 
-    Both tensors are read once, in blocks that stay in the processor's cache. Apart from buffers of the size of a few
-    blocks nothing is allocated. Large dense float32, bfloat16 and float16 tensors on the CPU are read by one compiled
-    loop, of others blocks that are equal bit for bit are recognised first. All strides are taken as they are: expanded
+    Both tensors are read once, in blocks that stay in the processor's cache. Only buffers of the size of a few blocks
+    are allocated. One compiled loop reads large dense float32, bfloat16 and float16 tensors on the CPU. For all other
+    tensors, blocks that are equal bit for bit are recognised first. All strides are taken as they are: expanded
     elements count as often as they occur. Neither tensor is written to, and neither needs to be detached.
 
-    Counts are exact. Greatest differences and ratios are those of float64 arithmetic at the element that holds the
-    greatest one in the arithmetic used to find it: float32 for formats of up to 32 bits (where the difference of two
-    numbers within a factor 2 of each other is exact), float64 for all others and for small tensors. Integer
-    differences are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and
-    what is derived from it then means nothing more than that. ``rmse`` and ``reference_rms`` are good to about ``1e-6``
-    relative for formats of up to 32 bits. ``max_rel_diff`` and ``max_ulp`` are passed over in blocks where a cheap
-    bound shows that they cannot grow; they remain exact.
+    Counts are exact. Greatest differences and ratios are computed in float64, at the element that was found to hold the
+    greatest one. That element is found in float32 for formats of up to 32 bits (where the difference of two numbers
+    within a factor 2 of each other is exact), and in float64 for all others and for small tensors. Integer differences
+    are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and numbers
+    derived from it mean nothing more than that. ``rmse`` and ``reference_rms`` are good to about ``1e-6`` relative for
+    formats of up to 32 bits. ``max_rel_diff`` and ``max_ulp`` are skipped in blocks where a cheap bound shows that they
+    cannot grow; they remain exact.
 
-    A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if that of a part
-    does. Its difference is the modulus; of an infinite one, another finite part is only counted as a mismatch.
-    ``max_ulp`` is None for complex, integer and bool. ``index`` is that of the first element whose class differs, else
-    of the greatest difference, else of the first complex element that differs beside an infinity.
+    A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if the class of a
+    part does. Its difference is the modulus. If a part is infinite, a difference in the other part is only counted as a
+    mismatch. ``max_ulp`` is None for complex, integer and bool. ``index`` is that of the first element whose class
+    differs, else of the greatest difference, else of the first complex element that differs beside an infinity.
 
     Args:
         reference: A plain strided tensor of any floating (float8 included), complex, integer or bool dtype.
         candidate: A tensor of the same shape and dtype, on the same device.
 
     Returns:
-        The metrics; of empty tensors, all zero.
+        The metrics; all zero for empty tensors.
 
     Raises:
         ValueError: Shape, dtype or device differ (compare the structure first).
@@ -75,7 +76,7 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
 
 @contextmanager
 def _plain_arithmetic(device: torch.device) -> Iterator[None]:
-    """No autograd, no autocast, no numpy warnings about the NaNs and overflows that are looked for."""
+    """Switch off autograd, autocast and numpy's warnings: NaNs and overflows are what is looked for."""
     with torch.no_grad(), np.errstate(all="ignore"):
         if torch.is_autocast_enabled(device.type):
             with torch.autocast(device.type, enabled=False):
@@ -132,7 +133,7 @@ class _Measurement:
             if look_for_equal and same_bits(block.reference, block.candidate):
                 self._add(block, equal=True)
             else:
-                # where one block differs the next ones mostly do; look again once a block turns out to be equal
+                # after a block that differs, the next ones mostly differ; look again after a block that is equal
                 look_for_equal = not self._add(block)
 
     def _add_all_fused(self, blocks: Iterable[Block], loop: FusedLoop, smaller: Sequence[int]) -> None:
@@ -145,7 +146,7 @@ class _Measurement:
                 self._add_all(block.blocks(self.block_size))
 
     def _add_fused(self, block: Block, loop: FusedLoop) -> bool:
-        """Add a block by one loop over it; returns False, and adds nothing, where float32 does not do for it."""
+        """Add a block by one loop over it. If float32 is not enough for the block, add nothing and return False."""
         found = loop(block.reference, block.candidate, self.max_rel, self.max_ulp)
         length = block.reference.numel()
         squares = sum_in_range(found.squares, found.peak, torch.float32, length)
@@ -170,7 +171,7 @@ class _Measurement:
         return workspace
 
     def _add(self, block: Block, *, equal: bool = False) -> bool:
-        """Add a block; returns whether any of its elements differ."""
+        """Add a block. Return whether any of its elements differ."""
         if self.float_format is None:
             return self._add_exactly(block)
         workspace = self._workspace(self.work_dtype, block)
@@ -205,7 +206,7 @@ class _Measurement:
         return gap_statistics.differing > 0
 
     def _add_exactly(self, block: Block) -> bool:
-        """Add a block by way of float64 and masks: integers, complex numbers, NaN, infinities, overflow."""
+        """Add a block in float64 with masks: integers, complex numbers, NaN, infinities, overflow."""
         workspace = self._workspace(torch.float64, block)
         classes = read_exactly(block.reference, block.candidate, workspace.gap, workspace.size)
         gap_statistics, size_statistics = workspace.gap_statistics(), workspace.size_statistics()
@@ -262,9 +263,9 @@ class _Measurement:
 
         Below a ratio of 1/2 at most one power of two lies between both numbers, so their distance is at most ``ratio *
         2 ** precision``. A distance beyond ``max_ulp`` then has a ratio of at least ``(max_ulp + 1) * 2 **
-        -precision``, which is representable, so that rounding the ratio cannot take it below. Below a ratio of 1 the
-        signs are equal, and no more powers of two lie between both numbers than the working dtype has significant bits
-        (and one).
+        -precision``. That number is representable, so rounding cannot take the ratio below it. Below a ratio of 1 the
+        signs are equal, and at most as many powers of two lie between both numbers as the working dtype has significant
+        bits, and one more.
         """
         if ratio < 0.5 and ratio < math.ldexp(self.max_ulp + 1, -float_format.precision):
             return False
@@ -278,7 +279,7 @@ class _Measurement:
         peak: float,
         classes: Classes | None,
     ) -> None:
-        # two numbers of opposite sign share the difference between them; halves are farthest apart
+        # the magnitudes of two numbers of opposite sign add up to their difference; equal halves are farthest apart
         dtype = block.reference.dtype
         if self.max_ulp >= 2 * numbers_up_to(peak / 2, dtype):
             return
@@ -291,7 +292,7 @@ class _Measurement:
         self.max_ulp = max(self.max_ulp, distance)
 
     def _refine(self) -> int:
-        """Take the greatest difference and ratio again in float64; returns the position to report."""
+        """Compute the greatest difference and ratio again in float64. Return the position to report."""
         position = self.first_beside or 0
         if self.max_abs_block is not None:
             block = self.max_abs_block

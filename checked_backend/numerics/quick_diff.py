@@ -1,7 +1,7 @@
-"""The cheap test of every step: three numbers about a difference, as fast as memory is read.
+"""The cheap test of every call: three numbers about a difference, as fast as memory is read.
 
-`measure` says everything about a difference. A step whose tensors differ by no more than they did when they were
-judged needs only this.
+`measure` gives all metrics of a difference. A call whose tensors differ by no more than when they were judged needs
+only these three numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from checked_backend.numerics.fused import fused_loop
 
 __all__ = ["QuickDiff", "quick_diff"]
 
-_LARGE = 1 << 16  # elements; from here on one compiled loop is faster than a call for each number
+_LARGE = 1 << 16  # elements; for tensors of this size one compiled loop is faster than a call for each number
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
 
 
@@ -42,8 +42,8 @@ def quick_diff(*, reference: torch.Tensor, candidate: torch.Tensor) -> QuickDiff
         candidate: One of the same shape and dtype, on the same device.
 
     Returns:
-        Its size; None where this test does not apply and `measure` must be asked: other dtypes, elements that are not
-        finite (or sums of squares that overflow), layouts that are no permuted contiguous block.
+        Its size; None if this test does not apply and `measure` must be asked: for other dtypes, for elements that are
+        not finite (or sums of squares that overflow), for large tensors that are not dense in the same order.
     """
     if not reference.dtype.is_floating_point or reference.dtype.itemsize < 2 or type(reference) is not type(candidate):
         return None
@@ -81,7 +81,7 @@ def _reduce(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, fl
     if reference.numel() >= _LARGE and reference.device.type == candidate.device.type == "cpu":
         loop = fused_loop(reference.dtype)
         if loop is not None and not (reference.is_neg() or candidate.is_neg()):
-            # neither ratios nor distances are asked for: none exceeds what is said to be known
+            # ratios and distances are not needed: the given ones cannot be exceeded, so the loop skips them
             found = loop(reference, candidate, float("inf"), 2 * FORMATS[reference.dtype].largest)
             return found.peak, found.squares, found.reference_squares
     low = reference.dtype.itemsize == 2

@@ -1,4 +1,4 @@
-"""Fresh random data in place of a tensor's own, with everything else of the tensor as it was."""
+"""Replace the data of tensors by fresh random data, and keep everything else of the tensors."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def randomize(values: _T, seed: int = 0) -> _T:
 
     A function that was traced on the originals must work on these too, so the data stay valid in the same ways:
 
-    - floating-point numbers are uniform between the least and the greatest that the tensor has, so that positive
-      ones stay positive and probabilities stay below 1 (between 0 and the value, where a tensor has only one value;
-      between 0 and 1, where that is 0). NaN, infinities, and the greatest numbers of the dtype, which masks are made
-      of, stay where they are.
-    - integers and booleans are shuffled, so that indices stay in range, a permutation stays one, and sizes keep their
-      sum. Sorted ones (offsets, segment boundaries) are kept.
+    - Floating-point numbers are uniform between the least and the greatest number of the tensor, so that positive
+      numbers stay positive and probabilities stay below 1. If a tensor has only one value, they are between 0 and that
+      value; if that value is 0, between 0 and 1. NaN, infinities, and the greatest numbers of the dtype, which masks
+      are made of, stay where they are.
+    - Integers and booleans are shuffled, so that indices stay in range, a permutation stays a permutation, and sizes
+      keep their sum. Sorted ones (offsets, segment boundaries) are kept.
 
     Shape, dtype, strides, storage offset, device, ``requires_grad``, ``nn.Parameter`` and the conjugate and negative
-    bits are the original's, and tensors that share memory still do. Every tensor that requires grad is a leaf.
+    bits are the original's. Tensors that share memory still do. Every tensor that requires grad is a leaf.
 
-    A tensor whose data cannot be varied (one element or sorted integers, sparse and quantized tensors, wrapper
-    subclasses, fake tensors, memory that is seen in two dtypes) is returned as the very object that came in.
+    A tensor whose data cannot be varied is returned as the same object: one integer or sorted integers, sparse and
+    quantized tensors, wrapper subclasses, fake tensors, memory that is seen in two dtypes.
 
     Source: ``randomize`` of ``torch/testing/_internal/optests/make_fx.py``, which knows floating point only.
 
     Args:
-        values: Tensors in any pytree; what is not a tensor is kept.
-        seed: Of the new data. The global random generators are not used.
+        values: Tensors in any pytree; values that are not tensors are kept.
+        seed: The seed of the new data. The global random generators are not used.
 
     Returns:
         The same containers with new tensors.
@@ -56,10 +56,10 @@ def randomize_tensors(tensors: Sequence[torch.Tensor], seed: int = 0) -> list[to
 
     Args:
         tensors: Any tensors.
-        seed: Of the new data.
+        seed: The seed of the new data.
 
     Returns:
-        One tensor for each, the very object where the data cannot be varied.
+        One tensor for each; the same object if its data cannot be varied.
     """
     generator = torch.Generator().manual_seed(seed)
     result = list(tensors)
@@ -89,7 +89,7 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
 
 
 def _fresh_memory(views: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | None:
-    """A copy of the memory that some tensors share, with new data in every place that one of them reads."""
+    """A copy of the memory that some tensors share, with new data in every place that any of them reads."""
     memory = _whole_memory(views[0]).clone()
     order = torch.arange(memory.numel(), device=memory.device)
     read = torch.cat([order.as_strided(v.size(), v.stride(), v.storage_offset()).reshape(-1) for v in views]).unique()
@@ -110,7 +110,7 @@ def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _new_numbers(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
-    """New numbers in place of some; None where there are no others that are sure to be valid."""
+    """New numbers in place of given ones; None if no other numbers are sure to be valid."""
     if old.is_complex():
         parts = _new_floats(torch.view_as_real(old).reshape(-1), generator)
         return None if parts is None else torch.view_as_complex(parts.view(-1, 2))
@@ -124,7 +124,7 @@ def _new_numbers(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor 
 
 def _new_floats(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
     wide = old.to(torch.float64)
-    data = wide.abs() < torch.finfo(old.dtype).max  # NaN is not
+    data = wide.abs() < torch.finfo(old.dtype).max  # this is false for NaN
     if not bool(data.any()):
         return None
     low, high = wide[data].min().item(), wide[data].max().item()
@@ -138,7 +138,7 @@ def _new_floats(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor |
 
 
 def _on(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What a tensor would be on other memory."""
+    """A view of other memory, otherwise like a given tensor."""
     fresh = torch.empty(0, dtype=like.dtype, device=like.device)
     fresh.set_(memory.untyped_storage(), like.storage_offset(), like.size(), like.stride())
     if like.is_conj():

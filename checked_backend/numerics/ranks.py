@@ -1,4 +1,4 @@
-"""Whether two samples come from one distribution, whichever that is: the rank-sum test, exact."""
+"""Test whether two samples come from one distribution, whatever it is: the exact rank-sum test."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ __all__ = ["least_probability", "rank_sum_probability"]
 
 
 def rank_sum_probability(one: Sequence[float], other: Sequence[float]) -> float:
-    """How probable ranks as different as these, or more so, are if both samples have the same distribution.
+    """The probability of ranks as different as these, or more different, if both samples have the same distribution.
 
-    The two-sided test of Mann and Whitney, with its exact distribution: nothing is assumed of the samples but that
-    their elements are independent. Equal elements count half each.
+    This is the two-sided test of Mann and Whitney with its exact distribution. It only assumes that the elements of the
+    samples are independent. Equal elements count half each.
 
     Args:
         one: A sample.
-        other: Another one.
+        other: Another sample.
     """
     wins = sum((a > b) + (a == b) / 2 for a in one for b in other)
     total = len(one) * len(other)
-    as_different = int(min(wins, total - wins) + 0.5)  # rounded to the side of no difference
+    as_different = int(min(wins, total - wins) + 0.5)  # rounded towards no difference
     counts = _counts(len(one), len(other))
     return min(1.0, 2 * sum(counts[: as_different + 1]) / comb(len(one) + len(other), len(one)))
 
 
 def least_probability(size: int) -> float:
-    """The smallest probability that two samples of a size can have: all of one are greater than all of the other."""
+    """The smallest probability for two samples of a size: all elements of one are greater than all of the other."""
     return 2 / comb(2 * size, size)
 
 
 def _counts(first: int, second: int) -> list[int]:
-    """How many orders of two samples have each number of wins: the coefficients of a Gaussian binomial."""
+    """For each number of wins, how many orders of two samples have it: coefficients of a Gaussian binomial."""
     most = first * second
     counts = [1] + [0] * most
     for step in range(1, first + 1):

@@ -1,4 +1,4 @@
-"""Compare what two tensors are, before their values: type, dtype, shape, device, layout, strides, gradient."""
+"""Compare the structure of two tensors: type, dtype, shape, device, layout, strides, ``requires_grad``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride"
 
 @dataclass(frozen=True, slots=True)
 class StructureDifference:
-    """One respect in which two values are not of the same structure.
+    """One difference between the structures of two values.
 
     Attributes:
-        aspect: Which one.
-        expected: What the reference has, in words.
-        actual: What the candidate has, in words.
+        aspect: The aspect that differs.
+        expected: The reference's, in words.
+        actual: The candidate's, in words.
     """
 
     aspect: StructureAspect
@@ -33,13 +33,13 @@ class StructureDifference:
 
 
 def significant_strides(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
-    """The strides that decide where elements lie: of dimensions with more than one element.
+    """The strides of dimensions with more than one element: they decide where elements lie.
 
     Args:
         tensor: A strided tensor.
 
     Returns:
-        Pairs of dimension and stride, in order of the dimensions; none for an empty tensor.
+        Pairs of dimension and stride, in order of the dimensions; no pair for an empty tensor.
     """
     if tensor.numel() == 0:
         return ()
@@ -49,17 +49,17 @@ def significant_strides(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
 def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDifference, ...]:
     """Compare everything about two values but the numbers.
 
-    The order is type, dtype, shape, device, layout, significant strides (of strided tensors of one shape),
-    ``requires_grad``. Where the types differ nothing else is compared. A pending conjugation or negation is no
-    difference, nor is ``torch.nn.Parameter`` against a plain tensor, nor a collective's result that is waited for when
-    it is first used, as eager has it, against one that is there.
+    The order is type, dtype, shape, device, layout, significant strides (for strided tensors of one shape),
+    ``requires_grad``. If the types differ, nothing else is compared. These are no differences: a pending conjugation or
+    negation; ``torch.nn.Parameter`` against a plain tensor; a collective's result that is waited for at its first use,
+    as in eager, against one that has arrived.
 
     Args:
         reference: A tensor, None, or any other value.
         candidate: The value in its place.
 
     Returns:
-        The differences; empty if the structure is the same. Of two values that are not tensors only the types are
+        The differences; empty if the structure is the same. For two values that are not tensors, only the types are
         compared.
     """
     expected, actual = _type_name(reference), _type_name(candidate)
@@ -90,7 +90,7 @@ def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[Str
 
 
 def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The sizes; of a nested tensor in the strided layout, which has none, the sizes of its parts."""
+    """The sizes of a tensor. A nested tensor in the strided layout has none; the sizes of its parts stand for them."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return tuple(tuple(part.shape) for part in tensor.unbind())
     return tuple(tensor.shape)

@@ -1,4 +1,4 @@
-"""Reused buffers for one block, and the few fast reductions that a measurement is made of."""
+"""Reused buffers for one block, and the few fast reductions that make up a measurement."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ class SumOfSquares:
         self.exponent = exponent
 
     def root_mean(self, count: int) -> float:
-        """The root of the mean over ``count`` numbers; 0 of none."""
+        """The root of the mean over ``count`` numbers; 0 if there are none."""
         if count == 0:
             return 0.0
         return math.ldexp(math.sqrt(self.value / count), self.exponent // 2)
 
 
 def sum_in_range(total: float, peak: float, dtype: torch.dtype, length: int) -> SumOfSquares | None:
-    """A sum of squares taken in a dtype's own range; None where that range may not have sufficed.
+    """A sum of squares that was computed in a dtype; None if the dtype's range may have been too small for it.
 
     Args:
         total: The sum.
         peak: The greatest of the numbers.
         dtype: The floating dtype in which they were squared and, row by row, added.
-        length: How many they are.
+        length: How many numbers there are.
     """
     if peak == 0.0:
         return SumOfSquares()
-    # a sum of this range has neither overflowed in a row nor lost more than 2 ** -20 of itself to underflow
+    # a sum in this range did not overflow in a row, and lost at most 2 ** -20 of itself to underflow
     format_info = torch.finfo(dtype)
     return SumOfSquares(total) if format_info.tiny * 2.0**20 * length <= total <= format_info.max / 2.0**8 else None
 
 
 class GapStatistics(NamedTuple):
-    """What the cheap passes over a block's absolute differences say.
+    """The results of the cheap passes over a block's absolute differences.
 
     Attributes:
-        peak: The greatest; NaN or infinite if one is.
+        peak: The greatest difference; NaN or infinite if one is.
         differing: Number of differences that are not 0.
         squares: Sum of the squares.
     """
@@ -74,11 +74,11 @@ class GapStatistics(NamedTuple):
 
 
 class SizeStatistics(NamedTuple):
-    """What the cheap passes over the magnitudes of a block's reference say.
+    """The results of the cheap passes over the magnitudes of a block's reference.
 
     Attributes:
-        floor: The least.
-        peak: The greatest; NaN or infinite if one is.
+        floor: The least magnitude.
+        peak: The greatest magnitude; NaN or infinite if one is.
         squares: Sum of the squares.
     """
 
@@ -91,11 +91,11 @@ class Workspace:
     """Buffers for the absolute differences of a block (``gap``) and the reference's magnitudes (``size``).
 
     Both hold numbers >= 0 (or NaN), so their bit patterns taken as integers are in the order of the numbers. Integer
-    reductions need no NaN handling and run about twice as fast; NaN comes out as the greatest.
+    reductions need no NaN handling and run about twice as fast. NaN comes out as the greatest.
 
-    Sums of squares are dot products in the buffers' dtype over rows of 4096 elements, added up in float64: about
-    ``1e-6`` relative in float32. On the CPU numpy's dot product and non-zero count are used on the same memory, which
-    are about twice as fast as torch's.
+    Sums of squares are dot products in the buffers' dtype over rows of 4096 elements, added up in float64. They are
+    good to about ``1e-6`` relative in float32. On the CPU, numpy's dot product and non-zero count work on the same
+    memory; they are about twice as fast as torch's.
 
     Attributes:
         gap: Buffer of the present block's shape.
@@ -113,7 +113,7 @@ class Workspace:
         self._fit(torch.Size([length]))
 
     def fit(self, shape: torch.Size) -> None:
-        """Make both buffers' views fit a block. Blocks of one shape follow each other, so views are kept."""
+        """Make both buffers' views fit a block. Views are kept as long as the shape stays, as it mostly does."""
         if shape != self.gap.shape:
             self._fit(shape)
 
@@ -144,7 +144,7 @@ class Workspace:
         """The greatest ``gap / size``, where 0 / 0 counts as 0. Overwrites ``gap``."""
         self._gap.div_(self._size)
         peak = self._gap_peak()
-        # 0 / 0 is a NaN whose sign bit is set on x86, so a negative integer; elsewhere the NaNs must be replaced
+        # on x86, 0 / 0 is a NaN whose sign bit is set, so a negative integer; elsewhere the NaNs must be replaced
         if math.isnan(peak) and math.copysign(1.0, peak) > 0:
             self._gap.nan_to_num_(nan=0.0, posinf=math.inf)
             peak = self._gap_peak()

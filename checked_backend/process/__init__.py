@@ -1,1 +1,1 @@
-"""Processes of their own, and how they end."""
+"""Run work in separate processes, and tell how they ended."""

@@ -1,4 +1,4 @@
-"""Processes that go when the one that waits for them goes, and a program that outlives what it compiles."""
+"""Run work in a child process with limits: it dies with its parent, and its death does not harm the parent."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the process dies that waits for this one, however it dies. Only Linux can do that.
+    """Have this process killed when its parent dies, however the parent dies. Only Linux can do that.
 
     Args:
-        parent: Its process id.
+        parent: The parent's process id.
     """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it is gone already
+    if os.getppid() != parent:  # the parent is gone already
         os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a child may take.
+    """The limits of a child.
 
     Attributes:
-        seconds: After which it is killed.
-        memory: Bytes that it may hold; None for no limit. Only Linux knows such a limit.
+        seconds: The child is killed after this time.
+        memory: Bytes that the child may hold; None for no limit. Only Linux has such a limit.
     """
 
     seconds: float
@@ -56,8 +56,8 @@ class Ended:
 
     Attributes:
         status: Its exit status, negative if a signal killed it.
-        stage: What it was doing, as it noted itself.
-        overdue: The seconds that it had for that, if it was killed because they were over.
+        stage: What the child was doing, as it noted itself.
+        overdue: The seconds that it had for that stage, if it was killed because they were over.
     """
 
     status: int
@@ -66,7 +66,7 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """How it died, after "the process"."""
+        """How it died, as the end of a sentence that begins with "the process"."""
         if self.overdue is not None:
             return f"had not ended after {self.overdue:g} s"
         if self.status >= 0:
@@ -77,7 +77,7 @@ class Ended:
 
 
 class Noticeboard:
-    """What a child is doing, in memory that its parent sees too and that outlives it."""
+    """A child's note of what it is doing, in memory that its parent shares and that outlives the child."""
 
     def __init__(self, limits: Limits) -> None:
         self._shared = mmap.mmap(-1, 1024)
@@ -86,11 +86,11 @@ class Noticeboard:
         self.note("starting")
 
     def note(self, stage: str, seconds: float | None = None) -> None:
-        """Say what is done from now on.
+        """Note the stage that begins now.
 
         Args:
-            stage: In words.
-            seconds: How long it may take, if less than what is left.
+            stage: The stage, in words.
+            seconds: How long it may take, if that is less than the time left.
         """
         allowed = self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
@@ -98,18 +98,18 @@ class Noticeboard:
         self._shared[: len(text) + 1] = text + b"\0"
 
     def read(self) -> tuple[float, float, str]:
-        """When the stage must have ended, how long it may take, and what it is."""
+        """The time by which the stage must have ended, how long it may take, and its name."""
         end, allowed, stage = self._shared[:].partition(b"\0")[0].decode("utf-8", "replace").split(" ", 2)
         return float(end), float(allowed), stage
 
 
 def can_confine() -> bool:
-    """Whether this operating system can run something in a child."""
+    """Whether this operating system can fork a child."""
     return hasattr(os, "fork")
 
 
 def default_memory() -> int | None:
-    """Four fifths of the memory that is there for this process; None where that is not known."""
+    """Four fifths of the memory that this process may use; None if that is unknown."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -121,13 +121,14 @@ def default_memory() -> int | None:
 
 
 def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
-    """Do something in a child process, with limits. What it prints is printed here.
+    """Do work in a child process, with limits. This process prints the child's output.
 
-    SIGINT and SIGTERM are passed on to the child. It leads a process group of its own, of which nothing is left.
+    SIGINT and SIGTERM are passed on to the child. The child leads a process group of its own, which is killed whole at
+    the end.
 
     Args:
-        work: Returns the child's exit status; it must catch every exception.
-        limits: Passing them ends the child, not this process.
+        work: Returns the child's exit status. It must catch every exception.
+        limits: A child that exceeds them ends. This process does not.
     """
     board = Noticeboard(limits)
     parent = os.getpid()
@@ -141,7 +142,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
     if child == 0:
         status = 70
         try:
-            os.setpgid(0, 0)  # else Ctrl-C would reach it twice
+            os.setpgid(0, 0)  # in the parent's group Ctrl-C would reach it twice
             die_with(parent)
             limit_memory(limits.memory)
             if output is not None:
@@ -151,7 +152,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)  # never back into what the parent was doing
+            os._exit(status)  # never return into the parent's code
     try:
         ended = _awaited(child, board)
     finally:
@@ -164,7 +165,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
 
 
 def _inherits_output() -> bool:
-    """Whether what a child prints goes where this process prints: else something in memory collects it."""
+    """Whether a child's output goes where this process prints. If not, an object in memory collects the output here."""
     try:
         return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
     except (OSError, ValueError, AttributeError):
@@ -176,10 +177,10 @@ def _scratch() -> TextIO:
 
 
 def limit_memory(memory: int | None) -> None:
-    """Let this process hold no more than that, and be the one that goes if there is not enough for all.
+    """Limit this process's memory, and make it the first that the system kills if memory runs out.
 
     Args:
-        memory: Bytes; None for no limit. Only Linux knows such a limit.
+        memory: Bytes; None for no limit. Only Linux has such a limit.
     """
     if sys.platform == "win32":
         return
@@ -187,7 +188,7 @@ def limit_memory(memory: int | None) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory is not None and sys.platform == "linux":
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)  # which this process may not raise
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)  # this process may not raise the hard limit
         memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     with contextlib.suppress(OSError):
@@ -215,7 +216,7 @@ def _awaited(child: int, board: Noticeboard) -> Ended:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
     finally:
-        _kill_group(child)  # what it started must not outlive it
+        _kill_group(child)  # processes that the child started must not outlive it
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     return Ended(os.waitstatus_to_exitcode(status), board.read()[2], overdue)

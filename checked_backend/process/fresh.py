@@ -1,7 +1,6 @@
-"""A function of a module, called in a Python of its own that inherits nothing but the paths to import from.
+"""Call a function of a module in a fresh Python process, which inherits nothing but the import paths.
 
-It takes the place of a forked child where this process cannot be forked: CUDA and autograd's threads do not survive
-a fork.
+It replaces a forked child if this process cannot be forked: CUDA and autograd's threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ getattr(importlib.import_module(module), function)(words)
 
 
 def has_interpreter() -> bool:
-    """Whether this Python knows a program that starts another one; where it is embedded, it may not."""
+    """Whether this Python knows the program that starts another Python. An embedded Python may not."""
     return bool(sys.executable)
 
 
 def call_in_fresh_interpreter(module: str, function: str, words: Sequence[str]) -> int:
-    """Call a function with a list of words in a fresh Python. What it prints is printed here, line by line.
+    """Call a function with a list of words in a fresh Python. Its output is printed here, line by line.
 
-    Ctrl-C reaches both processes; this one waits for the other's answer.
+    Ctrl-C reaches both processes. This process waits until the other has ended.
 
     Args:
         module: The module's name.
-        function: A function of it that takes the words.
+        function: The name of a function in the module, which takes the words.
         words: Strings.
 
     Returns:
-        The exit status; negative: the number of the signal that killed it.
+        The exit status. A negative status is the number of the signal that killed the process.
     """
     request = json.dumps([os.getpid(), [os.path.abspath(path) for path in sys.path], module, function, list(words)])
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost: the exception it raises is dropped where it hits a fork's callback or a destructor."""
+"""Keep Ctrl-C from being lost: Python drops the exception if it is raised in a fork's callback or a destructor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Interruption", "terminable"]
 
 
 class Interruption:
-    """Remembers that Ctrl-C was pressed, until that was heard."""
+    """Remembers that Ctrl-C was pressed, until somebody has reacted to it."""
 
     def __init__(self) -> None:
         self._pressed = False
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
-        """Listen for SIGINT in a block, in the main thread; elsewhere it never arrives."""
+        """Listen for SIGINT in a block, in the main thread. It never arrives in other threads."""
         if not _can_listen(signal.SIGINT):
             yield
             return
@@ -35,28 +35,28 @@ class Interruption:
             signal.signal(signal.SIGINT, before)
 
     def check(self) -> None:
-        """Raise what was lost.
+        """Raise the exception that was lost.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and nobody has heard.
+            KeyboardInterrupt: Ctrl-C was pressed, and nobody has reacted.
         """
         if self._pressed:
             raise KeyboardInterrupt
 
     def heard(self) -> None:
-        """Go on: what is to be done about it is being done."""
+        """Note that somebody reacts to Ctrl-C, so that the program goes on."""
         self._pressed = False
 
 
 def _can_listen(number: signal.Signals) -> bool:
-    """Only the main thread may; and a handler that is not Python's could not be put back."""
+    """Whether a handler can be set: only in the main thread, and only in place of Python's, which can be put back."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(number) is not None
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM be what Ctrl-C is for a block, in the main thread."""
+    """Let SIGTERM act like Ctrl-C inside a block, in the main thread."""
     if not _can_listen(signal.SIGTERM):
         yield
         return

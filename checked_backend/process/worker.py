@@ -1,4 +1,4 @@
-"""Run something in a process of its own: compiled code can kill or hang the process that runs it."""
+"""Run a function in a process of its own: compiled code can kill or hang the process that runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HANG = "crash.hang"
 
 
 class NoWorkerError(CheckedBackendError):
-    """The system gives no process: too many of them, or too little memory."""
+    """Raised if the system gives no process: there are too many, or there is too little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Death:
 
     @property
     def hung(self) -> bool:
-        """Whether it had not ended when its time was up."""
+        """Whether the worker had not ended when its time was up."""
         return self.detail == _HANG
 
 
 def cannot_fork() -> str | None:
-    """Why no worker can be made here, or None."""
+    """The reason why no worker can be made here; None if one can."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this operating system cannot fork processes"
     if torch.cuda.is_initialized():
@@ -55,10 +55,10 @@ def cannot_fork() -> str | None:
 
 
 def cannot_differentiate_in_worker() -> str | None:
-    """Why autograd does not work in a worker made now, or None.
+    """The reason why autograd does not work in a worker made now; None if it does.
 
-    Once a backward pass has started autograd's threads, which builds of torch for an accelerator do also where there
-    is none, autograd refuses to run in a forked process (``torch/csrc/autograd/engine.cpp``).
+    Once a backward pass has started autograd's threads, autograd refuses to run in a forked process
+    (``torch/csrc/autograd/engine.cpp``). Builds of torch for an accelerator start them even without an accelerator.
     """
     try:
         tried = run_in_worker(_differentiated, timeout=60)
@@ -74,16 +74,17 @@ def _differentiated() -> str:
 
 
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
-    """Run a function in a forked worker process, which inherits all it needs.
+    """Run a function in a forked worker process, which inherits everything it needs.
 
     The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
-    which is killed with it: compilers start processes. On Linux it does not outlive the process that waits for it.
+    which is killed with it, because compilers start processes. On Linux it does not outlive the process that waits for
+    it.
 
     Args:
-        produce: Returns text; anything it changes is lost with the worker.
+        produce: Returns text. Anything it changes is lost with the worker.
         timeout: Seconds after which the worker counts as hung and is killed.
-        patience: On Ctrl-C the worker is interrupted too, and has so many seconds to answer with what it has. Without
-            it the worker is killed, and this raises.
+        patience: On Ctrl-C the worker is interrupted too, and has this many seconds to answer with what it has. If this
+            is 0, the worker is killed, and this function raises.
 
     Returns:
         The text, or how the worker died.
@@ -118,11 +119,11 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     try:
         why = _waited(receiver, worker.pid, timeout, patience)
         if not why:
-            with contextlib.suppress(EOFError):  # it died before it could send
+            with contextlib.suppress(EOFError):  # the worker died before it could send
                 text = receiver.recv_bytes().decode()
     finally:
         if why or text:
-            _kill(worker.pid)  # also after an answer: what it started must not outlive it
+            _kill(worker.pid)  # also after an answer: processes that the worker started must not outlive it
         worker.join()
         receiver.close()
     if text.startswith(_FAILED):
@@ -135,7 +136,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
 
 
 def _waited(receiver: Connection, pid: int | None, timeout: float, patience: float) -> str:
-    """Wait for an answer, or for the end of the worker; or say why no longer."""
+    """Wait for an answer, or for the end of the worker. Return "", or the reason for waiting no longer."""
     try:
         return "" if receiver.poll(timeout) else f"still running after {timeout:g} s"
     except KeyboardInterrupt:
@@ -169,7 +170,7 @@ def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
 
 
 def _drop_signal_handlers() -> None:
-    """What the user's program does on a signal (save its state, wake its event loop) is not this process's to do."""
+    """Remove the user's signal handlers: this process must not save the program's state or wake its event loop."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -177,10 +178,10 @@ def _drop_signal_handlers() -> None:
 
 
 def how_it_died(exit_code: int) -> Death:
-    """Say what a process died of.
+    """How a process died, from its exit code.
 
     Args:
-        exit_code: Negative for a signal.
+        exit_code: The exit code; negative for a signal.
     """
     if exit_code >= 0:
         return Death("crash.exit", f"exited with status {exit_code}")

@@ -1,1 +1,1 @@
-"""Copies of tensors, and settings of the memory they get."""
+"""Float64 copies of tensors, deterministic runs, and memory caches."""

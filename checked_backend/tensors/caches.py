@@ -1,4 +1,4 @@
-"""Give memory back that nothing uses any more."""
+"""Give back memory that nothing uses any more."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["empty_caches"]
 
 
 def empty_caches() -> None:
-    """Free what is only held in cycles, and what torch's allocators keep for later."""
+    """Free objects that are only held in cycles, and the memory that torch's allocators keep for later."""
     gc.collect()
     for device in (torch.cuda, torch.xpu):
-        if device.is_initialized():  # else this would make a context on the device
+        if device.is_initialized():  # an uninitialized device would get a context by this call
             device.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()

@@ -20,14 +20,14 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
-    """Seed every generator and use deterministic algorithms inside of a block; afterwards all is as it was.
+    """Seed every generator and use deterministic algorithms inside a block. Afterwards everything is as it was.
 
-    Seeded are torch's generators (CPU, CUDA, MPS), ``random`` and NumPy's global one. Set are
+    The block seeds torch's generators (CPU, CUDA, MPS), ``random`` and NumPy's global generator. It sets
     ``torch.use_deterministic_algorithms``, ``torch.backends.cudnn`` (deterministic, no benchmark), and
-    ``CUBLAS_WORKSPACE_CONFIG``, which cuBLAS needs for it and reads when CUDA is first used. Memory that is no longer
-    used is given back first, so that a large program finds the same room each time.
+    ``CUBLAS_WORKSPACE_CONFIG``, which cuBLAS needs to be deterministic and reads when CUDA is first used. Memory that
+    is no longer used is given back first, so that a large program finds the same room each time.
 
-    It also works as a decorator. All of this state is the whole process's: other threads see it too.
+    It also works as a decorator. All of this state belongs to the whole process: other threads see it too.
 
     Source: ``set_deterministic`` and ``clean_memory`` of ``torch/_inductor/fx_passes/numeric_utils.py``.
 
@@ -65,7 +65,7 @@ def _keep_generators(stack: ExitStack) -> None:
     if torch.cuda.is_initialized():
         stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
     else:
-        # It is seeded when it is first used, with what torch was seeded with last.
+        # CUDA's generator is seeded at its first use, with torch's last seed.
         stack.callback(torch.cuda.manual_seed_all, torch.initial_seed())
     if torch.backends.mps.is_available():
         stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())

@@ -1,4 +1,4 @@
-"""Tensors in float64: copies that keep strides, offsets and aliasing, one per storage."""
+"""Copy tensors to float64, one copy per storage, with the same strides, offsets and aliasing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Float64Copies", "PromotionError", "promote_tensors", "promoted_dtype
 
 
 class PromotionError(CheckedBackendError):
-    """A program, or a tensor, that has no meaning in float64."""
+    """Raised for a program or a tensor that has no meaning in float64."""
 
 
 def promoted_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,7 +30,7 @@ class Float64Copies:
     """One float64 copy per storage of low precision, so that views and in-place changes stay consistent."""
 
     def __init__(self) -> None:
-        # The original storage is kept alive, or its identity could come back as another's.
+        # The original storage is kept alive. Else another storage could get its identity.
         self._copies: dict[int, tuple[torch.UntypedStorage, torch.dtype, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -40,12 +40,12 @@ class Float64Copies:
             tensor: Any tensor; integer and float64 tensors, fake ones and those without data are their own counterpart.
 
         Returns:
-            A detached tensor; the same memory at each call for the same memory. Sparse tensors are copied each time. Of
-            a wrapper subclass, one that is made of the counterparts of its inner tensors.
+            A detached tensor. The same memory gives the same memory at each call; sparse tensors are copied each time.
+            A wrapper subclass gives one that is made of the counterparts of its inner tensors.
 
         Raises:
-            PromotionError: A quantised tensor, a tensor subclass that wraps nothing or is not in float64 if its inner
-                tensors are, or one storage seen through several dtypes.
+            PromotionError: A tensor subclass that wraps nothing or that is not float64 if its inner tensors are, or
+                one storage seen through several dtypes.
         """
         dtype = tensor.dtype
         target = promoted_dtype(dtype)
