@@ -130,6 +130,7 @@ class CheckOptions(BackendOptions):
     )
     ranks: bool = Field(False, description="parameters are equal on all ranks: compare them by fingerprint")
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
+    progress: bool = Field(True, description="tell on stderr what looking for the operator is doing")
 
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)
 

@@ -25,6 +25,7 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "reference": "keep",
         "ignore": (),
         "localize": True,
+        "progress": True,
         "ranks": False,
     }
     assert parse_options(InterpreterOptions, "debug_interpreter", {}).model_dump() == {

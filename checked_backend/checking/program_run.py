@@ -90,7 +90,7 @@ def run_program(
     with fresh_dynamo():
         compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
         pair = _Pair(program, compiled, results, tracing, ledger)
-        with collect() as session:
+        with collect(closing=False) as session:
             for call in program.calls:
                 if not call.relaid and not pair.step(call) and program.continued:
                     break
@@ -161,7 +161,7 @@ class _Pair:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index = len(self.calls)
         self.results.forget()
-        with collect() as session, self.tracing.watch():
+        with collect(closing=False) as session, self.tracing.watch():
             candidate = self.candidate.step(index, call)
         self.calls.append(call)
         self.references.append(reference)

@@ -80,7 +80,11 @@ def replay(
     if not rehearsed:
         rehearse(dump, seed)
     training = dump.kind == "dynamo"  # the others were traced with autograd already applied
-    with collect() as session, dump.ambient(), torch.set_grad_enabled(training and torch.is_grad_enabled()):
+    with (
+        collect(closing=False) as session,
+        dump.ambient(),
+        torch.set_grad_enabled(training and torch.is_grad_enabled()),
+    ):
         if not dump.has_values:
             made = f"not in the dump: made from seed {seed}, within the recorded ranges"
             session.ledger.skip(Skip("the recorded values", made))

@@ -35,6 +35,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
+from checked_backend.report.progress import Progress
 
 __all__ = ["Investigation", "investigate"]
 
@@ -129,7 +130,13 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
         "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
         "localize=False skips it)"
     )
-    return Investigation()(failure, findings)
+    if not failure.options.progress:
+        return Investigation()(failure, findings)
+    progress = Progress()
+    try:
+        return Investigation(progress)(failure, findings)
+    finally:
+        progress.end()
 
 
 def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, checkpoint: Checkpoint) -> str:

@@ -204,7 +204,7 @@ class Watch:
             settings = self._marked(*marker) if marker else settings
         except OptionError as error:
             misuse = str(error)
-        with collect() as session:
+        with collect(closing=False) as session:
             check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not judges_itself)
             self._checks.append(check)
             try:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, cast
 from checked_backend._torch.dynamo import dynamo_counters
 from checked_backend.findings import Skip
 from checked_backend.report import Report
+from checked_backend.report.closing import say_closing_line
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 
@@ -142,7 +143,7 @@ def active_sessions() -> tuple[Session, ...]:
 
 
 @contextmanager
-def collect(*, alone: bool = False) -> Iterator[Session]:
+def collect(*, alone: bool = False, closing: bool = True) -> Iterator[Session]:
     """Gather what ``numcheck`` finds inside of the block.
 
     Use it with ``on_divergence="record"`` or ``"warn"``; with ``"raise"`` the first finding still raises. Sessions
@@ -150,6 +151,7 @@ def collect(*, alone: bool = False) -> Iterator[Session]:
 
     Args:
         alone: Keep what happens from the sessions around this one: it is none of the user's program.
+        closing: At the end of a clean block tell the logger at INFO, or else a terminal, how much agreed.
 
     Yields:
         The session; its ``report`` may be read during the block and after it.
@@ -160,3 +162,5 @@ def collect(*, alone: bool = False) -> Iterator[Session]:
             yield session
         finally:
             session.close()
+    if closing and not alone:
+        say_closing_line(session.ledger)

@@ -1,0 +1,63 @@
+"""What long work is doing: one line that changes on a terminal, plain lines where output is piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from checked_backend.report.clean import first_line
+
+__all__ = ["Progress"]
+
+_WIDTH = 110
+_OFTEN = 5.0
+"""Seconds between two lines where each of them stays."""
+
+
+class Progress:
+    """Tells a person what is being done and how long it has taken.
+
+    A stream that breaks, or has gone, ends the telling and nothing else.
+
+    Args:
+        stream: Where to; default stderr.
+        clock: Gives seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._begun = clock()
+        self._latest = float("-inf")
+        self._written = False
+
+    def __call__(self, text: str) -> None:
+        """Tell what is being done now."""
+        now = self._clock()
+        line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)} (Ctrl-C keeps what is known)"
+        if self._is_terminal():
+            self._write(f"\r{line[:_WIDTH]:<{_WIDTH}}")
+            self._written = True
+        elif now - self._latest >= _OFTEN:
+            self._write(f"{line}\n")
+            self._latest = now
+
+    def end(self) -> None:
+        """Leave the terminal with an empty line, for what is printed next."""
+        if self._written:
+            self._write(f"\r{'':<{_WIDTH}}\r")
+
+    def _is_terminal(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except (AttributeError, ValueError):
+            return False
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (AttributeError, OSError, ValueError):
+            return

@@ -1,0 +1,100 @@
+"""What long work says while it runs, and what a clean run says at its end."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Skip
+from checked_backend.report.closing import closing_line, say_closing_line
+from checked_backend.report.ledger import Ledger
+from checked_backend.report.progress import Progress
+from checked_backend.report.session import collect
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_few_plain_lines() -> None:
+    stream, times = io.StringIO(), iter([0.0, 1.0, 2.0, 7.0, 8.0])
+    progress = Progress(stream, lambda: next(times))
+    for text in ("one", "two", "three\nand more", "four"):
+        progress(text)
+    progress.end()
+    assert stream.getvalue() == (
+        "numcheck:    1 s: one (Ctrl-C keeps what is known)\nnumcheck:    7 s: three (Ctrl-C keeps what is known)\n"
+    )
+
+
+def test_a_terminal_has_one_line_that_is_wiped_at_the_end() -> None:
+    stream = Terminal()
+    progress = Progress(stream)
+    progress("one")
+    progress("two \x1b[2J" + "long " * 100)
+    progress.end()
+    text = stream.getvalue()
+    assert "\n" not in text
+    assert "\x1b" not in text
+    assert text.endswith("\r")
+    assert max(len(part) for part in text.split("\r")) <= 110
+
+
+def test_a_stream_that_is_closed_disturbs_nothing() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    stream.close()
+    progress("one")
+    progress.end()
+
+
+CLEAN = Coverage(
+    regions=(RegionInfo("Net [0/0]", calls=9, checked_calls=9), RegionInfo("f [1/0]", calls=9, checked_calls=9)),
+    checked={"tensors": 189},
+    detection_limit={"output[0]": 1e-9, "grad[w]": 2e-4},
+)
+
+
+def test_the_closing_line() -> None:
+    assert closing_line(CLEAN) == (
+        "numcheck: 2 regions, 18 calls, 189 tensors agree with eager (smallest relative error that would have been "
+        "caught everywhere: 0.0002)"
+    )
+
+
+def ledger_of(coverage: Coverage) -> Ledger:
+    ledger = Ledger()
+    ledger.add_coverage(coverage)
+    return ledger
+
+
+def said(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO, "checked_backend"):
+        say_closing_line(ledger)
+    return caplog.text
+
+
+def test_it_is_said_of_a_clean_run_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    assert "agree with eager" in said(ledger_of(CLEAN), caplog)
+
+
+@pytest.mark.parametrize("what", ["a finding", "something missed", "nothing checked"])
+def test_it_is_said_of_no_other_run(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = ledger_of(Coverage() if what == "nothing checked" else CLEAN)
+    if what == "a finding":
+        ledger.add_findings([Finding(Kind.LOGIC, "output[0]", "wrong")])
+    if what == "something missed":
+        ledger.skip(Skip("gradients", "not run", matters=True))
+    assert "agree" not in said(ledger, caplog)
+
+
+def test_on_a_terminal_it_is_printed_unless_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for closing in (True, False):
+        stream = Terminal()
+        monkeypatch.setattr("sys.stderr", stream)
+        with collect(closing=closing) as session:
+            session.ledger.add_coverage(CLEAN)
+        assert ("agree with eager" in stream.getvalue()) is closing
