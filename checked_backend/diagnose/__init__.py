@@ -1,1 +1,1 @@
-"""After a failure: which stage and operator it comes from, how small a program shows it, and what helps."""
+"""After a failure: find its stage and operator, a small program that shows it, and a workaround."""

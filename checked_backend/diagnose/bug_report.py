@@ -14,21 +14,21 @@ from checked_backend.report.write import write_whole
 __all__ = ["describe_candidate", "write_bug_report"]
 
 _NOISE = ("cache", "debug", "log", "trace", "verbose", "compile_threads", "worker", "progress")
-"""Words in names of settings that change nothing of what is computed."""
+"""Words in names of settings that do not change results."""
 
 
 _SHOWN = "It was run from disk in a fresh process, and showed it."
 
 
 def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str]:
-    """What compiled the program, in words.
+    """Describe the compiler of the candidate, in words.
 
     Args:
-        options: Name the candidate.
+        options: They name the candidate.
         mode: As passed to ``torch.compile``.
 
     Returns:
-        ``compiled by``, and where there are any ``mode``, ``options`` and ``settings`` of torch that are not defaults.
+        ``compiled by``; also ``mode``, ``options`` and ``settings`` (of torch, other than the defaults), if any.
     """
     compiler = options.compiler
     if not isinstance(compiler, str):
@@ -48,15 +48,15 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
     """Write a finding next to its script, as Markdown.
 
     Args:
-        finding: With its script.
-        candidate: From `describe_candidate`.
-        output: What the script printed.
+        finding: The finding, with its script.
+        candidate: The result of `describe_candidate`.
+        output: The output of the script.
 
     Returns:
         The file; None if there is no script.
 
     Raises:
-        OSError: The script cannot be read, or the report not be written.
+        OSError: The script cannot be read, or the report cannot be written.
     """
     if finding.repro is None:
         return None

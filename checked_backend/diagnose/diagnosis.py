@@ -1,4 +1,4 @@
-"""What is found out about a failure, and how it is kept while the search goes on."""
+"""The results of investigating a failure, and a file that keeps them while the search goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checked_backend.process.worker import Death
 __all__ = ["DIAGNOSED", "Checkpoint", "Diagnosis"]
 
 DIAGNOSED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
-"""Kinds of findings of which it is asked where they come from."""
+"""Kinds of findings that are investigated."""
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class Diagnosis:
     """Where a failure comes from; plain data, because it crosses a process boundary.
 
     Attributes:
-        stage: As in `Finding`, like all up to ``repro``.
-        output: What the script of the repro said.
-        evidence: What was tried, for people.
+        stage: As in `Finding`; the same holds for the attributes up to ``repro``.
+        output: The output of the repro's script.
+        evidence: The steps that were tried, for people.
     """
 
     stage: str | None = None
@@ -43,10 +43,10 @@ class Diagnosis:
 
     @classmethod
     def of(cls, location: Location) -> Diagnosis:
-        """What localization gave."""
+        """The diagnosis that localization gives."""
         evidence = {}
         if location.message:
-            evidence["at the operator"] = location.message.splitlines()[0]  # what a compiler raised may be pages
+            evidence["at the operator"] = location.message.splitlines()[0]  # a compiler's message may have pages
         if location.within:
             evidence["decomposition"] = location.within
         if location.notes:
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @classmethod
     def from_json(cls, text: str) -> Diagnosis:
-        """What `to_json` wrote."""
+        """Read the text that `to_json` wrote."""
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
@@ -67,11 +67,11 @@ class Diagnosis:
         return json.dumps(asdict(self))
 
     def add_evidence(self, about: str, words: str) -> None:
-        """Say one thing more of what was tried."""
+        """Add one more step that was tried."""
         self.evidence = {**(self.evidence or {}), about: words}
 
     def added_to(self, finding: Finding) -> Finding:
-        """A finding with where it comes from, if that is asked of its kind."""
+        """A finding with its origin added, if its kind is investigated."""
         if finding.kind not in DIAGNOSED:
             return finding
         evidence: Mapping[str, Any] = {**finding.evidence, **(self.evidence or {})}
@@ -88,24 +88,24 @@ class Diagnosis:
         )
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Each of them with where it comes from."""
+        """The findings, each with its origin added."""
         return [self.added_to(finding) for finding in findings]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known so far, on disk, so that it outlives the worker, and the process that waits for it.
+    """Keeps the diagnosis so far on disk, so that it outlives the worker and the process that waits for the worker.
 
     Attributes:
         path: The file.
-        keep: Puts it into the report on disk.
+        keep: Puts a diagnosis into the report on disk.
     """
 
     path: Path
     keep: Callable[[Diagnosis], None]
 
     def note(self, found: Diagnosis) -> None:
-        """Write it down, whole or not at all; a disk that is full does not end the search."""
+        """Write a diagnosis, whole or not at all. A full disk does not end the search."""
         with contextlib.suppress(OSError):
             half = self.path.with_suffix(".half")
             half.write_text(found.to_json(), encoding="utf-8")
@@ -113,10 +113,10 @@ class Checkpoint:
         self.keep(found)
 
     def after(self, death: Death) -> Diagnosis:
-        """What was known when the worker died.
+        """The diagnosis that was known when the worker died.
 
         Raises:
-            CheckedBackendError: Nothing was.
+            CheckedBackendError: Nothing was known.
         """
         if not self.path.exists():
             raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")

@@ -1,7 +1,7 @@
-"""What numcheck does after a failure: find the operator, reduce it, write a repro, look for a workaround.
+"""Investigate a failure for numcheck: find the operator, reduce it, write a repro, look for a workaround.
 
-All of it happens in a worker process: it compiles the program many times over, and a compiler that is wrong may also
-crash or hang. The user's process waits, and nothing of its state changes.
+All of this happens in a worker process, if one can be forked: the program is compiled many times, and a wrong compiler
+may also crash or hang. The user's process waits, and its state does not change.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ REDUCTION_LIMIT = 60.0
 """Seconds that reducing may take."""
 
 PATIENCE = 45.0
-"""Seconds that an investigation has, once it was interrupted, to say what it has found."""
+"""Seconds that an interrupted investigation has to tell what it has found."""
 
 LEAST_SCRIPT_LIMIT = 30.0
 """Seconds that a script may always take."""
 
 INTERRUPTED_SCRIPT_LIMIT = 15.0
-"""Seconds that it may take after Ctrl-C."""
+"""Seconds that a script may take after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What an investigation works with.
+    """The helpers of one investigation.
 
     Attributes:
-        checkpoint: Keeps what is known.
-        tell: Told what is being done, adds the time left, and raises a Ctrl-C that was lost.
-        say: The same without the time.
-        stop: Ctrl-C.
+        checkpoint: Keeps the diagnosis so far.
+        tell: Called with each step as it begins. It adds the time left, and raises a Ctrl-C that was lost.
+        say: Like `tell`, without the time.
+        stop: Remembers Ctrl-C.
         deadline: A `time.monotonic` moment.
         journal: As in `Investigation`.
     """
@@ -86,25 +86,25 @@ class Investigation:
     """How to investigate.
 
     Attributes:
-        tell: Told what is being done, in the worker process.
-        journal: A file in which programs that were tried are kept, so that a second run continues.
+        tell: Called with each step as it begins, in the worker process.
+        journal: A file that keeps the programs that were tried, so that a second run continues.
     """
 
     tell: Callable[[str], None] = log.info
     journal: Path | None = None
 
     def __call__(self, failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """Add to findings where they come from.
+        """Find out where findings come from, and add that to them.
 
-        Ctrl-C ends it with the best so far.
+        Ctrl-C ends the investigation with the best result so far.
 
         Args:
             failure: The failed call.
-            findings: What its check found.
+            findings: The findings of its check.
 
         Returns:
-            The findings; those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
-            ``workaround`` and ``repro`` as could be found out, and what was tried in their evidence.
+            The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
+            ``workaround`` and ``repro`` as could be found out, and the steps that were tried in their evidence.
 
         Raises:
             CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
@@ -125,7 +125,7 @@ class Investigation:
 
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Investigate a failure that nobody waits for: what the backend does. See `Investigation`."""
+    """Investigate a failure for the backend, whose user did not ask for it now. See `Investigation`."""
     log.warning(
         "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
         "localize=False skips it)"
@@ -150,7 +150,7 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, che
     def tell(text: str) -> None:
         say(f"{text}, at most {max(0.0, deadline - time.monotonic()):.0f} s left")
 
-    before = RngState.capture(tuple(failure.rng.cuda))  # where no process can be forked, this is the user's
+    before = RngState.capture(tuple(failure.rng.cuda))  # if no process can be forked, this is the user's state
     try:
         with without_compile_caches(), stop.awaited():
             context = _Context(checkpoint, tell, say, stop, deadline, how.journal)
@@ -189,7 +189,7 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
             context.checkpoint.note(reached)
     except KeyboardInterrupt:
         evidence["stopped"] = "by the user"
-    except Exception as error:  # the operator is known: what failed after that must not lose it
+    except Exception as error:  # the operator is known; a later failure must not lose it
         evidence["stopped"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
@@ -212,11 +212,11 @@ class _Reduced:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What is done once the operator is known: reduce, write a script, look for a workaround.
+    """The steps after the operator is known: reduce, write a script, look for a workaround.
 
     Attributes:
-        found: What was found out, to be completed.
-        evidence: What was tried, for people; part of ``found``.
+        found: The diagnosis, which the steps complete.
+        evidence: The steps that were tried, for people; part of ``found``.
     """
 
     failure: Failure
@@ -227,7 +227,7 @@ class _Search:
     context: _Context
 
     def steps(self) -> Iterator[Diagnosis]:
-        """Do it; what is found is given after each step.
+        """Do the steps. The diagnosis so far is given after each of them.
 
         Raises:
             Exception: Whatever a step raises.
@@ -314,7 +314,7 @@ class _Search:
         search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
         known = self.found.op is not None and self.location.node is not None
         blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
-        # where eager raises there are no results to judge the small program by
+        # if eager raises, there are no results to judge the small program by
         return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
 
 

@@ -23,10 +23,10 @@ from checked_backend.report import Report
 __all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "screen_trials", "verdict_oracle", "warm_up"]
 
 Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
-"""Finds what is wrong with a trial within so many seconds; None if that could not be found out."""
+"""Finds what is wrong with a trial within the given seconds; None if that could not be found out."""
 
 GROSS = 0.1
-"""The share of a result's size, in rms, beyond which no rounding of one operator in half precision is."""
+"""The share of a result's size, in rms, that rounding of one operator never exceeds, even in half precision."""
 
 
 def warm_up(trial: GraphCase) -> None:
@@ -40,11 +40,11 @@ def verdict_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | No
 
     Args:
         trial: The trial.
-        timeout: Seconds, after which the compiler counts as hung.
+        timeout: Seconds after which the compiler counts as hung.
 
     Returns:
-        What was found; None for a program that eager cannot run. The death of the process is a finding of kind
-        ``crash``. Where no process can be forked the trial runs in this one.
+        The findings; None for a program that eager cannot run. The death of the process is a finding of kind
+        ``crash``. If no process can be forked, the trial runs in this one.
     """
 
     def produce() -> str:
@@ -61,10 +61,10 @@ def verdict_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | No
 
 
 def _answer(produce: Callable[[], str], timeout: float) -> tuple[Finding, ...] | Death | None:
-    """What a report says that is made in a process of its own, or in this one where none can be forked.
+    """Make a report in a process of its own, or in this one if none can be forked.
 
     Returns:
-        Its findings; the death of the process; None where eager raised, for then it is no program.
+        The report's findings, or the death of the process; None if eager raised, because then it is no program.
     """
     try:
         answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
@@ -74,7 +74,7 @@ def _answer(produce: Callable[[], str], timeout: float) -> tuple[Finding, ...] |
 
 
 def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
-    """Whether a program that a process died of runs in eager: else it is no program."""
+    """Whether a program that killed a process runs in eager. If not, it is no program."""
 
     def produce() -> str:
         with torch.no_grad():
@@ -88,10 +88,10 @@ def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
 
 
 def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Compare a trial with eager, and find only what is NaN or infinite on one side, or far off.
+    """Compare a trial with eager, and only find outputs that are far off, or NaN or infinite on one side.
 
-    For a part of a program that is known to be wrong: by itself it may be so ill-conditioned that the verdict on it
-    alone must be "rounding explains it", as when it divides by a count of equal elements.
+    This is for a part of a program that is known to be wrong. By itself the part may be so ill-conditioned that the
+    verdict must be "rounding explains it", as when it divides by a count of equal elements.
 
     Args:
         trial: The trial.
@@ -118,14 +118,14 @@ def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] 
 
 
 def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Find that eager raises and the compiled program does not: for a trial of which eager has no results.
+    """Find that eager raises and the compiled program does not: for a trial without results in eager.
 
     Args:
         trial: The trial.
         timeout: Seconds, after which the compiler counts as hung.
 
     Returns:
-        A finding that says what eager raises; none where eager does not raise or the compiled program does too.
+        A finding with eager's exception; no finding if eager does not raise, or if the compiled program raises too.
     """
 
     def produce() -> str:
@@ -175,16 +175,16 @@ def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding 
 
 
 def screen_trials(trials: Sequence[GraphCase], timeout: float) -> list[bool]:
-    """Which of these trials of one graph give other results when compiled, rounding errors included.
+    """Find out which trials of one graph give other results when compiled, rounding errors included.
 
-    One compile serves them all, so this is cheap; it is no verdict.
+    One compilation serves them all, so this is cheap. It is no verdict.
 
     Args:
         trials: The same graph and compiler on inputs of the same shapes.
         timeout: Seconds.
 
     Returns:
-        For each trial whether it may go wrong. If the screen cannot tell, all may.
+        For each trial, whether it may go wrong. If the screen cannot tell, this is True for all.
     """
 
     def produce() -> str:

@@ -1,4 +1,4 @@
-"""Where a failed check goes wrong: the stage of the compiler, the graph, the operator."""
+"""Find out where a failed check goes wrong: the stage of the compiler, the graph, the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator that errs is called: the ATen operator that the user's call came down to."""
+"""Name the operator that errs: the ATen operator to which the user's call comes down."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["aten_name", "origin_of"]
 
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
-"""Operators that functions call on their way, besides the one that they are about."""
+"""Operators that functions call as helpers, besides their main one."""
 
 
 class _Calls(TorchDispatchMode):
-    """Notes the operators that are called; compositions are noted under inference mode alone."""
+    """Notes the operators that are called. Composite operators are only seen under inference mode."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ class _Calls(TorchDispatchMode):
 
 
 def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
-    """What ATen calls the operator that a node of a Dynamo graph comes down to.
+    """The name of the ATen operator to which a node of a Dynamo graph comes down.
 
     Args:
         gm: The graph that has the node; it is not changed.
@@ -46,8 +46,9 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
         node: The node. If it raises in eager, the operator that raises is meant.
 
     Returns:
-        ``aten.relu.default``; the name of the composition where it comes down to several (``aten.ldexp.Tensor``); the
-        name of the Python function (``torch.nn.functional.multi_head_attention_forward``) where that is none of ATen's.
+        ``aten.relu.default``. If the node comes down to several operators, the composite operator that they form
+        (``aten.ldexp.Tensor``). If ATen has none, the Python function
+        (``torch.nn.functional.multi_head_attention_forward``).
     """
     if isinstance(node.target, OpOverload):
         return str(node.target)
@@ -55,7 +56,7 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     if len(single) > 1:
         about = [func for func in single if not _helps(func)]
         single = about or single
-    if len(set(single)) == 1 and not raised:  # what raises may be a check that the operator makes
+    if len(set(single)) == 1 and not raised:  # the last operator may be a check that the raising one makes
         return str(single[0])
     whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
     return str(whole[0]) if len(set(whole)) == 1 else called_name(node)
@@ -98,7 +99,7 @@ def _called(
 
 
 class _Reached(Exception):
-    """The node was run."""
+    """Raised once the node has run."""
 
 
 def _helps(func: OpOverload) -> bool:

@@ -1,4 +1,4 @@
-"""Inside of control flow: the bodies of a higher-order operator, and what it calls them with."""
+"""Look inside control flow: the bodies of a higher-order operator, and the inputs of their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["called_bodies", "is_higher_order"]
 
 Call = tuple[fx.GraphModule, tuple[Any, ...]]
-"""A graph, and what it is called with."""
+"""A graph, and the inputs that it is called with."""
 
 
 def is_higher_order(node: fx.Node) -> bool:
@@ -35,7 +35,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
         node: The operator.
 
     Returns:
-        The bodies in the order of their first calls; those that are not called are not among them.
+        The bodies that are called, each with its inputs, in the order of the operator's inputs.
 
     Raises:
         Exception: Whatever the graph raises.
@@ -65,7 +65,7 @@ def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, ca
 
 def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[Call]) -> Callable[..., Any]:
     def forward(*args: Any) -> Any:
-        del calls[1:]  # loops may be long: the last call is kept besides the first
+        del calls[1:]  # loops may be long: only the first and the last call are kept
         calls.append((body, tuple(copy_values(args))))
         return run(*args)
 

@@ -31,7 +31,7 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["CallOracle", "Cut", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
 
 CallOracle = Callable[[GraphCase], Sequence[Finding]]
-"""Tries a trial and gives its findings that fail; whatever goes wrong meanwhile is none of the trial's."""
+"""Tries a trial and gives its failing findings. An error of the attempt itself is not a finding of the trial."""
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
 """Operators in front of the faulty operator that a cut may have, tried in this order."""
@@ -62,18 +62,19 @@ def cut_out(
 ) -> Cut | None:
     """Find the smallest run of operators up to a node that fails by itself, on recorded values.
 
-    The values come from eager, so that the operators in front of the run are right by definition.
+    The values come from eager, so the operators before the run are right by definition.
 
     Args:
         gm: A functional ATen graph.
         inputs: Its inputs.
         node: The node whose compiled value is wrong.
-        options: Name the candidate.
+        options: They name the candidate.
         oracle: Tries a trial.
-        sure: Whether a finding is what is looked for; one that only may be is taken if there is no other.
+        sure: Whether a finding is surely the wanted one. A trial with another finding is only taken if there is no
+            better one.
 
     Returns:
-        The trial; None if neither a run of up to 64 operators fails by itself nor all that the node is made from.
+        The trial; None if no run of up to 64 operators fails by itself, nor the run of all the node's ancestors.
     """
     values = _eager_values(gm, inputs, node)
     viewed = [source for source in _views_behind(node) if not is_item(source)]
@@ -94,7 +95,7 @@ def cut_out(
 def cut_before(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
 ) -> Cut:
-    """A node alone, on the values that eager has when it reaches it: for a node that raises there.
+    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there.
 
     Args:
         gm: A graph.
@@ -122,8 +123,8 @@ def shortest_wrong_prefix(
 ) -> Cut | None:
     """Bisect for the first operator up to which the compiled graph is wrong.
 
-    For a bug that hides where every tensor is exposed: a prefix returns only what the rest of the graph needs. Nothing
-    is taken apart, so that operators may write to what others read.
+    This finds bugs that hide when every tensor is exposed: a prefix returns only the values that the rest of the graph
+    needs. The graph is not taken apart, so operators may write to tensors that others read.
 
     Args:
         gm: A graph.
@@ -150,7 +151,7 @@ def shortest_wrong_prefix(
 def wrong_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
-    """All calls of a graph up to one, as a trial, if that is wrong; the arguments are those of `cut_out`."""
+    """All calls of a graph up to a node, as a trial, if that trial fails. The arguments are those of `cut_out`."""
     calls = calls_of(gm)
     return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, oracle)
 
@@ -158,7 +159,7 @@ def wrong_prefix(
 def _judged_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
-    # an operator with several results is judged by them: without any, what it alone uses would be dead code
+    # an operator with several results is judged by its items; without them, it would be dead code
     last = calls[-1]
     items = [made for node in calls for made in tensors_made(node)]
     calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
@@ -206,14 +207,14 @@ def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Read a view inside of the compiled code; as an output AOT autograd would make it anew in eager."""
+    """Read a view inside the compiled code. If the view were an output, AOT autograd would make it anew in eager."""
     copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
     copy.meta = {"val": recorded_value(node)}
     return copy
 
 
 def widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
-    """Give runs of calls that end at a node: it alone, with its views, then the nearest of its ancestors."""
+    """Runs of calls that end at a node: the node alone, then with its views, then with its nearest ancestors."""
     order = {call: place for place, call in enumerate(calls_of(gm))}
     yield [node]
     views = [source for source in _views_behind(node) if source in order]
@@ -239,7 +240,7 @@ def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) 
 
 
 def _views_behind(node: fx.Node) -> list[fx.Node]:
-    """The views between a node and what was really computed before it, nearest last."""
+    """The views between a node and the values that were really computed before it, nearest last."""
     views: dict[fx.Node, None] = {}
     pending = list(node.all_input_nodes)
     while pending:
@@ -251,7 +252,7 @@ def _views_behind(node: fx.Node) -> list[fx.Node]:
 
 
 def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> dict[fx.Node, Any]:
-    """Values of all nodes up to one, computed in eager; of what an operator writes to, those from before."""
+    """Values of all nodes up to a node, computed in eager. Inputs that this node writes to keep their old values."""
     interpreter = fx.Interpreter(gm)
     given = iter(unshared(gm, inputs))
     values: dict[fx.Node, Any] = {}

@@ -1,8 +1,8 @@
-"""Graphs as Inductor's last passes leave them: patterns of operators are fused into one there, before code generation.
+"""Make graphs as Inductor's last passes leave them, with patterns of operators fused into one before code generation.
 
-Where every tensor is exposed, such a pattern does not match (``mm`` and ``add`` become ``addmm`` only if nothing else
-reads the product), and what is wrong with the fused operator is not to be seen. In these graphs it is an operator like
-any other.
+If every tensor is exposed, such a pattern does not match (``mm`` and ``add`` become ``addmm`` only if nothing else
+reads the product), and an error of the fused operator does not show. In these graphs the fused operator is an operator
+like any other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fused_graph(recorded: Recorded, options: CheckOptions) -> Recorded | None:
 
 
 def is_fused(node: fx.Node, before: fx.GraphModule) -> bool:
-    """Whether a node of a fused graph stands for several of the graph before."""
+    """Whether a node of a fused graph is not in the graph before fusion."""
     return all(one.name != node.name or one.target != node.target for one in calls_of(before))
 
 

@@ -1,8 +1,8 @@
-"""The search for an operator whose gradient is wrong only where forward and backward are compiled together.
+"""The search for an operator whose gradient is wrong only if forward and backward are compiled together.
 
-A compiler may choose in the forward graph what the backward graph is given: offsets instead of indices, one output of
-an operator and not its sibling. Each of the two graphs by itself is right then. So Dynamo's graph, which has what the
-user called, is taken apart, and its parts are compiled and differentiated.
+A compiler may choose in the forward graph which values the backward graph gets: offsets instead of indices, one output
+of an operator and not its sibling. Each of the two graphs is right by itself then. So Dynamo's graph, which has the
+user's calls, is taken apart, and its parts are compiled and differentiated.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["GradientSearch"]
 
 @dataclass(frozen=True, slots=True)
 class GradientSearch:
-    """What is needed to differentiate parts of Dynamo's graph.
+    """Differentiates parts of Dynamo's graph to find a wrong gradient.
 
     Attributes:
         graph: Dynamo's graph, as it is called: with the grad modes that it sets.
         inputs: Its inputs.
-        wanted: Positions of those whose gradients are wanted.
-        cotangents: What arrived at its outputs, by their index.
-        options: Name the candidate.
+        wanted: Positions of the inputs whose gradients are wanted.
+        cotangents: The gradients that arrived at its outputs, by the outputs' index.
+        options: They name the candidate.
         dynamic: Compile for symbolic sizes.
     """
 
@@ -52,7 +52,7 @@ class GradientSearch:
 
         Args:
             oracle: Tries a trial.
-            tell: Told what is being done.
+            tell: Called with each step as it begins.
 
         Returns:
             The cut; None if the gradients of the whole graph are right when it is compiled by itself.
@@ -104,7 +104,7 @@ class GradientSearch:
         made = tensors_made(node)
         chosen = [*nodes, *(one for one in made if one not in nodes)]
         if any(writes(one) for one in chosen):
-            return None  # the values behind a write are not those before it
+            return None  # the values after a write are not those before it
         return self._judged(chosen, made, node, values.made, values, oracle)
 
     def _judged(
@@ -138,13 +138,13 @@ class GradientSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What eager computed.
+    """The values that eager computed.
 
     Attributes:
         given: The graph's inputs.
         made: Values of all nodes, as they were made.
         differentiable: Nodes that a gradient goes through.
-        arriving: What arrives at them in the backward pass; not known of all.
+        arriving: The gradients that arrive at these nodes in the backward pass, as far as they are known.
     """
 
     given: Mapping[fx.Node, Any]
@@ -170,7 +170,7 @@ class _Values:
                 if place in search.wanted and isinstance(leaves[place], torch.Tensor):
                     leaves[place].requires_grad_()
                     live[node] = leaves[place]
-                # a leaf may not be written to in place, its copy may
+                # a leaf must not be written to in place, but its copy may be
                 interpreter.env[node] = leaves[place].clone() if node in live and node in written else leaves[place]
                 made[node] = given[node]
             for node in gm.graph.nodes:
@@ -196,7 +196,7 @@ class _Values:
         return cls(given, made, frozenset(kept), arriving)
 
     def cotangent(self, node: fx.Node) -> torch.Tensor | None:
-        """What arrives at a node: where eager has nothing or only zeros, something that is none."""
+        """The gradient that arrives at a node; random numbers if eager has none there, or only zeros."""
         found = self.arriving.get(node)
         if found is not None and bool(found.any()):
             return found

@@ -1,7 +1,7 @@
-"""The modes under which the calls of a Dynamo graph run, so that each part of it can be run under its own.
+"""The modes under which the calls of a Dynamo graph run, so that each part of the graph runs under its own modes.
 
-Dynamo writes modes (autocast, inference mode, flags of kernels) as calls between the others. A part of a graph has
-those of its own calls, entered and left inside of the part.
+Dynamo writes modes (autocast, inference mode, flags of kernels) as calls between the others. A part of a graph gets
+the modes of its own calls, entered and left inside the part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
     Args:
         gm: The graph.
         ambient: The modes that it was called under. Autocast becomes part of the graph.
-        gradients: Whether it is to be differentiated. Else it sets no grad mode.
+        gradients: Whether the copy will be differentiated. If not, it sets no grad mode.
     """
     copied = copy_graph(gm)
     for node in [] if gradients else reversed(list(copied.graph.nodes)):
@@ -44,7 +44,7 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
 
 
 def modes_before(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """The calls in front of a node that set the modes which it runs under."""
+    """The calls before a node that set the modes under which it runs."""
     modes = _Modes()
     for each in gm.graph.nodes:
         if each is node:
@@ -55,14 +55,14 @@ def modes_before(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 
 @contextmanager
 def modes_left() -> Iterator[None]:
-    """Leave, after a block, the modes that a graph entered in it."""
+    """Leave the modes that a graph entered in a block, at the end of the block."""
     kinds = [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind)]
     with modes_unharmed(kinds):
         yield
 
 
 class _Modes:
-    """The modes in force behind the calls met so far."""
+    """The modes in force after the calls that were met so far."""
 
     def __init__(self) -> None:
         self.entered: list[fx.Node] = []
@@ -80,15 +80,15 @@ class _Modes:
             self.flags[node.target] = node
 
     def in_force(self) -> list[fx.Node]:
-        """The calls that set them."""
+        """The calls that set the modes in force."""
         return [*self.flags.values(), *self.entered]
 
 
 class PartModes:
-    """Sets, in a part of a graph, the modes that its calls have in the whole.
+    """Sets the modes in a part of a graph that its calls have in the whole graph.
 
     Args:
-        part: The part that is being made, in the order of the whole.
+        part: The part that is being made, in the order of the whole graph.
     """
 
     def __init__(self, part: fx.Graph) -> None:
@@ -102,7 +102,7 @@ class PartModes:
         self._whole.meet(node)
 
     def set_here(self) -> None:
-        """Set the modes for a call that comes next in the part."""
+        """Set the modes for the next call of the part."""
         wanted = self._whole.entered
         common = 0
         while common < min(len(wanted), len(self._entered)) and self._entered[common][0] is wanted[common]:
@@ -113,7 +113,7 @@ class PartModes:
             self._entered.append((node, self._part.node_copy(node)))
 
     def finish(self) -> None:
-        """Leave what is still entered, and set flags as they are at the end of the whole, which was met to its end."""
+        """Leave the modes that are still entered, and set flags as they are at the end of the whole graph."""
         self._leave(0)
         if self._flags:
             self._set_flags()

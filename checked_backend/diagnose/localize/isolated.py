@@ -24,11 +24,11 @@ PROBE_LIMIT = 120.0
 def probe_isolated(
     gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int
 ) -> FaultyOperator | None:
-    """Run `probe` in a worker process, where one can be had; the arguments are the same.
+    """Run `probe` in a worker process, if one can be forked. The arguments are the same.
 
     Raises:
         CheckedBackendError: The probe raised, died or hung.
-        Exception: Where no process can be forked, whatever the compiler or the graph raises.
+        Exception: If no process can be forked: whatever the compiler or the graph raises.
     """
     if cannot_fork():
         return probe(gm, inputs, compiler, limit=limit)

@@ -1,8 +1,8 @@
 """Judge one operator by itself: given the compiled program's own inputs, is the compiled program's result right?
 
-An operator whose inputs are wrong already gives a wrong result rightly: that error is *inherited*. An operator that
-gives from its own inputs what no rounding explains has a *local* error, and is the faulty one. Its noise is that of
-one operator, with inputs that a fused kernel may never have rounded.
+An operator whose inputs are wrong rightly gives a wrong result: that error is *inherited*. An operator has a *local*
+error if no rounding explains its result for its own inputs; it is the faulty one. Its noise is that of one operator,
+with inputs that a fused kernel may never have rounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from checked_backend.verdict.decisions import TensorPair
 __all__ = ["Call", "call_oracle"]
 
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
-"""What a compiler may choose for a value inside of a graph."""
+"""Aspects that a compiler may choose for a value inside a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Call:
         node: The node.
         args: Its arguments, as the compiled program computed them.
         kwargs: Its keyword arguments.
-        exact: Tensors among the arguments that are inputs of the graph: a kernel has them as they are.
+        run: Runs the operator in eager.
+        exact: The ids of tensors that are inputs of the graph, which a kernel gets without rounding.
     """
 
     node: fx.Node
@@ -55,7 +56,7 @@ class Call:
 
 
 class ControlError(CheckedBackendError):
-    """A control run that one operator call cannot have."""
+    """Raised for a control run that one operator call cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class _CallControls:
         raise ControlError("one operator is not compiled by itself here")
 
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
-        del replay_choices  # the choice may be all that the operator does
+        del replay_choices  # the operator may do nothing but choose
         noise = NoiseSource(seed)
 
         def perturbed(value: Any) -> Any:
@@ -142,15 +143,15 @@ class _CallControls:
 
 
 def call_oracle(call: Call, expected: Any, actual: Any) -> Finding | None:
-    """Judge what the compiled program computed for one operator call.
+    """Judge the compiled program's result of one operator call.
 
     Args:
         call: The call, on the compiled program's own inputs.
-        expected: What eager computes from them.
-        actual: What the compiled program computed: a tensor, or a tuple with None for what is not known.
+        expected: Eager's result from these inputs.
+        actual: The compiled program's result: a tensor, or a tuple with None for unknown items.
 
     Returns:
-        What is wrong beyond rounding, or None.
+        The first failing finding, beyond rounding; None if there is none.
     """
     wanted, found = values_of(expected), values_of(actual)
     names = [name for name in wanted if name in found]

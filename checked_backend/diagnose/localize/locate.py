@@ -1,4 +1,4 @@
-"""From a failed call of a region to the stage that is wrong, the graph, the operator, and a small trial of it."""
+"""Find the wrong stage of a failed call of a region, the graph, the operator, and a small trial that fails."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def locate(
 
     Args:
         failure: The failed call.
-        findings: What its check found.
+        findings: The findings of its check.
         oracle: Tries a trial, safely: the compiler may crash.
-        tell: Told what is being done.
-        gross: Tries a trial too, and finds only gross differences, without asking whether rounding explains them: for
-            a region of which no part is wrong by itself.
-        known: Told what is known already, whenever that is more.
+        tell: Called with each step as it begins.
+        gross: Tries a trial too, but finds only gross differences, without asking whether rounding explains them. It
+            is for a region without a part that is wrong by itself.
+        known: Called with the location so far whenever more of it is known.
         hint: The kind of a graph and the name of a node that an earlier run found.
 
     Raises:
@@ -74,7 +74,7 @@ def _located(
     known(Location(stage.name))
     inputs, _ = failure.inputs.fresh()
     dynamo = Recorded("dynamo", self_contained(failure.graph, failure.ambient), tuple(copy_values(inputs)))
-    # the compiler, or a pass of it, may know operators only by the names that Dynamo's graph has for them
+    # a compiler, or one of its passes, may know operators only by their names in Dynamo's graph
     graphs = [*graphs, dynamo]
     candidate = with_mode_spelled_out(failure.options, failure.mode)
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
@@ -87,7 +87,7 @@ def _located(
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
-    """What can be looked into with gradients, if one of them failed."""
+    """The search with gradients; None if no gradient failed."""
     cotangents, wanted = failure.cotangents, failure.inputs.requires_grad - failure.inputs.entangled
     if cotangents is None or not wanted or not any(finding.about.is_gradient for finding in failing):
         return None
@@ -107,7 +107,7 @@ def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, trial: Graph
 
 
 def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
-    """Eager raises and the compiled program does not: the operator that raises is the one that was compiled wrongly."""
+    """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
     inputs, _ = failure.inputs.fresh()
     graph = self_contained(failure.graph, failure.ambient)
     raised = raising_node(graph, inputs)
@@ -115,7 +115,7 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
     stage = _first_silent_stage(failure, tell)
-    inputs, _ = failure.inputs.fresh()  # it may have written to those
+    inputs, _ = failure.inputs.fresh()  # the graph may have written to the first ones
     op = aten_name(graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
@@ -125,13 +125,13 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
 
 
 def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
-    """The lowest stage that does not raise what eager raises."""
+    """The lowest stage that does not raise eager's exception."""
     *lower, top = stages_of(failure.options, failure.mode)
     for stage in lower:
         tell(f"trying {stage.what} alone")
         try:
             found = rerun_failure(failure, _made(stage, Capture()))
-        except Exception:  # where both raise, a rehearsal does
+        except Exception:  # if eager and the stage both raise, so does `rerun_failure`
             continue
         if any(finding.kind is Kind.EXCEPTION for finding in found):
             return stage.name
@@ -139,9 +139,9 @@ def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings about a trial that may be what was found about the whole.
+    """The findings about a trial that may be the cause of the findings about the whole region.
 
-    A part is held to more than the whole: strides and aliasing of values that are no results there.
+    More is compared of a part than of the whole: strides and aliasing of values that are not results of the whole.
     """
     kinds = {finding.kind for finding in failing}
     values = any(map(is_of_values, failing))
@@ -158,9 +158,9 @@ def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[
 def _first_wrong_stage(
     failure: Failure, failing: Sequence[Finding], ladder: Sequence[Stage], tell: Callable[[str], None]
 ) -> tuple[Stage, list[Recorded]]:
-    """The lowest stage that is wrong, and the graphs that the one below it, which is right, works on."""
+    """The lowest wrong stage, and the graphs of the stage below it, which is right."""
     *lower, top = ladder
-    # Mostly code generation is at fault: if the rung below it is right, so are all the others.
+    # Mostly code generation is at fault: if the rung below it is right, all lower rungs are right too.
     highest = lower[-1]
     tell(f"trying {highest.what} alone")
     capture = Capture()

@@ -19,12 +19,12 @@ class Location:
         stage: The first stage that is wrong: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
         graph: Which graph: ``forward``, ``backward`` or ``inference``; None if it is not known.
         node: The operator that errs.
-        op: What ATen calls it: the operator that the user's call came down to.
-        within: How the node is related to the operator of the user's graph, where a decomposition made it.
+        op: Its name in ATen: the operator to which the user's call comes down.
+        within: How the node is related to the operator of the user's graph, if a decomposition made the node.
         message: What is wrong with its result.
         cut: A small trial that fails.
-        notes: What was tried, and why it went no further.
-        gross: Whether the cut shows only to a judge of gross differences.
+        notes: The steps that were tried, and why the search went no further.
+        gross: Whether the cut only fails for the oracle of gross errors.
     """
 
     stage: str

@@ -1,8 +1,8 @@
 """The probe: compile a graph once with its intermediate tensors as further outputs, and judge every operator.
 
-The graph is walked in order. Each operator is run in eager on the compiled program's own inputs, so that only an
-operator's local error shows, and an ill-conditioned successor is not blamed for what it inherits. Values are freed
-after their last use.
+The graph is walked in order. Each operator is run in eager on the compiled program's own inputs. So only an operator's
+local error shows, and an ill-conditioned successor is not accused of an inherited error. Values are freed after their
+last use.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ CLEAR = 1e-2
 """An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
 
 MUCH = 10.0
-"""A later operator is at fault rather than an earlier one if it is so many times as far off: compilers compute some
-functions (``erf`` on CPU, for one) with a little less precision than eager."""
+"""A later operator is at fault rather than an earlier one if it is more than this many times as far off.
+
+Compilers compute some functions (``erf`` on CPU, for example) with a little less precision than eager.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,12 @@ class FaultyOperator:
 
     @property
     def size(self) -> float:
-        """The error's share of the result, in rms; infinite where it is none of values."""
+        """The error's share of the result, in rms; infinite if the error is not one of finite values."""
         return share_of(self.finding)
 
 
 def share_of(finding: Finding) -> float:
-    """An error's share of the result it is in, in rms; infinite where it is none of values."""
+    """An error's share of its result, in rms; infinite if the error is not one of finite values."""
     metrics = finding.metrics
     if metrics is None or metrics.nonfinite_mismatched or not metrics.reference_rms:
         return math.inf
@@ -80,7 +82,7 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
     """
     traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(traced)
-    # loops have values of no known size, for which tracing needs the fake mode of before
+    # loops have values of unknown size; to trace them, the first trace's fake mode is needed
     needed = any(isinstance(value, torch.SymInt) for value in traced) or any(map(is_higher_order, calls_of(gm)))
     kept = fake_mode is not None and needed
     examples = traced if kept else list(inputs)
@@ -89,17 +91,16 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
 
 
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
-    """Find the first operator whose compiled result its own inputs do not explain; slight errors yield to gross ones.
+    """Find the first operator whose own inputs do not explain its result; a gross error later wins over a slight one.
 
     Args:
         gm: A functional ATen graph.
         inputs: Its inputs; they are not changed.
         compiler: The candidate.
-        limit: Bytes that the exposed tensors of one compilation may take; a graph that has more is compiled in
-            segments.
+        limit: Bytes that the exposed tensors of one compilation may take. A graph with more is compiled in segments.
 
     Returns:
-        The faulty operator; None if every operator is right where all are exposed.
+        The faulty operator; None if every operator is right when all are exposed.
 
     Raises:
         Exception: Whatever the compiler or the graph raises.
@@ -130,7 +131,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
 
 
 def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
-    """Split a graph's calls into runs whose exposed tensors take at most so many bytes together."""
+    """Split a graph's calls into runs whose exposed tensors together take at most ``limit`` bytes."""
     part: list[fx.Node] = []
     size = 0
     for node in calls_of(gm):
@@ -145,7 +146,7 @@ def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
 
 
 def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """A run of calls as a graph; it returns what is used behind it, so that fusion stays as it was."""
+    """A run of calls as a graph. It returns the values that later calls use, so that fusion stays as it was."""
     inside = set(part)
     wanted = [node for node in part if any(user not in inside for user in node.users)]
     returned = [node for node in wanted if isinstance(recorded_value(node), torch.Tensor)]
@@ -166,7 +167,7 @@ def _walk(
     exact: frozenset[int],
     uses: Mapping[fx.Node, fx.Node],
 ) -> Iterator[FaultyOperator]:
-    """Judge each call of a part. ``left`` is what the compiled part left in its inputs."""
+    """Judge each call of a part. ``left`` has the inputs as the compiled part left them."""
     interpreter = fx.Interpreter(gm)
     written: dict[fx.Node, tuple[Call, Any]] = {}
     for node in _with_modes(gm, part):
@@ -194,7 +195,7 @@ def _walk(
         else:
             actual = _assembled(node, expected, known)
             values[node] = actual
-            # what is drawn depends on what was drawn before it, which a compiler may choose in part
+            # a draw depends on earlier draws, and a compiler may choose some of these; so draws are not judged
             finding = call_oracle(call, expected, actual) if tape.empty else None
             if finding is not None:
                 yield FaultyOperator(node, finding)
@@ -210,7 +211,7 @@ def _walk(
 
 
 def _with_modes(gm: fx.GraphModule, part: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """The calls of a part, with those between them that set modes; first those that were in force before it."""
+    """The calls of a part and the mode calls between them. The modes in force before the part come first."""
     yield from modes_before(gm, part[0])
     inside, begun = set(part), False
     for node in gm.graph.nodes:
@@ -235,13 +236,13 @@ def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, 
 
 
 def _on_copies(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that writes to what it is given, so that it can be run again."""
+    """Run an operator that writes to its arguments on copies, so that it can be run again."""
     own_args, own_kwargs = _copied(args, kwargs)
     return run(*own_args, **own_kwargs)
 
 
 def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tensor]) -> Any:
-    """The candidate's result of a call, completed by eager's where it was not exposed."""
+    """The candidate's result of a call, completed by eager's items where the candidate's were not exposed."""
     if node in known:
         return known[node]
     results = list(expected)
@@ -251,7 +252,7 @@ def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tenso
 
 
 def _worth(node: fx.Node) -> bool:
-    """Whether a node's value is to be exposed: views and writes to inputs are seen in what is made of them."""
+    """Whether a node's value should be exposed. Views and writes to inputs show in the values made from them."""
     if isinstance(node.target, OpOverload):
         operator = describe_operator(node.target)
         return not (is_view(node) or operator.mutated or operator.kind is OperatorKind.UNINITIALISED)
@@ -270,5 +271,5 @@ def bytes_of(node: fx.Node) -> int:
 
 
 def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
-    """The last call that takes a node's value; the graph's own results are not wanted."""
+    """For each node, the last call that takes its value. The graph's results are not kept."""
     return {source: node for node in calls_of(gm) for source in node.all_input_nodes}

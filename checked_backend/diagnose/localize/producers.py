@@ -1,9 +1,9 @@
-"""Who is at fault where two operators are wrong only together: the one that computes a value, or the one that reads it?
+"""Find the faulty one of two operators that are wrong only together: the producer of a value, or its reader?
 
-A compiler fuses an operator with its reader. What the reader is given there need not be what would be stored: an index
-expression that wraps around, an integer that is wider than its dtype. Stored, the value is right, and so is the reader
-by itself: the reader seems to be wrong where it only shows it. So other readers are put in its place. If they get wrong
-values too, the operator that computes the value is at fault.
+A compiler fuses an operator with its reader. The value that the reader gets there may differ from the stored value: an
+index expression that wraps around, an integer that is wider than its dtype. The stored value is right, and the reader
+is right by itself. So the reader seems to be wrong, although it only shows the error. Therefore other readers are put
+in its place. If they get wrong values too, the producer is at fault.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["wrong_producer"]
 aten = torch.ops.aten
 
 _READERS_TRIED = 12
-"""Other readers that are tried for one cut: each is a compilation."""
+"""Producers that are tried with other readers for one cut. Each try is a compilation."""
 
 
 def wrong_producer(
     cut: Cut, oracle: CallOracle, explains: Callable[[Finding, Finding], bool] = lambda _found, _wanted: True
 ) -> tuple[str, Finding] | None:
-    """Find the operator in front of a cut's last one that gives wrong values to whatever reads them.
+    """Find an operator before a cut's last one that gives wrong values to every reader.
 
     Args:
         cut: A trial that fails, whose last operator is right by itself.
         oracle: Tries a trial.
-        explains: Whether what another reader shows may be what the cut shows.
+        explains: Whether a finding of another reader may explain the finding of the cut.
 
     Returns:
-        The name of the node, and what is wrong with its value; None if the last operator itself is at fault, or if only
+        The name of the node, and the finding about its value; None if the last operator itself is at fault, or if only
         the two together are wrong.
     """
     gm = cut.trial.graph
@@ -63,7 +63,7 @@ def wrong_producer(
 
 
 def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
-    """The calls that computed what a node reads, the latest first."""
+    """The calls that computed a node's inputs, the latest first."""
     seen: dict[fx.Node, None] = {}
     pending = list(node.all_input_nodes)
     while pending:
@@ -79,7 +79,7 @@ def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
 
 
 def _for_other_readers(trial: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:
-    """What is found where a value is read by operators that only look at it, and is not stored itself."""
+    """The findings if other operators read a value, and the value itself is not stored."""
     made = tensors_made(producer)
     if not any(_readers(recorded_value(node)) for node in made):
         return ()
@@ -107,12 +107,12 @@ def _for_other_readers(trial: GraphCase, producer: fx.Node, oracle: CallOracle) 
                 wanted=frozenset(place for place, source in enumerate(sources) if places[source] in trial.wanted),
             )
         )
-    except Exception:  # the readers do not fit: then nothing is known
+    except Exception:  # the readers do not fit, so nothing is known
         return ()
 
 
 def _read(graph: fx.Graph, node: fx.Node) -> Any:
-    """Readers of a value, as nodes that take its place among the results."""
+    """Nodes that read a value, and take its place among the results."""
     readers = []
     for target, kwargs in _readers(recorded_value(node)):
         reader = graph.call_function(target, (node,), kwargs)
@@ -122,7 +122,7 @@ def _read(graph: fx.Graph, node: fx.Node) -> Any:
 
 
 def _readers(value: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Operators that show a value as it is to whatever is fused with it: no digit is lost, and none is made up."""
+    """Operators that show a value exactly as a fused reader gets it, without losing or adding a digit."""
     if not isinstance(value, torch.Tensor) or type(value).__name__ not in ("Tensor", "FakeTensor", "Parameter"):
         return []
     if value.dtype is torch.bool:

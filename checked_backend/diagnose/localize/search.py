@@ -1,4 +1,4 @@
-"""The search for an operator in the graphs of a region: probe, probe what is fused, bisect, cut out."""
+"""The search for an operator in the graphs of a region: probe, probe the fused graphs, bisect, cut out."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit"]
 
 LEAST_PROBE_BYTES = 1 << 28
-"""What the exposed tensors of one compilation may always take."""
+"""Bytes that the exposed tensors of one compilation may always take."""
 
 LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
-"""Details that are no cause of wrong values, and that no wrong value is the cause of."""
+"""Details that neither cause wrong values nor are caused by them."""
 
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
-"""Kinds of findings that a wrong value inside of the graph may be the cause of."""
+"""Kinds of findings that a wrong value inside the graph may cause."""
 
 
 def is_of_values(finding: Finding) -> bool:
-    """Whether a wrong value inside of the graph may be the cause of a finding."""
+    """Whether a wrong value inside the graph may be the cause of a finding."""
     return finding.kind in _IN_VALUES and finding.detail not in LAYOUT
 
 
@@ -63,16 +63,16 @@ class Search:
 
     Attributes:
         graphs: The graphs with their inputs, in the order in which they run.
-        dynamo: Dynamo's graph, which has what the user called.
-        options: Name the candidate.
+        dynamo: Dynamo's graph, which has the user's calls.
+        options: They name the candidate.
         compiler: The first wrong stage, as a compiler.
         oracle: Tries a trial.
-        killing: The same; that the process dies of a trial is a finding too.
-        gross: Tries a trial, and finds gross differences alone.
-        tell: Told what is being done.
-        known: Told what is known already.
+        killing: Like `oracle`, but a trial that kills its process is a finding too.
+        gross: Tries a trial, and only finds gross differences.
+        tell: Called with each step as it begins.
+        known: Called with the location so far.
         hint: The kind of a graph and the name of a node that an earlier run found.
-        gradients: Differentiates parts of Dynamo's graph; None where no backward pass failed.
+        gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
     """
 
     graphs: Sequence[Recorded]
@@ -110,7 +110,7 @@ class Search:
         return found or self._whole(stage, notes)
 
     def _hinted(self, stage: Stage) -> Location | None:
-        """Take an earlier run's word for the operator, if a part of the graph that ends there is wrong."""
+        """Trust an earlier run about the operator, if a part of the graph that ends there is wrong."""
         for recorded in self.graphs:
             for node in calls_of(recorded.graph):
                 if (recorded.kind, node.name) != self.hint or recorded.inputs is None:
@@ -141,7 +141,7 @@ class Search:
         return best
 
     def _fused(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
-        """Probe the graphs with their patterns fused already: exposed tensors would keep them apart."""
+        """Probe the graphs with their patterns already fused, because exposed tensors would prevent that fusion."""
         if stage.compiler is not None:
             return None
         graphs: list[Recorded] = []
@@ -162,19 +162,19 @@ class Search:
         return self._faulty(stage, recorded, faulty, notes)
 
     def _past(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
-        """Bisect for what hides from the probe, past a slight error that does not explain what was found."""
+        """Bisect for an error that hides from the probe, beyond a slight error that does not explain the findings."""
         if slight is None:
             return self._bisected(stage, notes)
         _, faulty = slight
         least = MUCH * faulty.size
         found = replace(self, oracle=partial(_grosser, self.oracle, least))._bisected(stage, notes)
         if found is None or found.cut is None or _has(found.cut.trial, faulty.node):
-            return None  # what magnifies the slight error is not at fault
+            return None  # an operator that magnifies the slight error is not at fault
         notes.append(f"{faulty.node.name} ({faulty.node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(notes))
 
     def _differentiated(self, stage: Stage, notes: list[str]) -> Location | None:
-        """Take Dynamo's graph apart with its gradients: what is compiled together may be wrong together."""
+        """Take Dynamo's graph apart with its gradients: forward and backward may only be wrong together."""
         if self.gradients is None:
             return None
         try:
@@ -190,7 +190,7 @@ class Search:
         return self._at(stage, self.dynamo, node, message, cut, notes)
 
     def _blamed(self, whole: fx.GraphModule, cut: Cut, message: str, notes: list[str]) -> tuple[fx.Node, str]:
-        """The operator of a cut that is at fault: its last one, or one that shows only in what reads its value."""
+        """The faulty operator of a cut: its last one, or an earlier one whose error only shows in its readers."""
         found = wrong_producer(cut, self.oracle, _may_explain)
         named = None if found is None else next((node for node in calls_of(whole) if node.name == found[0]), None)
         if found is None or named is None:
@@ -217,7 +217,7 @@ class Search:
         return self._at(stage, recorded, faulty.node, faulty.finding.message, whole, notes)
 
     def _inside(self, stage: Stage, recorded: Recorded, node: fx.Node, notes: list[str]) -> Location | None:
-        """Look into the bodies of control flow, with what they are called with."""
+        """Look into the bodies of control flow, with the inputs of their calls."""
         if not is_higher_order(node):
             return None
         self.tell(f"{node.name} ({node.target}) is wrong; looking into what it calls")
@@ -246,7 +246,7 @@ class Search:
         if whole is not None and whole != op:
             within = f"{op} is in the decomposition of {whole}"
             if stage.name == "partitioned" and whole.startswith("aten."):
-                op = whole  # what passes work on is what decompositions made, not what was called
+                op = whole  # passes work on decomposed operators, not on those that the user called
         return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes))
 
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
@@ -260,14 +260,14 @@ class Search:
         return wrong_prefix(recorded.graph, inputs, node, self.options, self.oracle) or cut
 
     def _alone(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
-        """A node alone, on the values that eager has there: a graph that writes is not taken apart any further."""
+        """A node alone, on eager's values. A graph that writes is not taken apart in any other way."""
         found = Finding(Kind.LOGIC, "output[0]", "")
         cut = cut_before(recorded.graph, copy_values(inputs), node, self.options, found)
         findings = self.oracle(cut.trial)
         return replace(cut, finding=findings[0]) if findings else None
 
     def _is_sure(self, finding: Finding) -> bool:
-        """Memory that is written wrongly may kill a part of the region; so may a compiler that cannot do with parts."""
+        """Whether a finding surely has the region's cause. A crash may come from a compiler that cannot take parts."""
         return finding.kind is not Kind.CRASH or self.oracle is self.killing
 
     def _bisected(self, stage: Stage, notes: list[str]) -> Location | None:
@@ -291,7 +291,7 @@ class Search:
         return None
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
-        """The last resort: a whole graph, where it fails by itself."""
+        """The last resort: a whole graph, if it fails by itself."""
         for recorded in self.graphs:
             if recorded.inputs is None:
                 continue
@@ -307,12 +307,12 @@ class Search:
 
 
 def _explains(faulty: FaultyOperator, failing: Sequence[Finding]) -> bool:
-    """Whether an operator's error may be all that is wrong with a region."""
+    """Whether an operator's error may explain all that is wrong with a region."""
     return faulty.size >= CLEAR or max(map(share_of, failing)) <= MUCH * faulty.size
 
 
 def _may_explain(found: Finding, wanted: Finding) -> bool:
-    """Whether what one operator hands on may be all that is wrong with another: it is not far smaller."""
+    """Whether the error that one operator hands on may explain that of another: it is not far smaller."""
     return share_of(wanted) <= MUCH * share_of(found)
 
 
@@ -332,7 +332,7 @@ def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
 
 
 def probe_limit(recorded: Recorded) -> int:
-    """The region's own activations: what its forward graph makes and keeps, and its backward graph takes."""
+    """The bytes of the region's own activations: those that its forward graph returns, or its backward graph takes."""
     made = [node for node in outputs_of(recorded.graph.graph) if isinstance(node, fx.Node) and node.op != "placeholder"]
     kept = recorded.graph.graph.find_nodes(op="placeholder") if recorded.kind == "backward" else made
     return max(LEAST_PROBE_BYTES, sum(map(bytes_of, kept)))

@@ -25,12 +25,12 @@ GraphKind = Literal["dynamo", "forward", "backward", "inference"]
 
 @dataclass(slots=True)
 class Recorded:
-    """A graph of a region, and what it was called with.
+    """A graph of a region, and the inputs of its first call.
 
     Attributes:
         kind: Which part of the region it is.
         graph: The graph, not to be changed.
-        inputs: Its inputs, copied where the graph writes to them; None until it was called.
+        inputs: Its inputs, copied if the graph writes to them; None until the graph was called.
     """
 
     kind: GraphKind
@@ -83,8 +83,8 @@ class Stage:
 
     Attributes:
         name: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
-        what: For people.
-        compiler: Makes its compiler; None where the candidate itself is the stage.
+        what: Its name for people.
+        compiler: Makes its compiler; None if the candidate itself is the stage.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Stage:
 def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
     """The ladder that leads to a candidate, lowest rung first.
 
-    Of Inductor the decompositions, graph passes and partitioning are rungs of their own. Any other compiler is opaque:
-    its ladder has AOT autograd, as most compilers use it, and then the candidate.
+    For Inductor, the decompositions and the graph passes with the partition are rungs of their own. Any other compiler
+    is opaque: its ladder has AOT autograd and its min-cut partition, which most compilers use, and then the candidate.
 
     Args:
-        options: Name the candidate.
+        options: They name the candidate.
         mode: As passed to ``torch.compile``.
     """
     if options.compiler != "inductor":

@@ -1,4 +1,4 @@
-"""Parts of a graph as graphs of their own."""
+"""Make graphs out of parts of a graph."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 
 def calls_of(gm: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that compute something, in order; those that set a mode are not among them."""
+    """The nodes that compute something, in order, without those that set a mode."""
     return [node for node in gm.graph.nodes if node.op in _CALLS and not sets_mode(node)]
 
 
 def can_be_walked(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph can be taken apart.
 
-    It may write only to what nothing else reads: an input, or an intermediate value
-    (``relu(x, inplace=True)``) that shares its memory with no other node.
+    It may only write to an input, or to an intermediate value that no other node reads and that shares its memory with
+    no other node (``relu(x, inplace=True)``).
     """
     owners: Counter[int | None] = Counter()
     for node in gm.graph.nodes:
@@ -67,10 +67,10 @@ def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
 
 
 def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs that a graph may be run on: copies of those that it writes to, the others themselves.
+    """Inputs on which a graph may be run: copies of those that it writes to, and the others themselves.
 
     Args:
-        gm: A functional ATen graph, which writes to its inputs alone; for any other all inputs are copied.
+        gm: A functional ATen graph, which only writes to its inputs. For any other graph all inputs are copied.
         inputs: Its inputs.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -100,7 +100,7 @@ def is_symbolic(gm: fx.GraphModule) -> bool:
 
 
 def called_name(node: fx.Node) -> str:
-    """What people call a node's operator: ``aten.relu.default``, ``torch.nn.functional.relu``, ``Tensor.transpose``."""
+    """A node's operator for people: ``aten.relu.default``, ``torch.nn.functional.relu``, ``Tensor.transpose``."""
     if node.op == "call_method":
         return f"Tensor.{node.target}"
     if isinstance(node.target, OpOverload):
@@ -113,7 +113,7 @@ def _name(node: fx.Node) -> str:
 
 
 def tensors_made(node: fx.Node) -> list[fx.Node]:
-    """The nodes that stand for the tensors which a call makes: itself, or the items taken of its tuple."""
+    """The nodes for the tensors that a call makes: the call itself, or the items taken from its tuple."""
     if is_item(node):
         return []
     if isinstance(recorded_value(node), torch.Tensor):
@@ -148,7 +148,7 @@ def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.Graph
         extra: Nodes of it.
 
     Returns:
-        The graph, and for each further node its place among what the graph returns.
+        The graph, and for each further node its place among the graph's results.
     """
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
@@ -157,7 +157,7 @@ def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.Graph
     places = []
     for node in extra:
         own = copied[node]
-        if "example_value" in node.meta:  # what is written to later must be read before
+        if "example_value" in node.meta:  # a value that is written to later must be copied before
             with graph.inserting_after(own):
                 own = graph.call_method("clone", (own,))
         if own not in outputs:
@@ -174,17 +174,17 @@ def part_of(
     *,
     finish: Callable[[fx.Graph, fx.Node], fx.Node] = lambda _graph, node: node,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """Make a graph of some nodes of another.
+    """Make a graph of some nodes of another graph.
 
     Args:
         gm: The graph.
-        nodes: Its calls that the part has.
+        nodes: The calls of the graph that the part gets.
         returned: Those among them whose values the part returns.
-        finish: Makes the returned node of the part's own.
+        finish: Makes the node that is returned out of the part's own node.
 
     Returns:
-        The part, whose calls run under the modes that they have in the whole, and the nodes of the graph whose values
-        are its inputs.
+        The part, whose calls run under the same modes as in the whole graph, and the nodes of the graph whose values
+        are the part's inputs.
     """
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}

@@ -1,4 +1,4 @@
-"""What is being reduced: a trial, and which of its results is the wrong one."""
+"""The program that is being reduced: a trial, and the result that is wrong."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Draft:
             self.subject = f"output[{tracked}]"
 
     def replace_by_value(self, node: fx.Node, value: Any) -> None:
-        """Give a node's users a value instead: a tensor becomes a new input, anything else is written into the call."""
+        """Give a node's users a value instead. A tensor becomes an input; any other value is written into the call."""
         if not isinstance(value, torch.Tensor):
             for user in list(node.users):
                 user.args = fx.map_arg(user.args, lambda item: value if item is node else item)
@@ -115,7 +115,7 @@ class Draft:
         self.inputs[new.name] = compact(value)
 
     def finish(self) -> FailingCase:
-        """Drop what nothing uses, and make the program."""
+        """Drop unused nodes and inputs, and make the program."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op not in ("placeholder", "output") and not _acts(node):
                 self.graph.erase_node(node)
@@ -134,7 +134,7 @@ def call_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 def record_values(program: FailingCase, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """Run a program in eager and keep what nodes returned.
+    """Run a program in eager and keep the values of its nodes.
 
     Args:
         program: The program; the random state is as before afterwards.
@@ -191,7 +191,7 @@ def _acts(node: fx.Node) -> bool:
 
 
 def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:
-    """The call nodes that a node is made from, itself included, up to so many calls away."""
+    """The call nodes that a node is made from, itself included, up to ``depth`` calls away."""
     seen: dict[fx.Node, None] = {}
     level = [node]
     for _ in range(depth):

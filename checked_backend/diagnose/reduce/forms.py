@@ -14,7 +14,7 @@ LITERAL_ELEMENTS = 32
 """Tensors of up to this many elements are written out."""
 
 _SEARCHED = 2**20
-"""Larger tensors are not searched for a form other than a constant: that would cost more than it gives."""
+"""In tensors with more elements, only a constant is looked for: other forms would cost more than they give."""
 
 _LONG = 10_000
 
@@ -81,7 +81,7 @@ def seeded(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _literal(values: torch.Tensor) -> Form:
     numbers = _nested(values.tolist(), values.dtype)
-    natural = values.dtype in (torch.float32, torch.int64, torch.bool)  # what torch.tensor makes of such numbers
+    natural = values.dtype in (torch.float32, torch.int64, torch.bool)  # torch.tensor gives such numbers this dtype
     text = f"torch.tensor({numbers}{'' if natural else f', dtype={values.dtype}'})"
     distinct = len(set(map(str, values.reshape(-1).tolist())))
     return Form((2 if not values.dim() else 30) + len(numbers) + distinct, text)
@@ -100,7 +100,7 @@ def _number(value: object, dtype: torch.dtype) -> str:
         return repr(value)
     if not math.isfinite(value):
         return f'float("{value}")'
-    for digits in range(1, 17):  # the shortest that is this very number in its dtype
+    for digits in range(1, 17):  # the fewest digits that give this very number in its dtype
         text = repr(float(f"{value:.{digits}g}"))
         if torch.tensor(float(text), dtype=dtype).item() == value:
             return text
@@ -112,7 +112,7 @@ def _dtype_argument(dtype: torch.dtype) -> str:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit: signs of zeros, and NaN as NaN."""
+    """Whether two tensors are equal bit for bit, also in signs of zeros and in NaN."""
     if one.dtype is not other.dtype:
         return False
     return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))

@@ -15,16 +15,16 @@ __all__ = ["Journal", "Places"]
 
 
 class Journal:
-    """What was tried before, by fingerprint of the program.
+    """The verdicts on programs that were tried before, by fingerprint of the program.
 
     A line is a digest and ``1`` or ``0``. The digest also covers the compiler, its options, the version of torch and
-    what was looked for, so that no verdict of another problem is used; a file that is not such a journal has no lines
-    that fit.
+    the wanted finding, so that no verdict of another problem is used. A file that is no such journal has no lines that
+    fit.
 
     Args:
         path: The file; None to remember in memory alone.
-        options: Which compiler.
-        wanted: What is looked for.
+        options: They name the compiler.
+        wanted: The wanted finding, in words.
     """
 
     def __init__(self, path: Path | None, options: CheckOptions, wanted: str) -> None:
@@ -38,7 +38,7 @@ class Journal:
                     self._known[digest] = verdict == "1"
 
     def verdict(self, program: str) -> bool | None:
-        """Whether a program went wrong when it was tried; None if it was not."""
+        """Whether a program went wrong when it was tried; None if it was not tried."""
         return self._known.get(self._digest(program))
 
     def note(self, program: str, wrong: bool) -> None:
@@ -55,7 +55,7 @@ class Journal:
             self._path = None
 
     def forget(self) -> None:
-        """Drop everything: it was found to be out of date."""
+        """Drop everything, because the journal was found to be out of date."""
         self._known.clear()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
@@ -65,12 +65,12 @@ class Journal:
 
 
 class Places:
-    """In the same file, where a region was found to be wrong.
+    """Remembers where a region was found to be wrong, in the same file.
 
     Args:
         path: The file; None to remember nothing.
-        options: Which compiler.
-        about: Which region, and what is wrong with it.
+        options: They name the compiler.
+        about: The region, and what is wrong with it, in words.
     """
 
     def __init__(self, path: Path | None, options: CheckOptions, about: str) -> None:
@@ -90,7 +90,7 @@ class Places:
         return found
 
     def note(self, kind: str, node: str) -> None:
-        """Remember them, if the file can be written."""
+        """Remember the kind of a graph and the name of a node, if the file can be written."""
         if self._path is None or self.known() == (kind, node):
             return
         with contextlib.suppress(OSError):

@@ -19,19 +19,19 @@ from checked_backend.regions.graph_case import GraphCase
 __all__ = ["OutOfTime", "Problem", "Progress"]
 
 VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
-"""Kinds of findings that are about values, so that values that agree cannot show them."""
+"""Kinds of findings about values. If all values agree, there is no such finding."""
 
 MIN_TIMEOUT_S = 20.0
 TIMEOUT_FACTOR = 8.0
-"""A candidate may take this many times as long as the program that is reduced did, before it counts as hung."""
+"""A candidate counts as hung after this many times the time of the original program."""
 
 
 class OutOfTime(Exception):
-    """The deadline has passed."""
+    """Raised when the deadline has passed."""
 
 
 def _sign(finding: Finding) -> tuple[str, str]:
-    """What must stay besides kind and subject: the finer kind, and the exception where it is about one."""
+    """The facts that must stay besides kind and subject: the finer kind, and the exception if there is one."""
     raised = finding.kind in (Kind.CRASH, Kind.EXCEPTION)
     return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
 
@@ -41,10 +41,10 @@ class Progress:
     """How far a reduction is. ``str()`` is a line for people.
 
     Attributes:
-        step: What is being tried.
+        step: The present step.
         tried: Programs judged so far.
-        size: Size of the smallest so far.
-        seconds_left: Until the deadline.
+        size: Size of the smallest program so far.
+        seconds_left: Seconds until the deadline.
     """
 
     step: str
@@ -60,7 +60,7 @@ class Problem:
     """The smallest program so far that goes wrong in the same way.
 
     Args:
-        program: What is to be reduced.
+        program: The program to reduce.
         kind: The kind of the finding that must stay.
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is judged.
@@ -69,9 +69,10 @@ class Problem:
         screen: Tells in advance which trials cannot go wrong.
 
     Attributes:
-        best: The smallest so far.
+        best: The smallest program so far.
         tried: How many programs were judged.
-        the journal's word: Whether the best was accepted on the journal's word alone.
+        step: The present step, in words.
+        from_journal: Whether the best program was accepted by the journal's verdict alone.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Problem:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     def is_interesting(self, program: FailingCase) -> bool:
@@ -138,7 +139,7 @@ class Problem:
     def consider(self, candidate: FailingCase) -> bool:
         """Accept a program if it is smaller than the best and still goes wrong in the same way.
 
-        One whose result is not defined is none, unless that was so from the start.
+        A program with an undefined result is not accepted, unless the original program has one.
 
         Raises:
             OutOfTime: The deadline has passed.
@@ -156,12 +157,12 @@ class Problem:
         return True
 
     def forget(self, program: FailingCase) -> None:
-        """Begin again, from this program: what the journal said of the best is not true any more."""
+        """Begin again from a program, because the journal's verdict on the best one is no longer true."""
         self._journal.forget()
         self.best, self._size, self.from_journal = program, measure_size(program), False
 
     def screened(self, candidates: Sequence[FailingCase]) -> list[FailingCase]:
-        """Those that are smaller than the best and give other results when compiled than in eager.
+        """The candidates that are smaller than the best and give other results when compiled than in eager.
 
         Args:
             candidates: The best program on other values of the same shapes.

@@ -1,4 +1,4 @@
-"""Writes whose result is not defined: several values go to one place, and nothing says which of them stays."""
+"""Find writes with an undefined result: several values go to one place, and any of them may stay."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NAMES = ("index_put", "scatter", "index_copy", "setitem", "put_")
 def has_race(program: FailingCase) -> bool:
     """Whether eager, on this program's inputs, writes different values to one place in one call.
 
-    What such a call leaves there depends on the order of its writes, which torch does not promise, so that a compiled
-    program may rightly differ.
+    The result of such a call depends on the order of its writes. Torch promises no order, so a compiled program may
+    rightly differ.
 
     Args:
-        program: The program; what it computes with is copied.
+        program: The program. Its inputs are copied.
 
     Returns:
-        False also where eager raises.
+        Whether there is such a write; what was seen so far if eager raises.
     """
     if not any(map(_may_race, program.trial.graph.graph.nodes)):
         return False
@@ -73,7 +73,7 @@ def _differ(where: torch.Tensor, values: torch.Tensor) -> bool:
     _, group = torch.unique(where, dim=0, return_inverse=True)
     order = group.argsort(stable=True)
     group, values = group[order], values[order]
-    # equal values lie side by side only where all of a group are equal
+    # in a group with different values, some neighbours differ
     other = (values[1:] != values[:-1]).reshape(len(values) - 1, -1).any(1) if len(values) > 1 else values.new_empty(0)
     return bool(((group[1:] == group[:-1]) & other.bool()).any())
 

@@ -45,16 +45,16 @@ _DETAILS: _Steps = (
 _WITHOUT_RESULTS = frozenset(
     [passes.shrink_sizes, passes.drop_dimensions, passes.make_static, *(run for _, run in _DETAILS)]
 )
-"""What can be done with a program that raises in eager, so that it has no values to record."""
+"""Steps for a program that raises in eager, and so has no values to record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What a reduction came to.
+    """The result of a reduction.
 
     Attributes:
         trial: The smallest program that still goes wrong in the same way.
-        subject: What the wrong result is called in it: outputs move when others are dropped.
+        subject: The name of the wrong result in it. Outputs move when others are dropped.
         kind: The kind of the finding, which stayed the same.
         shown: Whether the trial that was handed in showed the finding in a worker process. If not, ``trial`` is that
             trial, and nothing was reduced.
@@ -87,11 +87,11 @@ def reduce(
     Each program is compiled and judged in a worker process with a time limit, without compile caches.
 
     Args:
-        trial: What goes wrong. It is not changed.
+        trial: The program that goes wrong. It is not changed.
         subject: The wrong result, as in its finding.
         kind: The kind of that finding.
         deadline: A `time.monotonic` moment; the best until then is returned.
-        progress: Told before each program that is tried; ``str(progress)`` is a line for people.
+        progress: Called before each program that is tried; ``str(progress)`` is a line for people.
         journal: A file of verdicts: a second run with the same file continues where the first one stopped.
         oracle: Judges one trial, for tests.
 

@@ -29,7 +29,7 @@ class Size:
         outputs: Values returned.
         dynamic: 1 with symbolic sizes.
         inputs: Inputs.
-        elements: Elements of all inputs, and of what the graph makes out of nothing.
+        elements: Elements of all inputs, and of tensors that the graph makes without inputs.
         dimensions: Dimensions of all inputs.
         nodes: Nodes of the graph, those that only take one of several results included.
         dtypes: How unusual the dtypes are.
@@ -52,7 +52,7 @@ class Size:
 
     @property
     def structure(self) -> tuple[int, ...]:
-        """The fields that say how large the program is, without those that say how plain."""
+        """The fields about how large the program is, without those about how plain it is."""
         return (self.calls, self.outputs, self.dynamic, self.inputs, self.elements)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ def _leaves(node: fx.Node) -> list[Any]:
 
 
 def _made(node: fx.Node) -> int:
-    """Elements that a call makes out of nothing, as ``full`` and ``arange`` do."""
+    """Elements that a call makes without inputs, as ``full`` and ``arange`` do."""
     if node.all_input_nodes or not node.args:
         return 0
     sizes = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]

@@ -24,7 +24,7 @@ from checked_backend.regions.inputs import find_effects
 __all__ = ["CompileCode", "Settings", "settings_that_matter", "write_compile"]
 
 _IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
-"""Words in names of settings that change how compilation goes, not what comes out."""
+"""Words in names of settings that change how compilation goes, not its result."""
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Settings of torch, by the module that has them."""
@@ -35,10 +35,10 @@ class CompileCode:
     """How a script compiles.
 
     Attributes:
-        arguments: Of ``torch.compile``, after the function.
-        lines: What must come before.
-        problem: Why the script cannot compile in a fresh process; empty if it can.
-        copied: Whether ``lines`` have a user's own source, whose annotations may name what the script has not.
+        arguments: The arguments of ``torch.compile``, after the function.
+        lines: Lines that must come before.
+        problem: Why the script cannot compile in a fresh process; "" if it can.
+        copied: Whether ``lines`` have a user's own source, whose annotations may use names that the script lacks.
     """
 
     arguments: str
@@ -52,8 +52,8 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
 
     Args:
         program: The program.
-        settings: Settings of the process that are to be the same, by module of torch.
-        random: Whether it is about random numbers; found out if not given.
+        settings: Settings of the process that the script must have too, by module of torch.
+        random: Whether the program is about random numbers; found out if not given.
     """
     options = program.trial.options
     given = dict(options.compiler_options)
@@ -90,7 +90,7 @@ def is_random(program: FailingCase) -> bool:
 
 
 def settings_that_matter(trial: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
-    """Settings of this process that are not torch's defaults, and without which the bug does not show.
+    """Settings of this process that are not torch's defaults, and that the bug needs to show.
 
     Args:
         trial: A trial that shows the bug here.
@@ -136,7 +136,7 @@ def _with_defaults(trial: GraphCase, names: Mapping[str, Iterable[str]]) -> Grap
 
 
 def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:
-    """What to write for a compiler, the lines before, and why it cannot be had."""
+    """The expression for a compiler, the lines before it, and the reason if it cannot be written."""
     found = _holder(function)
     if found is not None:
         module, name = found
@@ -161,7 +161,7 @@ def _holder(function: Callable[..., Any]) -> tuple[str, str] | None:
     module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
     owner = getattr(function, "__self__", None)
     likely = [module, type(owner).__module__, type(function).__module__]
-    main = vars(sys.modules["__main__"])  # which has other names too
+    main = vars(sys.modules["__main__"])  # the main program also holds names that it imported
     for home in dict.fromkeys([*likely, *sys.modules]):
         held = getattr(sys.modules.get(home), "__dict__", {})
         if held is main or not held:

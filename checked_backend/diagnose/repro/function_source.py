@@ -1,4 +1,4 @@
-"""The source of a user's function, with all that it refers to: for a script that cannot import it."""
+"""The source of a user's function, with everything that it refers to, for a script that cannot import it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Source"]
 
 @dataclass(slots=True)
 class Source:
-    """What functions and classes need: imports, assignments and definitions, in order.
+    """The imports, assignments and definitions that functions and classes need, in order.
 
     Attributes:
-        tensors: Tensors that they refer to, which a script must make.
+        tensors: Tensors that these refer to, and that a script must make.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Source:
         return [*assigned, *(f"\n{text}\n" for text in self._definitions.values())]
 
     def add(self, function: Callable[..., Any]) -> str:
-        """Note what a function needs, and give its name.
+        """Note everything that a function needs, and return its name.
 
         Args:
-            function: A plain function, or a class; what it refers to must be modules, importable, literals, tensors or
-                such functions.
+            function: A plain function, or a class. It may refer to modules, importable functions of torch, literals,
+                tensors, and functions and classes of this kind.
 
         Raises:
             Untranslatable: It is something else, or refers to something else.
@@ -63,7 +63,7 @@ class Source:
         for other, value in _referred(function, text):
             self._note(other, value)
         del self._definitions[name]
-        self._definitions[name] = text  # behind what it needs
+        self._definitions[name] = text  # after the definitions that it needs
         return name
 
     def _note(self, name: str, value: Any) -> None:
@@ -103,11 +103,11 @@ def _definition(function: types.FunctionType | type) -> str:
         raise Untranslatable(f"{function.__name__} is no plain function")
     if isinstance(tree, ast.ClassDef):
         return text
-    return "\n".join(text.splitlines()[tree.lineno - 1 :])  # without decorators, which register it and the like
+    return "\n".join(text.splitlines()[tree.lineno - 1 :])  # without decorators, which may register the function
 
 
 def _referred(function: types.FunctionType | type, text: str) -> Iterator[tuple[str, Any]]:
-    """The names that a function or a class looks up outside of itself, with their values."""
+    """The names that a function or a class looks up outside itself, with their values."""
     if isinstance(function, type):
         held = vars(sys.modules[function.__module__])
         names = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]

@@ -1,4 +1,4 @@
-"""Inputs as code: values in a short form, in the strides that they have, sharing the memory that they share."""
+"""Write inputs as code: values in a short form, with the same strides and the same shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InputsCode:
     Attributes:
         lines: Assignments that come first.
         values: One expression for each input.
-        saved: Tensors that are too large to be written, by the name that the code reads them under.
+        saved: Tensors that are too large to be written, by the name under which the code reads them.
     """
 
     lines: list[str] = field(default_factory=list)

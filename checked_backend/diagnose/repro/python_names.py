@@ -1,4 +1,4 @@
-"""How Python code names a function that a Dynamo graph calls, and writes a call of it."""
+"""The names and signs by which Python code calls the functions of a Dynamo graph."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ IN_PLACE_SIGNS: Mapping[Any, str] = MappingProxyType(
         operator.ixor: "^=",
     }
 )
-"""Functions that are statements: their value is their first argument, changed."""
+"""Functions that are statements. They change their first argument and return it."""
 
 
 _HOMES: tuple[tuple[str, Any, str], ...] = (
@@ -80,7 +80,7 @@ _HOMES: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What to write for a function.
+    """The code that names a function.
 
     Attributes:
         text: The expression.
@@ -104,10 +104,10 @@ def name_of(function: Callable[..., Any]) -> Name | None:
     """Find the name under which a fresh process finds a function.
 
     Args:
-        function: What a Dynamo graph calls: of torch, of Python, or of a module that can be imported.
+        function: A function that a Dynamo graph calls: of torch, of Python, or of a module that can be imported.
 
     Returns:
-        Its name, the plainest there is; None if it has none, because it was made at run time or in the main program.
+        Its plainest name; None if it has none, because it was made at run time or in the main program.
     """
     if isinstance(function, OpOverloadPacket):
         return Name(f"torch.ops.{function!s}")

@@ -39,7 +39,7 @@ class Repro:
     Attributes:
         path: The script.
         confirmed: Whether it showed the bug in a fresh process.
-        output: What it printed there, or why it could not be run.
+        output: Its output there, or why it could not be run.
     """
 
     path: Path
@@ -62,20 +62,20 @@ def write_repro(
 ) -> Repro:
     """Write a trial as a script, and run it from disk in a fresh process.
 
-    The script exits 1 while the bug is there and 0 when it is gone. It calls plain ``torch`` functions where they do
-    the same and the bug shows with them, else operators.
+    The script exits 1 while the bug is there and 0 when it is gone. It calls plain ``torch`` functions if they do the
+    same and the bug shows with them, else operators.
 
     Args:
         trial: A small program that goes wrong.
-        folder: Where the script goes; made if it is not there.
-        name: What the script is about, for its name: ``repro_<name>.py``.
+        folder: The folder of the script; made if it does not exist.
+        name: The topic of the script, for its file name: ``repro_<name>.py``.
         subject: The wrong result.
         kind: The kind of its finding.
-        source: The user's line that the bug was found in.
+        source: The user's line in which the bug was found.
         about: Further lines for the script's docstring.
         timeout: Seconds for each run.
         oracle: Judges one trial.
-        known: What is wrong, for a trial that no judge can run because it raises in eager.
+        known: The finding, for a trial that no oracle can judge because it raises in eager.
 
     Returns:
         The script, and whether it showed the bug.
@@ -93,7 +93,7 @@ def write_repro(
         if there is not None and not is_drowned(there):
             program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
     settings: Settings = {}
-    if finding is not None:  # else it cannot be told which of them matter
+    if finding is not None:  # without a finding nothing tells which settings matter
         settings = settings_that_matter(
             program.trial, lambda other: _finding(other, subject, kind, oracle, timeout) is not None
         )
@@ -107,7 +107,7 @@ def write_repro(
 def _first_that_shows(
     path: Path, program: FailingCase, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
 ) -> Repro:
-    """Write a script that calls plain ``torch`` functions, and one that calls operators if that does not show it."""
+    """Write a script that calls plain ``torch`` functions. If it does not show the bug, write one with operators."""
     output, first = "", ""
     values = path.with_suffix(".safetensors")
     for plain in (True, False):
@@ -127,7 +127,7 @@ def _first_that_shows(
 
 
 def script_path(folder: Path, name: str) -> AbstractContextManager[Path]:
-    """Hold the name of a script that nobody else writes, in a folder that is made if it is not there."""
+    """Claim a file name for a script that nobody else writes, in a folder that is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     return claimed_path(folder, f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}", ".py")
 
@@ -136,14 +136,14 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     """Write a script, with the values that it reads, and run it from disk in a fresh process.
 
     Args:
-        path: Where it goes.
+        path: The file of the script.
         script: The script.
-        timeout: Seconds for each run; it is run again if it did not come to an end.
+        timeout: Seconds for each run. A script that gave no result is run again, unless it took too long.
     """
     _write(path, path.with_suffix(".safetensors"), script)
     confirmed, output = _run(path, timeout)
     if not confirmed and BUG_GONE not in output and not _took_too_long(output):
-        # a busy machine may have failed to start it
+        # a busy machine may have failed to start the process
         confirmed, output = _run(path, timeout)
     return Repro(path, confirmed, output)
 
@@ -171,7 +171,7 @@ def _write(path: Path, values: Path, script: Script) -> None:
 
 
 def _run(path: Path, timeout: float) -> tuple[bool, str]:
-    """Run the script on fresh graph caches: what another compiler compiled must not be taken for this one's."""
+    """Run the script without graph caches: code that another compiler made must not be taken for this one's."""
     environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     try:
         done = subprocess.run(

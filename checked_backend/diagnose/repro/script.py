@@ -134,7 +134,7 @@ wrong = status != 0
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script and what it needs.
+    """A script and the tensors that it reads.
 
     Attributes:
         text: The script.
@@ -162,7 +162,7 @@ def write_script(
         compile_code: How it is compiled.
         plain: Prefer calls of ``torch`` to operators.
         values_file: Name of the file for values that are too many to be written.
-        about: Lines for the docstring: the user's line, what was tried.
+        about: Lines for the docstring: the user's line, the steps that were tried.
 
     Raises:
         Untranslatable: The program cannot be written.
@@ -266,14 +266,14 @@ def _tail(program: FailingCase, finding: Finding) -> str:
 
 
 def is_drowned(finding: Finding) -> bool:
-    """Whether rounding alone may differ by as much as the bug does, at its greatest: as where sizes vary much."""
+    """Whether the greatest difference by rounding may be as large as the bug's, for example if sizes vary much."""
     return (
         finding.metrics is not None and finding.noise is not None and finding.noise.max >= finding.metrics.max_abs_diff
     )
 
 
 def _tolerance(finding: Finding) -> tuple[float, str]:
-    """A number between what rounding explains and what the bug does, and why it is that."""
+    """A tolerance between the difference by rounding and the difference by the bug, and the reason for it."""
     bug = finding.metrics.max_abs_diff if finding.metrics is not None else 0.0
     noise = finding.noise.max if finding.noise is not None else None
     if noise == 0 or not bug > 0:

@@ -1,4 +1,4 @@
-"""A repro out of the user's own function, for what goes wrong before there is a graph: in Dynamo."""
+"""Write a repro from the user's own function, for errors that Dynamo makes before there is a graph."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def write_source_repro(
     dynamic: bool | None = None,
     timeout: float = 120,
 ) -> Repro:
-    """Write a script of a function's own source, and run it from disk in a fresh process.
+    """Write a script with a function's own source, and run it from disk in a fresh process.
 
-    It compiles with ``backend="eager"``: what is wrong there is wrong whatever compiles Dynamo's graph.
+    The script compiles with ``backend="eager"``: an error there is Dynamo's, whatever compiles Dynamo's graph.
 
     Args:
-        function: A plain function; what it refers to must be modules, importable, literals, tensors or such functions.
+        function: A plain function. It may refer to what `Source.add` allows.
         args: Its arguments: tensors and numbers.
         kwargs: Must be empty.
-        folder: Where the script goes.
-        name: What the script is about, for its name.
+        folder: The folder of the script.
+        name: The topic of the script, for its file name.
         title: What is wrong.
         source: The user's line.
         dynamic: As for ``torch.compile``.

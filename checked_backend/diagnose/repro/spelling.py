@@ -1,4 +1,4 @@
-"""How people write operators: a table, and names to look for. Each spelling is run before it is used."""
+"""How people write calls of operators: a table, and rules for names. Each spelling is run before it is used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Spelling:
 
     Attributes:
         text: The function's name, or an operator's sign between two arguments (``" + "``).
-        function: What it calls.
-        arguments: Positional and keyword arguments of it.
-        first: It returns only the first of the operator's results.
+        function: The function that it calls.
+        arguments: The function's positional and keyword arguments.
+        first: Whether it only returns the first of the operator's results.
     """
 
     text: str
@@ -234,7 +234,7 @@ _SPECIAL: Mapping[str, Callable[[Sequence[Any]], Iterator[Spelling]]] = {
 
 
 def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Spelling]:
-    """Ways to write a call, the plainest first. Whether they do the same is for the caller to find out.
+    """Ways to write a call, the plainest first. The caller must find out whether they do the same.
 
     Args:
         target: The operator.

@@ -1,4 +1,4 @@
-"""Write the calls of a graph as a person would, where running both shows that they do the same."""
+"""Write the calls of a graph as a person would, if running both shows that they do the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BUILT_IN = ("aten", "prims", "quantized", "inductor", "mkldnn")
 
 
 class Untranslatable(Exception):
-    """A graph that cannot be written as a script; the message says what cannot, and why."""
+    """Raised for a graph that cannot be written as a script. The message says which part cannot, and why."""
 
 
 class Written:
@@ -49,14 +49,14 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
 
     Args:
         program: The program.
-        plain: Write calls of ``torch`` where one gives the same results bit for bit; else only ``torch.ops``.
+        plain: Write a call of ``torch`` wherever one gives the same results bit for bit. If False, only ``torch.ops``.
 
     Raises:
         Untranslatable: A call or a constant cannot be written.
     """
     values = program.placeholders() if plain else {}
     if plain:
-        with contextlib.suppress(Exception):  # what raises in eager has no results to compare
+        with contextlib.suppress(Exception):  # a program that raises in eager has no results to compare
             values |= record_values(program)
     writer = _Writer(program.trial.graph, values)
     lines = writer.body()
@@ -73,7 +73,7 @@ class _Writer:
 
     Args:
         gm: The graph.
-        values: What its nodes returned in eager, by name; empty to write operators alone.
+        values: The values of its nodes in eager, by name; empty to write operators only.
         taken: Names that an enclosing function uses.
     """
 
@@ -90,7 +90,7 @@ class _Writer:
         self.parameters = [self._names[node] for node in places]
 
     def body(self) -> list[str]:
-        """The lines, without the one that returns."""
+        """The lines, without the return statement."""
         lines: list[str] = []
         depth = 0  # of blocks that set modes
         for node in self._module.graph.nodes:
@@ -106,7 +106,7 @@ class _Writer:
         return lines
 
     def _lines(self, node: fx.Node) -> list[str]:
-        """One node."""
+        """The lines of one node."""
         if node.op == "get_attr":
             return self._function(node)
         statement = self._statement(node)
@@ -117,7 +117,7 @@ class _Writer:
         return [f"{self._names[node]} = {text}"]
 
     def _function(self, node: fx.Node) -> list[str]:
-        """A graph that is handed to a higher-order operator, as a function inside of the program."""
+        """A graph that a higher-order operator runs, as a function inside the program."""
         inner = getattr(self._module, str(node.target), None)
         if not isinstance(inner, fx.GraphModule):
             raise Untranslatable(f"{node.name} is {str(node.target)!r}, a {type(inner).__name__}")
@@ -130,10 +130,10 @@ class _Writer:
         return [f"def {self._names[node]}({', '.join(writer.parameters)}):", *(f"    {line}" for line in lines)]
 
     def _statement(self, node: fx.Node) -> str | None:
-        """A call that Python has a statement for, which changes its first argument; None for every other call."""
+        """The statement for a call that changes its first argument; None for a call without such a statement."""
         if node.target is operator.setitem:
             target, place, value = node.args
-            self._names[node] = "None"  # what an assignment is as a value, where a cut returns it
+            self._names[node] = "None"  # an assignment's value, if a cut returns it
             return f"{self.text(target)}[{self._index(place)}] = {self.text(value)}"
         first = node.args[0] if node.args else None
         if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and _is_tensor(first):
@@ -143,7 +143,7 @@ class _Writer:
 
     def _free(self, base: str) -> str:
         taken = self._taken | set(self._names.values())
-        # a name of a module that is used, or of an input, would be hidden
+        # the name must not hide a used module or an input
         if base in taken or base in ("torch", "F", *self.imports) or not base.isidentifier() or iskeyword(base):
             return next(f"{base}_{number}" for number in range(1, 10**6) if f"{base}_{number}" not in taken)
         return base
@@ -266,7 +266,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _equal(expected: Any, actual: Any) -> bool:
-    """Bit for bit, with dtype, shape and strides."""
+    """Whether two results are equal bit for bit, also in dtype, shape and strides."""
     if isinstance(expected, torch.Tensor):
         if not isinstance(actual, torch.Tensor) or (expected.dtype, expected.shape, expected.stride()) != (
             actual.dtype,

@@ -18,11 +18,11 @@ _BEFORE, _THE_LINE, _BEHIND = 0, 1, 2
 
 
 def without_line(compiler: Compiler, source: str) -> Compiler:
-    """Compile what comes before a line, and what comes behind it, each by itself.
+    """Compile the calls before a line and the calls after it, each part by itself.
 
     Args:
         compiler: The candidate.
-        source: The line, as `source_line` tells it.
+        source: The line, in the form of `source_line`.
     """
 
     def compile_region(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def without_line(compiler: Compiler, source: str) -> Compiler:
 
 
 def _compiled_at_first_call(compiler: Compiler, part: fx.GraphModule) -> Callable[..., Any]:
-    """Compile a part for what it is called with first. Compilers expect a graph that returns a tuple."""
+    """Compile a part for the inputs of its first call. Compilers expect a graph that returns a tuple."""
     graph = copy_graph(part)
     output = graph.graph.output_node()
     single = not isinstance(output.args[0], (tuple, list))
@@ -54,7 +54,7 @@ def _compiled_at_first_call(compiler: Compiler, part: fx.GraphModule) -> Callabl
     def run(*args: Any) -> Any:
         if not made:
             with warnings.catch_warnings():
-                # AOT autograd looks at the .grad of what it is given, which is no leaf here
+                # AOT autograd looks at the .grad of the inputs, which are no leaves here
                 warnings.simplefilter("ignore")
                 made.append(compile_candidate(compiler, graph, list(args)))
         results = made[0](*args)

@@ -1,4 +1,4 @@
-"""What a workaround costs: the region's time under it, against compiled without it and against eager."""
+"""Measure the cost of a workaround: the region's time with it, compiled without it, and in eager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from checked_backend.regions.failure import Failure
 __all__ = ["Cost", "measure_cost"]
 
 ROUNDS = 7
-"""Runs of each; the fastest counts."""
+"""Runs of each variant; the fastest counts."""
 
 SECONDS = 4.0
 """Seconds after which no further round is begun."""
@@ -29,16 +29,16 @@ LIKE_EAGER = 0.9
 """A region that takes this share of eager's time or more is no faster than eager."""
 
 LITTLE = 1.25
-"""So many times the compiled region's time is a cost that nobody looks for a better workaround for."""
+"""Up to this many times the compiled region's time, no better workaround is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one run of a region, with its backward pass if that failed; the fastest of several.
+    """Seconds of one run of a region, with its backward pass if that failed. The fastest of several runs counts.
 
     Attributes:
-        workaround: Under the workaround.
-        compiled: Compiled without it; None where that does not run.
+        workaround: With the workaround.
+        compiled: Compiled without it; None if that does not run.
         eager: In eager.
     """
 
@@ -48,7 +48,7 @@ class Cost:
 
     @property
     def is_eager(self) -> bool:
-        """Whether all that compiling had gained over eager is lost."""
+        """Whether the workaround loses everything that compiling gained over eager."""
         gained = self.compiled is None or self.compiled < LIKE_EAGER * self.eager
         return gained and self.workaround >= LIKE_EAGER * self.eager
 
@@ -117,7 +117,7 @@ def _compiled(failure: Failure, compiler: Compiler) -> Callable[..., Any]:
 
 
 def _seconds(failure: Failure, run: Callable[..., Any]) -> float:
-    """One run. The devices are waited for: their work is done later than it is asked for."""
+    """The seconds of one run. Devices work asynchronously, so the clock stops when their work is done."""
     arguments, leaves = failure.inputs.fresh()
     failure.rng.restore()
     _wait()

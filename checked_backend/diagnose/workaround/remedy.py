@@ -1,4 +1,4 @@
-"""Look for a workaround: a setting under which the region is right, else the user's line outside of the compiler."""
+"""Look for a workaround: a setting that makes the region right, else the user's line outside of the compiler."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LEAST_REGION_LIMIT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What became of the region: whether it could be tried, and what was wrong, empty if nothing was."""
+    """The result of one attempt: whether the region could be tried, and what was wrong ("" if nothing was)."""
 
     tried: bool
     why: str
@@ -60,7 +60,7 @@ class NamedOperator:
     """The operator that errs.
 
     Attributes:
-        op: As the report names it.
+        op: Its name in the report.
         source: The user's line.
     """
 
@@ -78,12 +78,12 @@ class WorkaroundSearch:
     """The search for a workaround.
 
     Attributes:
-        failure: The failed call, in which it must help.
-        findings: What its check found.
+        failure: The failed call, in which the workaround must help.
+        findings: The findings of its check.
         oracle: Judges one trial of the small program.
         deadline: A `time.monotonic` moment.
-        tell: Told what is being done.
-        evidence: Gets what was tried, for people.
+        tell: Called with each step as it begins.
+        evidence: Receives the steps that were tried, for people.
     """
 
     failure: Failure
@@ -94,14 +94,14 @@ class WorkaroundSearch:
     evidence: dict[str, str]
 
     def cheapest(self, trial: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
-        """Find a workaround: those that cost little first; of those that cost much the one that costs least.
+        """Find a workaround: cheap ones are tried first; among expensive ones the cheapest is taken.
 
         Args:
-            trial: The small program; None where eager raises, so that there are no results to judge it by.
-            operator: What errs, if that is known.
+            trial: The small program; None if eager raises, so that there are no results to judge it by.
+            operator: The operator that errs, if it is known.
 
         Returns:
-            The workaround, whose code says what it costs; each was seen to make the region right.
+            The workaround, which was seen to make the region right. Its code says what it costs.
         """
         attempts: list[Callable[[], Workaround | None]] = []
         if trial is not None:
@@ -114,7 +114,7 @@ class WorkaroundSearch:
         found: list[tuple[Cost | None, Workaround]] = []
         for place, attempt in enumerate(attempts):
             if place and place == len(attempts) - 1 and trial is not None and found:
-                break  # all that is left is eager
+                break  # only eager is left
             workaround = attempt()
             if workaround is None:
                 continue
@@ -134,7 +134,7 @@ class WorkaroundSearch:
 
     @property
     def _own(self) -> dict[str, Any]:
-        """What the user hands to Inductor."""
+        """The options that the user gives to Inductor, those of the mode included."""
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
         return {**by_mode, **self.failure.options.compiler_options}
 
@@ -170,7 +170,7 @@ class WorkaroundSearch:
         Args:
             trial: The small program.
             costly: Settings that slow the whole model down.
-            cheap: Whether the others are tried, before those.
+            cheap: Whether cheap settings are tried before these.
         """
         if time.monotonic() >= self.deadline:
             self.evidence.setdefault("settings", "not tried: the time was over")
@@ -199,7 +199,7 @@ class WorkaroundSearch:
         """Leave the user's line to eager, if that helps.
 
         Args:
-            op: The operator that errs, as the report names it.
+            op: The name of the operator that errs, in the report.
             source: The user's line.
 
         Returns:
@@ -247,7 +247,7 @@ class WorkaroundSearch:
         return _Attempt(False, f"the process that tried it died: {answer.words}")
 
     def _apart(self, produce: Callable[[], str], setting: Setting | None) -> str | Death:
-        """Run it in a worker where one can be had: a compiler that dies must not take with it what is known."""
+        """Run a function in a worker, if one can be forked: a compiler that dies must not lose what is known."""
         if cannot_fork() is None and cannot_differentiate_in_worker() is None:
             return run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
         with taken_back(setting or Setting("")):
@@ -265,7 +265,7 @@ class WorkaroundSearch:
 
 
 def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
-    """The calls of a Dynamo graph that are from a line, or those with a body that has such calls."""
+    """The calls of a Dynamo graph from a line; if there are none, the calls with a body that has such calls."""
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
     own = [node for node in calls if source_line(node) == source]
     return own or [node for node in calls if any(_calls_from(body, source) for body in _bodies(gm, node))]

@@ -1,4 +1,4 @@
-"""The settings that are known to work around wrong compiles, as data."""
+"""The settings that are known to work around wrong compilations, as data."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Setting:
     """Something that a person can set.
 
     Attributes:
-        name: What it does, for people.
+        name: Its effect, for people.
         patches: Inductor's config patches.
-        fallback: An operator that Inductor is to leave to eager's kernel.
+        fallback: An operator that Inductor must leave to eager's kernel.
         flags: Settings of the process, by their dotted name under ``torch``.
-        devices: Types of devices on which it means something; empty for all.
+        devices: Types of devices on which it has an effect; empty for all.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Setting:
 
     @property
     def code(self) -> str:
-        """What to paste, for a program that sets nothing else."""
+        """The code to paste into a program that sets nothing else."""
         return self.code_with({})
 
     def code_with(self, own: Mapping[str, Any]) -> str:
-        """What to paste.
+        """The code to paste.
 
         Args:
-            own: What the program hands to Inductor already.
+            own: The options that the program already gives to Inductor.
         """
         if self.flags:
             lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
@@ -92,7 +92,7 @@ class Setting:
     def on(self, options: CheckOptions) -> CheckOptions:
         """The options under this setting.
 
-        An operator's fallback, and flags, change the process that compiles; see `taken_back`.
+        An operator's fallback and flags change the process that compiles; see `taken_back`.
         """
         changed: dict[str, Any]
         if self.flags:
@@ -126,7 +126,7 @@ def _fallback_code(op: OpOverload) -> str:
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether a value can be written as Python code that makes it."""
+    """Whether Python code can be written that makes a value."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError):
@@ -135,7 +135,7 @@ def _is_literal(value: Any) -> bool:
 
 @contextmanager
 def taken_back(setting: Setting) -> Iterator[None]:
-    """Take back, after a block, what a setting changes in the process that compiles under it."""
+    """Undo at the end of a block what a setting changed in the process that compiles."""
     before = {name: _found(name) for name in setting.flags}
     with nullcontext() if setting.fallback is None else lowerings_kept():
         try:
@@ -209,7 +209,7 @@ SETTINGS: Sequence[Setting] = (
     Setting("no tiling heuristics", {"cpp.enable_tiling_heuristics": False}, devices=("cpu",)),
     Setting("tanh of the math library", {"cpp.use_decompose_tanh": False}, devices=("cpu",)),
 )
-"""Settings that cost little, in the order of what they cost."""
+"""Settings that cost little, the cheapest first."""
 
 COSTLY: Sequence[Setting] = (
     Setting("no fusion", {"max_fusion_size": 1, "realize_opcount_threshold": 0, "realize_reads_threshold": 0}),
@@ -229,7 +229,7 @@ EAGER: Sequence[Setting] = (
         },
     ),
 )
-"""What leaves nothing of the compiler but its graph: eager at eager's speed, the very last resort."""
+"""The very last resort, which leaves only the compiler's graph: eager, at eager's speed."""
 
 PROCESS: Sequence[Setting] = (
     Setting(
@@ -243,7 +243,7 @@ PROCESS: Sequence[Setting] = (
         devices=("cpu",),
     ),
 )
-"""Settings of the whole process, of eager too, tried where a process of its own can be had."""
+"""Settings of the whole process, eager included. They are tried if a process can be forked for it."""
 
 ABOUT_PASSES = frozenset(
     {
@@ -255,11 +255,11 @@ ABOUT_PASSES = frozenset(
         "use_post_grad_passes",
     }
 )
-"""Inductor's settings that turn several graph passes off at once: if one helps, it is one of them."""
+"""Inductor's settings that turn off several graph passes at once. If one helps, a single pass is then looked for."""
 
 
 def pass_settings(names: Iterable[str]) -> list[Setting]:
-    """For each graph pass: leave it out. Those that Inductor cannot do without are not among them."""
+    """For each graph pass that Inductor can do without, a setting that leaves it out."""
     single = [name for name in dict.fromkeys(names) if not name.startswith(_INDISPENSABLE)]
     return [Setting(f"no graph pass {name}", {_PASSES: name}) for name in single]
 
@@ -304,7 +304,7 @@ def applicable(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
 
 
 def operator_fallbacks(trial: GraphCase) -> Iterator[Setting]:
-    """For each operator of a graph: leave it to eager's kernel. Compositions have none of their own."""
+    """For each operator of a graph, a setting that leaves it to eager's kernel. Composite operators have no kernel."""
     targets = dict.fromkeys(node.target for node in trial.graph.graph.nodes if isinstance(node.target, OpOverload))
     for op in reversed(targets):
         if isinstance(op, OpOverload) and not is_composite(op) and not op.is_view:

@@ -41,10 +41,10 @@ class Workaround:
     """Something to set, or to write, so that a finding vanishes.
 
     Attributes:
-        name: What it does, for people.
-        code: What to paste.
-        setting: The setting, to be tried elsewhere; None for `keep_out`, which is no setting.
-        source: The line that is kept out of the compiler, if it is that.
+        name: Its effect, for people.
+        code: The code to paste.
+        setting: The setting, to be tried elsewhere; None for `keep_out` and `keep_line_out`, which are no settings.
+        source: The line that is kept out of the compiler; None for a setting.
     """
 
     name: str
@@ -66,17 +66,17 @@ def find_workaround(
 ) -> Workaround | None:
     """Find a setting under which a program that goes wrong is right.
 
-    First cheap ones, down to a single graph pass, then eager's kernel for one operator, then those that change eager
-    too, then those that slow the whole model down.
+    Cheap settings are tried first, down to a single graph pass. Then follow eager's kernel for one operator, settings
+    that change eager too, and settings that slow the whole model down.
 
     Args:
         trial: A small program that goes wrong.
         deadline: A `time.monotonic` moment.
-        confirm: Whether a setting that helps the program helps the region that it was cut from too. If not, the next
+        confirm: Whether a setting that helps the program also helps the region that it was cut from. If not, the next
             one is tried.
         settings: Cheap settings, in order of preference.
-        process: Those of the whole process.
-        costly: The others.
+        process: Settings of the whole process.
+        costly: Settings that slow the whole model down.
         fallbacks: Whether eager's kernels for single operators are tried.
         oracle: Judges one trial.
 
@@ -115,7 +115,7 @@ def _passes_of(trial: GraphCase, deadline: float) -> list[str]:
 
 
 def helps(setting: Setting, trial: GraphCase, *, timeout: float, oracle: Oracle = verdict_oracle) -> bool:
-    """Whether a trial is right under a setting: nothing is found that fails.
+    """Whether a trial is right under a setting: there is no failing finding.
 
     Args:
         setting: The setting.
@@ -128,7 +128,7 @@ def helps(setting: Setting, trial: GraphCase, *, timeout: float, oracle: Oracle 
 
 
 def keep_out(op: str, source: str | None) -> Workaround:
-    """The last resort: the call is left to eager, at the price of a graph break.
+    """The last resort: leave the call to eager, at the price of a graph break.
 
     Args:
         op: The operator (``aten.relu.default``), or the function (``torch.nn.functional.relu``, ``Tensor.add_``).
@@ -154,7 +154,7 @@ _LINE = re.compile(r"^(?P<place>[^:]*:\d+ in [^:]+): (?P<code>.*)$")
 
 
 def keep_line_out(source: str) -> Workaround:
-    """The last resort where the line has more than one call, or makes its calls in a backward pass or in a body.
+    """The last resort if the line has more than one call, or makes its calls in a backward pass or in a body.
 
     Args:
         source: The user's line.
@@ -178,7 +178,7 @@ _KNOWN = frozenset({"F", "math", "nn", "np", "torch", *dir(builtins)})
 
 
 def _moved(code: str) -> tuple[str, str] | None:
-    """A statement as a function of what it reads, and the call that takes its place; None if it is no whole one."""
+    """A statement as a function of the names it reads, and the call that replaces it; None if it is incomplete."""
     try:
         [statement] = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -216,13 +216,13 @@ class _Search:
         self._oracle = oracle
 
     def first_of(self, settings: Sequence[Setting]) -> Setting | None:
-        """The first that helps, on the region too."""
+        """The first setting that helps, on the region too."""
         return next((setting for setting in settings if self._helps(setting) and self._confirmed(setting)), None)
 
     def one_of(self, settings: Sequence[Setting]) -> Setting | None:
-        """The first that helps, or the fewest that help together, on the region too.
+        """The first setting that helps, or the fewest that help together, on the region too.
 
-        Found by halving: if all of them together do not help, none does alone.
+        They are found by halving: if all of them together do not help, none helps alone.
         """
         pool = list(settings)
         while pool and self._helps(together(pool)):
@@ -236,7 +236,7 @@ class _Search:
         return None
 
     def _needed(self, pool: Sequence[Setting]) -> list[Setting]:
-        """Those of some settings, which help together, that are needed; none if the time is over."""
+        """The needed ones among settings that help together; empty if the time is over."""
         needed: list[Setting] = []
         while not needed or not self._helps(together(needed)):
             low, high = 0, len(pool)  # the first `high` help together with those needed, the first `low` do not

@@ -44,7 +44,7 @@ def common_dtypes(problem: Problem) -> None:
 
 
 def in_float64(program: FailingCase) -> FailingCase:
-    """A program with double precision in the place of what is less."""
+    """A program with double precision in place of lower precision."""
     return _cast(program, _WIDE)
 
 
@@ -76,7 +76,7 @@ def _cast(program: FailingCase, dtypes: Mapping[torch.dtype, torch.dtype]) -> Fa
 
 
 def drop_optional_tensors(problem: Problem) -> None:
-    """Leave out tensors that a call can do without: all of them, then one after the other."""
+    """Leave out optional tensors of calls: all of them, then one after the other."""
     places = list(_optional(problem.best))
     if len(places) > 1 and problem.consider(_without(problem.best, places)):
         return
@@ -101,7 +101,7 @@ def _without(program: FailingCase, places: list[tuple[str, int]]) -> FailingCase
 
 
 def round_arguments(problem: Problem) -> None:
-    """Put 1, 2, 0.5 or fewer digits for other floating-point numbers in calls."""
+    """Replace floating-point numbers in calls by 1, 2, 0.5 or a number with one digit."""
     for name in [node.name for node in call_nodes(problem.best.trial.graph.graph)]:
         for position in range(_argument_count(problem.best, name)):
             value = _node(problem.best, name).args[position]

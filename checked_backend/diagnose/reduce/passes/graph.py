@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _MANY = 60
-"""Calls of a graph beyond which they are not all compiled apart."""
+"""A graph with more calls than this is not compiled with each call on its own."""
 
 
 def drop_outputs(problem: Problem) -> None:
@@ -69,7 +69,7 @@ def each_alone(problem: Problem) -> None:
 
 
 def _apart(program: FailingCase) -> tuple[FailingCase, list[tuple[str, str]]]:
-    """Every call on the values that its inputs have in eager, with all results returned.
+    """A program in which every call runs on eager's values of its inputs, and all results are returned.
 
     Returns:
         The program, and for each of its outputs the node that it is and the call that makes it.
@@ -90,7 +90,7 @@ def _apart(program: FailingCase) -> tuple[FailingCase, list[tuple[str, str]]]:
 
 
 def near_output(problem: Problem) -> None:
-    """Keep only the calls that are so many calls away from the tracked output; the values of others are recorded."""
+    """Keep only the calls near the tracked output, and replace the others by recorded values. The distance doubles."""
     depth, last = 1, 0
     while True:
         program = problem.best
@@ -148,7 +148,7 @@ def recorded_calls(problem: Problem) -> None:
 
 
 def earlier_output(problem: Problem) -> None:
-    """Return what the tracked output is made from, if that is wrong already."""
+    """Return a value that the tracked output is made from instead, if it is wrong already."""
     while (program := problem.best).tracked is not None:
         root = outputs_of(program.trial.graph.graph)[program.tracked]
         if not isinstance(root, fx.Node) or root.op == "placeholder":
@@ -159,7 +159,7 @@ def earlier_output(problem: Problem) -> None:
 
 
 def _has_items(node: fx.Node) -> bool:
-    """Whether a call gives several results: only one of them can be returned."""
+    """Whether a call gives several results. Only single items of these can be returned."""
     return any(map(is_getitem, node.users))
 
 
@@ -170,7 +170,7 @@ def _ending_at(program: FailingCase, name: str) -> FailingCase:
 
 
 def bypass_calls(problem: Problem) -> None:
-    """Leave a call out: its users get one of its inputs, of the same shape and dtype."""
+    """Leave calls out: the users of a call get one of its inputs, of the same shape and dtype."""
     tried: set[str] = set()
     while True:
         program = problem.best

@@ -1,4 +1,4 @@
-"""Smaller sizes, everywhere at once: in inputs, in the arguments that name sizes, and in what views make of them."""
+"""Make sizes smaller everywhere at once: in inputs, in arguments that name sizes, and in the shapes of views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_ONCE = (2, 17, 33, 65)
 """Sizes tried for all dimensions together: tiny; just beyond the width of the vectors that compilers use."""
 
 _PAIRS, _LARGEST_OF_PAIR, _FITTING = 6, 12, 4
-"""Bounds on what is tried of sizes that depend on each other."""
+"""Bounds on the attempts for sizes that depend on each other."""
 
 _NOT_SIZES = frozenset(
     {"stride", "padding", "dilation", "output_padding", "groups", "step", "start", "index", "dim", "storage_offset"}
@@ -56,7 +56,7 @@ def shrink_sizes(problem: Problem) -> None:
 
 
 def _shrink_pairs(problem: Problem) -> None:
-    """Make two sizes smaller that depend on each other, as the input and the output of a pooling do."""
+    """Make pairs of sizes smaller that depend on each other, as the input and the output of a pooling do."""
     sizes = [size for size in _sizes(problem.best) if not _fits_alone(problem.best, size)]
     pairs = [(one, other) for at, one in enumerate(sizes) for other in sizes[at + 1 :]][:_PAIRS]
     for one, other in pairs:
@@ -76,7 +76,7 @@ def _fits_alone(program: FailingCase, size: int) -> bool:
 
 
 def drop_dimensions(problem: Problem) -> None:
-    """Take away the first dimension of all inputs, where it is 1."""
+    """Drop the first dimension of all inputs, as long as its size is 1 in all of them."""
     while True:
         values = problem.best.placeholders()
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
@@ -94,7 +94,7 @@ def _accept(problem: Problem, changes: Mapping[int, int]) -> bool:
 
 
 def _sizes(program: FailingCase) -> list[int]:
-    """The different sizes of the inputs and of what the graph makes out of nothing, the greatest first."""
+    """The different sizes of the inputs and of tensors that the graph makes without inputs, the greatest first."""
     tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
     found = {size for tensor in tensors for size in tensor.shape}
     for node in call_nodes(program.trial.graph.graph):
@@ -107,7 +107,7 @@ def _sizes(program: FailingCase) -> list[int]:
 def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | None:
     """Give a program other sizes.
 
-    Inputs lose their last elements. Arguments that name a changed size follow, and those of views are worked out from
+    Inputs lose their last elements. Arguments that name a changed size follow. The shapes of views are derived from
     the view's input. Indices into a changed dimension are wrapped.
 
     Args:
@@ -128,7 +128,7 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
         try:
             with torch.no_grad():
                 follow.run(*(_fake(mode, draft.inputs[node.name]) for node in _places(draft.graph)))
-        except Exception:  # sizes that do not fit: this is no program
+        except Exception:  # the sizes do not fit, so this is no program
             return None
     for node in draft.graph.nodes:
         if node in follow.calls:
@@ -219,7 +219,7 @@ class _Follow(fx.Interpreter):
 
 
 def _size_arguments(target: OpOverload) -> set[str]:
-    """Names of the arguments that are sizes: those that may be symbolic, apart from strides, steps and places."""
+    """Names of the arguments that are sizes: those that may be symbolic, without strides, steps and positions."""
     if target._schema.name == "aten::arange":
         return {"end"}
     return set(re.findall(r"\bSymInt\S* (\w+)", str(target._schema))) - _NOT_SIZES
@@ -228,7 +228,7 @@ def _size_arguments(target: OpOverload) -> set[str]:
 def _viewed(
     old_in: Sequence[int], new_in: Sequence[int], old_out: Sequence[int], wanted: Sequence[Any]
 ) -> Sequence[Any]:
-    """The shape of a view: in each group of dimensions that stay together, as many elements as there are now."""
+    """The new shape of a view: each group of dimensions that stay together gets the present number of elements."""
     if any(isinstance(size, fx.Node) for size in wanted):
         return wanted
     result = [old_out[at] if size == -1 else size for at, size in enumerate(wanted)]
@@ -292,7 +292,7 @@ def _cut(value: Any, changes: Mapping[int, int]) -> Any:
 
 
 def _strides(value: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Strides of the smaller tensor: the same order of dimensions, expanded ones stay expanded, no gaps."""
+    """Strides of the smaller tensor: the same order of dimensions without gaps; expanded ones stay expanded."""
     strides, step = [0] * len(shape), 1
     for at in sorted(range(len(shape)), key=lambda place: (value.stride(place), -place)):
         if value.stride(at) or value.shape[at] == 1:
@@ -302,7 +302,7 @@ def _strides(value: torch.Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _wrapped(tensor: torch.Tensor, changes: Mapping[int, int]) -> torch.Tensor:
-    """Indices into a dimension that became smaller, brought into its bounds."""
+    """Bring indices into a dimension that became smaller into its bounds."""
     if tensor.dtype not in (torch.int64, torch.int32) or not tensor.numel():
         return tensor
     low, high = int(tensor.min()), int(tensor.max())

@@ -19,9 +19,9 @@ __all__ = ["simplify_values"]
 def simplify_values(problem: Problem) -> None:
     """Give inputs simpler values: all of them in one way, then one after the other.
 
-    What is tried is screened first: one compile serves all values, and only those on which the results differ at all
-    are judged. Values on which eager gives nothing but zeros are not taken: a program that reads or leaves memory
-    which nobody wrote is right there by chance.
+    Candidates are screened first: one compilation serves all values, and only values on which the results differ at
+    all are judged. Values on which eager gives only zeros are not taken: a program that reads or leaves memory that
+    nobody wrote is right there by chance.
     """
     told = _tells(problem.best)
     problem.first_of(_screened(problem, _together(problem.best), told))
@@ -39,7 +39,7 @@ def _screened(problem: Problem, candidates: Iterable[FailingCase], told: bool) -
 
 
 def _tells(program: FailingCase) -> bool:
-    """Whether eager's result is more than zeros. Truth values have little else, and need none."""
+    """Whether eager's result has more than zeros. A bool result counts in any case."""
     place = program.tracked
     if place is None or not isinstance(node := outputs_of(program.trial.graph.graph)[place], fx.Node):
         return False
@@ -60,7 +60,7 @@ def _together(program: FailingCase) -> Iterator[FailingCase]:
 
 
 def _forms(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Other values for a tensor, simplest first, in its strides. Whole numbers stay within their bounds."""
+    """Other values for a tensor, simplest first, in its strides. Integers stay within their bounds."""
     if not value.numel() or 0 in value.stride():
         return
     yield _like(value, torch.zeros(value.numel(), dtype=value.dtype))
