@@ -51,11 +51,12 @@ class Beside:
     gradients: dict[int, _Gradient]
 
     @classmethod
-    def of(cls, args: Sequence[Any]) -> Beside:
+    def of(cls, args: Sequence[Any], *, gradients: bool = True) -> Beside:
         """Look at it.
 
         Args:
             args: The inputs.
+            gradients: Whether to look at the inputs' gradients.
         """
         plain = [(place, arg) for place, arg in enumerate(args) if type(arg) in (torch.Tensor, torch.nn.Parameter)]
         groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
@@ -68,7 +69,7 @@ class Beside:
             for group in groups.values()
             if (around := _around([tensor for _, tensor in group])) is not None
         }
-        leaves = {place: tensor for place, tensor in plain if tensor.is_leaf and tensor.requires_grad}
+        leaves = {place: tensor for place, tensor in plain if gradients and tensor.is_leaf and tensor.requires_grad}
         return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()})
 
     def findings(
@@ -136,7 +137,7 @@ def _memory_changed(subject: str) -> Finding:
         detail="mutation.beyond",
         subject=subject,
         message=(
-            "the compiled program wrote to memory beside this input, which is a view: elements of its base that "
+            "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
             "outside of it, and that eager leaves alone"
         ),
         expected="unchanged",

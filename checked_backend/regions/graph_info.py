@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 from torch import fx
 
+from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import compile_id
 from checked_backend.findings import RegionInfo
 from checked_backend.graphs.graph_name import graph_name
@@ -46,6 +47,7 @@ class GraphInfo:
             compiler's to choose, and they need not share the memory that eager's share.
         writes_late: Whether it writes to inputs in its backward pass.
         enables_grad: Whether it switches grad mode on.
+        accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
     """
@@ -61,6 +63,7 @@ class GraphInfo:
     free_outputs: frozenset[int] = frozenset()
     writes_late: bool = False
     enables_grad: bool = False
+    accumulates: bool = False
     collectives: Mapping[str, Sequence[str]] | None = None
 
     @property
@@ -92,6 +95,7 @@ class GraphInfo:
                 getattr(node.target, "__name__", "") == "_set_grad_enabled" and node.args[:1] == (True,)
                 for node in calls
             ),
+            accumulates=any(is_accumulate_grad(node.target) for node in calls),
         )
 
 

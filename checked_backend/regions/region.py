@@ -254,7 +254,7 @@ class CheckedRegion:
             self._earlier.look(args),
             autograd_sequence_number(),
             meter,
-            Beside.of(args),
+            Beside.of(args, gradients=not self._info.accumulates),
         )
         if call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
             self._run_reference(before)

@@ -224,6 +224,17 @@ The worst of 12,198 clean tensors of 279 programs was off by 10.2. An error of a
 300 in float16.
 """
 
+OUTLIER_OF_TENSOR = 2.0
+"""Such an element is also off by this many times what eager's kernel is off by in any element, beyond a rounding.
+
+A small element is also off by this many times what rounding of the inputs does to any element. Of the gradient of
+GELU's approximation by tanh far below 0, where the kernel cancels, single elements are 0 in eager and 1.6e-5 in a
+compiled program; rounding of the inputs moves the others by 1.7e-5.
+"""
+
+SMALL_ELEMENT = 1 / 16
+"""An element is small if it is below this share of the tensor's root mean square."""
+
 TRIMMED = 256
 """One element in this many is left out: a comparison or a tie that flips says nothing about an operator."""
 
