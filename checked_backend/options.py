@@ -20,6 +20,8 @@ __all__ = [
     "CheckOptions",
     "InterpreterOptions",
     "MetadataCheck",
+    "RunOptions",
+    "environment_variable",
     "did_you_mean",
     "parse_options",
 ]
@@ -146,6 +148,14 @@ class CheckOptions(BackendOptions):
         return value
 
 
+class RunOptions(CheckOptions):
+    """Options of a program that is checked as a whole; processes that it starts inherit them with the environment."""
+
+    on_divergence: OnDivergence = Field("record", description="what a finding that fails does, beside the summary")
+    run: Path | None = Field(None, description="folder of the run that a process belongs to; set by checked-backend")
+    github: bool = Field(False, description="print annotations for GitHub")
+
+
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """`` Did you mean 'compiler'?``, or nothing if no valid word is near."""
     near = get_close_matches(word, sorted(valid), n=1)
@@ -153,7 +163,12 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
 
 
 _OptionsT = TypeVar("_OptionsT", bound=BackendOptions)
-_ALL: tuple[type[BackendOptions], ...] = (BackendOptions, AotOptions, InterpreterOptions, CheckOptions)
+_ALL: tuple[type[BackendOptions], ...] = (BackendOptions, AotOptions, InterpreterOptions, CheckOptions, RunOptions)
+
+
+def environment_variable(option: str) -> str:
+    """The variable that sets an option: ``CHECKED_BACKEND_EVERY``."""
+    return ENV_PREFIX + option.upper()
 
 
 def parse_options(cls: type[_OptionsT], backend: str, options: Mapping[str, Any] | None) -> _OptionsT:

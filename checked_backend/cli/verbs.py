@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.found import encode_found, worst_of
 from checked_backend.cli.printing import complain, print_reports, print_text
+from checked_backend.cli.running import run
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
@@ -194,6 +196,7 @@ def check(
 
 
 app.command()(sweep)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 @app.command()
@@ -269,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Raises:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
     """
+    autostart.stop()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] in _IN_CHILD and needs_fresh_interpreter(words):
         sys.exit(_exit_code(lambda: _in_fresh_interpreter(words)))

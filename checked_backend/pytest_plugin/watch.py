@@ -1,49 +1,24 @@
-"""A ``torch.compile`` whose compiled programs are checked."""
+"""What the checks of one test find, and which test runs."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import fx
-
-from checked_backend._torch.dynamo import lookup_backend
-from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
 from checked_backend.errors import OptionError
 from checked_backend.findings import Verdict
 from checked_backend.options import CheckOptions, parse_options
+from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session, active_sessions, collect
 
-__all__ = ["CheckingBackend", "TestCheck", "Watch"]
-
-Compile = Callable[..., Any]
+__all__ = ["TestCheck", "Watch"]
 
 _REFUSED = ("on_divergence",)
-_SELF_CHECKING = (nop, debug_interpreter, graph_dumper)
-_LOCALIZE = "CHECKED_BACKEND_LOCALIZE"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How ``torch.compile`` is checked.
-
-    Attributes:
-        compiler: The backend where the code names none.
-        options: Options of ``numcheck``.
-        enabled: Whether to check at all.
-    """
-
-    compiler: str | Callable[..., Any] = "inductor"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    enabled: bool = True
 
 
 @dataclass(slots=True)
@@ -114,80 +89,15 @@ class TestCheck:
         return [(VERDICT, verdict.value), (SENTENCE, str(worst).partition("\n")[0]), *told]
 
 
-class CheckingBackend:
-    """A Dynamo backend that checks another one, and gathers what it finds.
-
-    Two of them are equal where the backends they check are, as torch's own wrappers are: code that Dynamo compiled for
-    one serves the other.
-
-    Args:
-        compiler: What to check.
-        options: Options of ``numcheck``.
-        mode: Inductor's mode.
-        current: Says which session a thread without one belongs to.
-    """
-
-    compiler_name = "numcheck"
-
-    def __init__(
-        self,
-        compiler: str | Callable[..., Any],
-        options: Mapping[str, Any],
-        mode: str | None,
-        current: Callable[[], Session | None],
-    ) -> None:
-        self._options = {**options, "compiler": compiler, "on_divergence": "record"}
-        self._mode = mode
-        self._current = current
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CheckingBackend):
-            return NotImplemented
-        return (self._options, self._mode) == (other._options, other._mode)
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._mode))
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
-        """Compile a region and check it on every call."""
-        region = numcheck(gm, example_inputs, options=self._options, mode=self._mode)
-
-        def run(*args: Any) -> Any:
-            session = None if active_sessions() else self._current()
-            if session is None:
-                return region(*args)
-            with session.entered():  # another thread of the test
-                return region(*args)
-
-        return run
-
-
-class Watch:
+class Watch(CompileWatch):
     """Replaces ``torch.compile`` while tests want it checked, and knows which test runs."""
 
     def __init__(self) -> None:
-        self._original: Compile | None = None
-        self._settings: list[Settings] = []
+        super().__init__(
+            forced={"on_divergence": "record"},  # findings fail the test, not the call
+            defaults={"localize": False},  # a test suite is to end today
+        )
         self._checks: list[TestCheck] = []
-
-    def check_everything(self, compiler: str) -> None:
-        """Check ``torch.compile`` from now on, until `close`."""
-        if not self._settings:
-            self._settings.append(Settings(compiler))
-            self._replace()
-
-    def validate(self) -> None:
-        """See whether the options in the environment and the compiler are known.
-
-        Raises:
-            OptionError: They are not.
-        """
-        resolve_compiler(parse_options(CheckOptions, "numcheck", {"compiler": self._now().compiler}))
-
-    def close(self) -> None:
-        """Put the original ``torch.compile`` back."""
-        self._settings.clear()
-        self._restore()
 
     @contextmanager
     def test(
@@ -216,18 +126,6 @@ class Watch:
             finally:
                 self._checks.remove(check)
 
-    @contextmanager
-    def using(self, settings: Settings) -> Iterator[None]:
-        """Check what ``torch.compile`` compiles inside of the block."""
-        self._settings.append(settings)
-        self._replace()
-        try:
-            yield
-        finally:
-            self._settings.pop()
-            if not self._settings:
-                self._restore()
-
     def derived(self, settings: Settings, options: Mapping[str, Any]) -> Settings:
         """Settings with other options.
 
@@ -244,73 +142,16 @@ class Watch:
         resolve_compiler(parse_options(CheckOptions, "numcheck", {**merged, "compiler": compiler}))
         return Settings(compiler, merged, enabled)
 
-    def _now(self) -> Settings:
-        return self._settings[-1] if self._settings else Settings()
-
     def _marked(self, args: Sequence[Any], options: Mapping[str, Any]) -> Settings:
         if len(args) > 1 or not all(isinstance(arg, bool) for arg in args) or (args and "enabled" in options):
             raise OptionError(f"marker numcheck: got {args!r}; it takes enabled=True or False, then options by name.")
         return self.derived(self._now(), {**dict(zip(("enabled",), args, strict=False)), **options})
 
-    def _current(self) -> Session | None:
-        return self._checks[-1].session if self._checks else None
+    def current(self) -> Session | None:
+        """The session of the test that runs, for a thread that is inside of none."""
+        return self._checks[-1].session if self._checks and not active_sessions() else None
 
-    def _replace(self) -> None:
-        if self._original is None:
-            self._original = torch.compile
-            torch.compile = self._checking(torch.compile)
-
-    def _restore(self) -> None:
-        if self._original is not None:
-            torch.compile = self._original
-            self._original = None
-
-    def _checking(self, original: Compile) -> Any:
-        @functools.wraps(original)
-        def compile_checked(model: Any = None, **kwargs: Any) -> Any:
-            settings = self._now()
-            if model is None:  # used as a decorator with arguments
-                return lambda decorated: compile_checked(decorated, **kwargs)
-            if not self._settings or not settings.enabled or kwargs.get("disable") or _checks_itself(kwargs):
-                return original(model, **kwargs)
-            original(_nothing, **kwargs)  # what torch refuses is refused when and as torch does it
-            for check in self._checks[-1:]:
-                check.compiled = True
-            return original(model, **self._redirected(settings, kwargs))
-
-        return compile_checked
-
-    def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of ``torch.compile`` with a backend that checks the one they name."""
-        rest = {name: value for name, value in kwargs.items() if name not in ("backend", "mode", "options")}
-        backend, mode = kwargs.get("backend"), kwargs.get("mode")
-        given = dict(kwargs.get("options") or {})
-        if "guard_filter_fn" in given:  # Dynamo's, not the backend's
-            rest["options"] = {"guard_filter_fn": given.pop("guard_filter_fn")}
-        if backend is None:
-            backend = settings.compiler
-            if backend != "inductor":  # they are Inductor's, which does not compile this
-                mode, given = None, {}
-        if backend != "inductor" and mode is not None:
-            compiler: Any = lookup_backend(backend) if isinstance(backend, str) else backend
-            backend, mode = functools.partial(compiler, mode=mode), None
-        options = dict(settings.options)
-        if _LOCALIZE not in os.environ:
-            options.setdefault("localize", False)  # a test suite is to end today
-        options["compiler_options"] = {**options.get("compiler_options", {}), **given}
-        return {**rest, "backend": CheckingBackend(backend, options, mode, self._current)}
-
-
-def _nothing() -> None:
-    """Is never called."""
-
-
-def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
-    """Whether the backend is one of this package that checks: it is not checked in turn."""
-    backend = kwargs.get("backend")
-    while isinstance(backend, functools.partial):
-        backend = backend.func
-    if backend == "numcheck":
-        return True
-    ours = str(getattr(backend, "__module__", "")).partition(".")[0] == "checked_backend"
-    return (ours and backend not in _SELF_CHECKING) or bool((kwargs.get("options") or {}).get("use_aoti"))
+    def asked(self) -> None:
+        """Note it for the test that runs."""
+        for check in self._checks[-1:]:
+            check.compiled = True

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.pytest_plugin.watch import CheckingBackend, Watch
+from checked_backend.program.compile_calls import CheckingBackend
+from checked_backend.pytest_plugin.watch import Watch
 
 
 def f(x: torch.Tensor) -> torch.Tensor:

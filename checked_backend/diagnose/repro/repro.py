@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from checked_backend.autostart import ON
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
@@ -173,6 +174,7 @@ def _write(path: Path, values: Path, script: Script) -> None:
 def _run(path: Path, timeout: float) -> tuple[bool, str]:
     """Run the script without graph caches: code that another compiler made must not be taken for this one's."""
     environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    environment[ON] = "0"  # the script is no part of the user's program
     try:
         done = subprocess.run(
             [sys.executable, str(path.resolve())],

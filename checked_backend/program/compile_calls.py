@@ -1,0 +1,225 @@
+"""A ``torch.compile`` whose compiled programs are checked, whoever asks for it: a test's run, or a whole program's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend import autostart
+from checked_backend._torch.dynamo import lookup_backend
+from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
+from checked_backend.options import CheckOptions, environment_variable, parse_options
+from checked_backend.regions.compile import resolve_compiler
+from checked_backend.report.session import Session
+
+__all__ = ["CheckingBackend", "CompileWatch", "Settings"]
+
+Compile = Callable[..., Any]
+
+_SELF_CHECKING = (nop, debug_interpreter, graph_dumper)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How ``torch.compile`` is checked.
+
+    Attributes:
+        compiler: The backend where the code names none.
+        options: Options of ``numcheck``; what the environment has is not needed here.
+        enabled: Whether to check at all.
+    """
+
+    compiler: str | Callable[..., Any] = "inductor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+
+
+class CheckingBackend:
+    """A Dynamo backend that checks another one, and gathers what it finds.
+
+    Two of them are equal where the backends they check are, as torch's own wrappers are: code that Dynamo compiled for
+    one serves the other.
+
+    Args:
+        compiler: What to check.
+        options: Options of ``numcheck``.
+        mode: Inductor's mode.
+        current: Says which session is to gather a call, and does not yet.
+    """
+
+    compiler_name = "numcheck"
+
+    def __init__(
+        self,
+        compiler: str | Callable[..., Any],
+        options: Mapping[str, Any],
+        mode: str | None,
+        current: Callable[[], Session | None],
+    ) -> None:
+        self._options = {**options, "compiler": compiler}
+        self._mode = mode
+        self._current = current
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CheckingBackend):
+            return NotImplemented
+        return (self._options, self._mode) == (other._options, other._mode)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._mode))
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
+        """Compile a region and check it on every call."""
+        region = numcheck(gm, example_inputs, options=self._options, mode=self._mode)
+
+        def run(*args: Any) -> Any:
+            session = self._current()
+            if session is None:
+                return region(*args)
+            with session.entered():  # another thread
+                return region(*args)
+
+        return run
+
+
+class CompileWatch:
+    """Replaces ``torch.compile`` while it is to be checked.
+
+    A class of its own says what else there is to it: which session gathers what is found (`current`), and what a
+    program that asks torch to compile something is to be remembered for (`asked`).
+
+    Args:
+        forced: Options of ``numcheck`` that count always.
+        defaults: Options that count where neither the settings nor the environment have them.
+    """
+
+    def __init__(self, *, forced: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> None:
+        self._forced = forced or {}
+        self._defaults = defaults or {}
+        self._original: Compile | None = None
+        self._settings: list[Settings] = []
+
+    def check_everything(self, compiler: str) -> None:
+        """Check ``torch.compile`` from now on, until `close`; the first call counts.
+
+        Args:
+            compiler: The backend where the code names none.
+        """
+        if not self._settings:
+            self._settings.append(Settings(compiler))
+            self._replace()
+
+    def validate(self) -> None:
+        """See whether the options in the environment and the compiler are known.
+
+        Raises:
+            OptionError: They are not.
+        """
+        now = self._now()
+        resolve_compiler(parse_options(CheckOptions, "numcheck", {**now.options, "compiler": now.compiler}))
+
+    def close(self) -> None:
+        """Put the original ``torch.compile`` back."""
+        self._settings.clear()
+        self._restore()
+
+    @contextmanager
+    def using(self, settings: Settings) -> Iterator[None]:
+        """Check what ``torch.compile`` compiles inside of the block."""
+        self._settings.append(settings)
+        self._replace()
+        try:
+            yield
+        finally:
+            self._settings.pop()
+            if not self._settings:
+                self._restore()
+
+    def current(self) -> Session | None:
+        """The session that is to gather what a call finds, and does not yet."""
+        raise NotImplementedError
+
+    def asked(self) -> None:
+        """Note that the program asks torch to compile something, which will be checked."""
+
+    def checking(self, original: Compile) -> Compile:
+        """A ``torch.compile`` that checks, made of one that does not."""
+
+        @functools.wraps(original)
+        def compile_checked(model: Any = None, **kwargs: Any) -> Any:
+            settings = self._now()
+            if model is None:  # used as a decorator with arguments
+                return lambda decorated: compile_checked(decorated, **kwargs)
+            off = not self._settings or not settings.enabled or kwargs.get("disable")
+            if off or _checks_itself(kwargs) or _asked_by_this_package():
+                return original(model, **kwargs)
+            original(_nothing, **kwargs)  # what torch refuses is refused when and as torch does it
+            self.asked()
+            return original(model, **self._redirected(settings, kwargs))
+
+        return compile_checked
+
+    def _now(self) -> Settings:
+        return self._settings[-1] if self._settings else Settings()
+
+    def _replace(self) -> None:
+        if self._original is None:
+            self._original = torch.compile
+            torch.compile = self.checking(torch.compile)
+
+    def _restore(self) -> None:
+        if self._original is not None:
+            torch.compile = self._original
+            self._original = None
+
+    def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of ``torch.compile`` with a backend that checks the one they name."""
+        rest = {name: value for name, value in kwargs.items() if name not in ("backend", "mode", "options")}
+        backend, mode = kwargs.get("backend"), kwargs.get("mode")
+        given = dict(kwargs.get("options") or {})
+        if "guard_filter_fn" in given:  # Dynamo's, not the backend's
+            rest["options"] = {"guard_filter_fn": given.pop("guard_filter_fn")}
+        if backend is None:
+            backend = settings.compiler
+            if backend != "inductor":  # they are Inductor's, which does not compile this
+                mode, given = None, {}
+        if backend != "inductor" and mode is not None:
+            compiler: Any = lookup_backend(backend) if isinstance(backend, str) else backend
+            backend, mode = functools.partial(compiler, mode=mode), None
+        options = {**settings.options, **self._forced}
+        for name, value in self._defaults.items():
+            if environment_variable(name) not in os.environ:
+                options.setdefault(name, value)
+        options["compiler_options"] = {**options.get("compiler_options", {}), **given}
+        return {**rest, "backend": CheckingBackend(backend, options, mode, self.current)}
+
+
+def _nothing() -> None:
+    """Is never called."""
+
+
+def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
+    """Whether the backend is one of this package that checks: it is not checked in turn."""
+    backend = kwargs.get("backend")
+    while isinstance(backend, functools.partial):
+        backend = backend.func
+    if backend == "numcheck":
+        return True
+    ours = str(getattr(backend, "__module__", "")).partition(".")[0] == "checked_backend"
+    return (ours and backend not in _SELF_CHECKING) or bool((kwargs.get("options") or {}).get("use_aoti"))
+
+
+def _asked_by_this_package() -> bool:
+    """Whether it is a check that compiles, for example the stage at which a finding first shows."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, autostart.__name__):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("checked_backend.")

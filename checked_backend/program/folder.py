@@ -1,0 +1,107 @@
+"""What the processes of a run leave in its folder: a mark when one first compiles, and its report at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from checked_backend.autostart import HOOKED
+from checked_backend.report import Report
+from checked_backend.report.file_names import this_moment
+from checked_backend.report.write import read_reports, rewrite_report, write_report, write_whole
+
+__all__ = ["Mark", "ProcessReport", "RunFolder"]
+
+_MARK = ".started"
+_SECONDS, _CHECKING = "seconds of the program", "seconds of checks"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What one process of a run found.
+
+    Attributes:
+        report: The report.
+        seconds: How long the process ran.
+        checking: How much of that the checks took.
+    """
+
+    report: Report
+    seconds: float
+    checking: float
+
+
+class Mark:
+    """One process's place in the folder.
+
+    Args:
+        folder: The folder of the run.
+        program: What runs, for people.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._mark = folder / f"{this_moment()}{_MARK}"
+        self._saved: Report | None = None
+        write_whole(json.dumps({"program": program}) + "\n", self._mark)
+
+    def save(self, found: ProcessReport) -> None:
+        """Write the report, over the one that was written before."""
+        spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
+        report = replace(found.report, environment={**found.report.environment, **spent})
+        if self._saved is None:
+            report = replace(report, path=None)
+            self._saved = replace(report, path=write_report(report, self._folder))
+        else:
+            rewrite_report(replace(report, path=self._saved.path))
+
+    def ended(self) -> None:
+        """Note that the report is complete."""
+        self._mark.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder, as who tells of the run reads it.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    def hooked(self) -> bool:
+        """Whether any Python of the run has come to the hook."""
+        return (self.path / HOOKED).exists()
+
+    def processes(self) -> Iterator[ProcessReport]:
+        """What the processes found that compiled something."""
+        if self.path.is_dir():
+            for report in read_reports(self.path).reports:
+                yield ProcessReport(report, _number(report, _SECONDS), _number(report, _CHECKING))
+
+    def broken(self) -> list[str]:
+        """Files of reports that cannot be read, and why."""
+        if not self.path.is_dir():
+            return []
+        return [f"{file.name}: {reason}" for file, reason in read_reports(self.path).broken]
+
+    def unfinished(self) -> list[str]:
+        """Processes that began to compile and left no complete report."""
+        return sorted(path.name.removesuffix(_MARK) for path in self.path.glob(f"*{_MARK}"))
+
+    def tidy(self) -> None:
+        """Remove the folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            (self.path / HOOKED).unlink(missing_ok=True)
+            self.path.rmdir()
+
+
+def _number(report: Report, name: str) -> float:
+    with contextlib.suppress(KeyError, ValueError):
+        return float(report.environment[name])
+    return 0.0

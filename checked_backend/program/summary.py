@@ -1,0 +1,215 @@
+"""The page at the end of a run: what its processes compiled, what was checked of it, and what was found."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from checked_backend.findings import Finding, Verdict
+from checked_backend.options import RunOptions, parse_options
+from checked_backend.program.folder import ProcessReport, RunFolder
+from checked_backend.report.clean import clean
+from checked_backend.report.to_json import encode
+from checked_backend.report.view import view
+
+__all__ = ["RunResult", "exit_code", "github_annotations", "read_run", "tell"]
+
+_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run of a program gave.
+
+    Attributes:
+        program: Its command line.
+        status: Its own exit code; negative: the signal that killed it; None if it is not known.
+        seconds: How long it ran.
+        processes: What those of its processes found that compiled something.
+        lost: Why the run is no pass beside what they found.
+        folder: Where their reports are.
+    """
+
+    program: str
+    status: int | None
+    seconds: float
+    processes: Sequence[ProcessReport]
+    lost: Sequence[str]
+    folder: Path
+
+    @property
+    def used(self) -> list[ProcessReport]:
+        """Those in which Dynamo did anything. One that only imports a compiled function checks nothing of it."""
+        return [one for one in self.processes if _did_anything(one)]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all processes; one that was lost, or a program that compiled nothing, is no pass."""
+        verdicts = {one.report.verdict for one in self.used}
+        if self.lost or not verdicts:
+            verdicts.add(Verdict.INCONCLUSIVE)
+        return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Of all processes."""
+        return [finding for one in self.used for finding in one.report.findings]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON."""
+        return {
+            "schema": "checked_backend.run",
+            "version": 1,
+            "verdict": self.verdict.value,
+            "program": self.program,
+            "exit_code": self.status,
+            "seconds": self.seconds,
+            "checking_seconds": max((one.checking for one in self.used), default=0.0),
+            "folder": str(self.folder),
+            "lost": list(self.lost),
+            "reports": [{"path": str(one.report.path), "report": encode(one.report)} for one in self.used],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for one in self.used:
+            if one.report.verdict is not Verdict.PASS or one.report.findings:
+                yield str(one.report)
+                yield ""
+        yield f"checked-backend: {self.verdict.value.upper()}: {self._sentence()}"
+        yield _row("program", f"{clean(self.program)}: {_end(self.status)}, {self.seconds:.1f} s")
+        if not self.used:
+            return
+        regions = [region for one in self.used for region in one.report.coverage.regions]
+        calls, checked = sum(r.calls for r in regions), sum(r.checked_calls for r in regions)
+        backwards = sum(r.checked_backwards for r in regions)
+        where = f" in {len(self.used)} processes" if len(self.used) > 1 else ""
+        yield _row(
+            "checked",
+            f"{_count(len(regions), 'region')}{where}, {checked} of {_count(calls, 'call')}, "
+            f"{_count(backwards, 'backward pass', 'es')}",
+        )
+        yield from self._limit()
+        failing = sum(finding.fails for finding in self.findings)
+        others = len(self.findings) - failing
+        yield _row("findings", f"{failing} that fail" + (f", {others} others" if others else ""))
+        slowest = max(self.used, key=lambda one: one.checking)
+        share = slowest.checking / slowest.seconds if slowest.seconds else 0.0
+        yield _row("time", f"checks took {slowest.checking:.1f} s of {slowest.seconds:.1f} s ({share:.0%})")
+        yield _row("reports", str(self.folder))
+
+    def _limit(self) -> Iterator[str]:
+        limits = [
+            (limit, subject) for one in self.used for subject, limit in one.report.coverage.detection_limit.items()
+        ]
+        if limits:
+            limit, subject = max(limits)
+            yield _row(
+                "weakest", f"a relative error of {limit:.2g} in {subject} would have been seen in every checked call"
+            )
+
+    def _sentence(self) -> str:
+        if self.lost:
+            return "; ".join(self.lost)
+        if not self.processes:
+            return (
+                "the program never called torch.compile, so nothing was checked. If it compiles only with an option of "
+                "its own (--compile, torch_compile=True), set that"
+            )
+        if not self.used:
+            return "the program called torch.compile, but never ran what it compiled, so nothing was checked"
+        worst = next(one for one in self.used if one.report.verdict is self.verdict)
+        return view(worst.report).sentence
+
+
+def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: float) -> RunResult:
+    """Read what the processes of a run left.
+
+    Args:
+        folder: The folder of the run.
+        program: The words of its command line.
+        status: Its own exit code; negative for a signal, None if it is not known.
+        seconds: How long it ran.
+    """
+    kept = RunFolder(folder)
+    lost = [f"a report cannot be read: {why}" for why in kept.broken()]
+    lost += [
+        f"a process that compiled left no complete report ({name}): it was killed, forked, or ended by os._exit"
+        for name in kept.unfinished()
+    ]
+    processes = tuple(kept.processes())
+    kept.tidy()
+    return RunResult(shlex.join(program), status, seconds, processes, lost, folder)
+
+
+def exit_code(result: RunResult) -> int:
+    """The program's own exit code, unless it ended well and the verdict is worse; a signal counts as in a shell."""
+    if result.status:
+        return 128 - result.status if result.status < 0 else result.status
+    return _CODES[result.verdict]
+
+
+def tell(folder: str, program: Sequence[str], status: int | None, seconds: float) -> int:
+    """Print the page to stderr.
+
+    Returns:
+        The exit code for a program that ends well.
+    """
+    result = read_run(Path(folder), program, status, seconds)
+    options = parse_options(RunOptions, "numcheck", {})
+    print(f"\n{result}", file=sys.stderr)  # noqa: T201
+    code = _CODES[result.verdict]
+    if status is None and code:
+        print(  # noqa: T201
+            f"checked-backend: the program ended by an exception and keeps its exit code; the verdict's is {code}",
+            file=sys.stderr,
+        )
+    if options.github:
+        for line in github_annotations(result.findings):
+            print(line)  # noqa: T201
+    return code
+
+
+def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines that GitHub shows beside the user's code."""
+    for finding in findings:
+        place = (finding.source or "").partition(" in ")[0]
+        file, _, line = place.rpartition(":")
+        where = f" file={_escaped(os.path.relpath(file), ',:')},line={line}" if file and line.isdecimal() else ""
+        level = "error" if finding.fails else "warning"
+        yield f"::{level}{where}::{_escaped(f'torch.compile: {finding.subject}: {finding.message}')}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """As GitHub's commands want it."""
+    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{more}" else sign for sign in text)
+
+
+def _did_anything(one: ProcessReport) -> bool:
+    coverage = one.report.coverage
+    return bool(coverage.regions or coverage.skipped or one.report.findings)
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<10}{text}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _end(status: int | None) -> str:
+    if status is None:
+        return "ended by an exception"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit code {status}"

@@ -1,0 +1,92 @@
+"""Checks every ``torch.compile`` of a program, and leaves a report of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from checked_backend.options import RunOptions, parse_options
+from checked_backend.program.compile_calls import CompileWatch, Settings
+from checked_backend.program.folder import Mark, ProcessReport
+from checked_backend.regions.health import CheckRecord, health_of_run
+from checked_backend.report.session import Session, active_sessions
+
+__all__ = ["ProgramWatch"]
+
+
+class ProgramWatch(CompileWatch):
+    """Checks what a process compiles, from its first ``torch.compile`` to its end.
+
+    Args:
+        folder: The folder of the run.
+        began: When the process began, by `time.perf_counter`.
+
+    Raises:
+        OptionError: An unknown or bad option in the environment.
+    """
+
+    def __init__(self, folder: str, began: float) -> None:
+        super().__init__(defaults={"on_divergence": "record"})
+        options = parse_options(RunOptions, "numcheck", {})
+        self._settings.append(Settings(options.compiler))
+        self.validate()
+        self._folder = Path(folder)
+        self._began = began
+        self._checking = 0.0
+        self._lock = threading.Lock()
+        self._marks: dict[int, Mark] = {}
+        self._unsaved = False
+        self._session = Session()
+        self._entered = contextlib.ExitStack()
+        self._entered.enter_context(self._session.entered())  # also of what the program checks by itself
+        health_of_run().add(self._note)
+
+    def current(self) -> Session | None:
+        """The session of the program, for a thread that is not inside of it."""
+        self._here()
+        if self._unsaved:
+            self._save()
+        return None if self._session in active_sessions() else self._session
+
+    def asked(self) -> None:
+        """Mark the process as one that compiles."""
+        self._here()
+
+    def _here(self) -> None:
+        """Mark this process; a fork has a mark of its own, and no report, so that it is not taken for checked."""
+        if os.getpid() not in self._marks:
+            self._marks[os.getpid()] = Mark(self._folder, _program())
+
+    def _note(self, record: CheckRecord) -> None:
+        with self._lock:
+            self._checking += record.seconds
+        if record.findings:
+            self._unsaved = True  # the finding is added after this; a process that is killed later leaves it on disk
+            print(  # noqa: T201
+                f"checked-backend: call {record.call} of {record.region} differs from eager; the report follows at "
+                "the end of the program",
+                file=sys.stderr,
+            )
+
+    def _save(self) -> None:
+        self._unsaved = False
+        report = replace(self._session.report, title=_program())
+        found = ProcessReport(report, time.perf_counter() - self._began, self._checking)
+        self._marks[os.getpid()].save(found)
+
+    def write(self) -> None:
+        """Leave the report; the process ends."""
+        self._session.close()
+        self._here()
+        self._save()
+        self._marks[os.getpid()].ended()
+
+
+def _program() -> str:
+    rank = os.environ.get("RANK", "")
+    return " ".join([*sys.argv, *([f"(rank {rank})"] if rank else [])]) or "python"

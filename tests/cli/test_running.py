@@ -1,0 +1,201 @@
+"""``checked-backend run`` and ``CHECKED_BACKEND=1``, with programs in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import site
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import checked_backend
+
+PACKAGE = Path(checked_backend.__file__).parent
+VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
+
+CLEAN = """
+import random, sys
+from pathlib import Path
+import torch
+from torch import compile
+
+def f(x):
+    return torch.nn.functional.dropout(x, 0.5)
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x.sin() + 1
+
+@torch.compile(backend="eager", dynamic=True)
+def decorated(x):
+    return x.cos() * 2
+
+net = Net()
+net.compile(backend="aot_eager")
+x = (torch.randn(5) * random.random()).requires_grad_()
+for _ in range(3):
+    y = compile(f, backend="eager")(x) + net(x) + decorated(x)
+    y.sum().backward()
+print(sys.argv, sys.path[0], __name__, __file__, __spec__ and __spec__.name, Path.cwd())
+print(x.grad.tolist(), torch.rand(2).tolist(), random.random())
+"""
+
+WRONG = """
+import torch
+
+def wrong(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target in (torch.sin, "sin"):
+            node.target = torch.cos if node.op == "call_function" else "cos"
+    gm.recompile()
+    return gm.forward
+
+@torch.compile(backend=wrong)
+def f(x):
+    return x.sin() + 1
+
+f(torch.arange(4.0))
+"""
+
+
+def started(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_B")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [str(word) for word in words],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1", **(more or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    process = started(words, folder, more)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with the hook, as the wheel installs it."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    place = next(folder.glob("lib/python*/site-packages"))
+    (place / "others.pth").write_text("\n".join([str(PACKAGE.parent), *site.getsitepackages()]))
+    (place / "checked_backend.pth").write_bytes((PACKAGE / "checked_backend.pth").read_bytes())
+    return str(python)
+
+
+def test_a_clean_program_passes_and_runs_as_it_does_alone(tmp_path: Path) -> None:
+    (tmp_path / "clean.py").write_text("import torch\ntorch.manual_seed(0)\nimport random\nrandom.seed(0)\n" + CLEAN)
+    plain = finished((sys.executable, "clean.py", "--every", "7"), tmp_path)
+    code, out, err = finished((*VERB, "--json-file", "run.json", "clean.py", "--every", "7"), tmp_path)
+    assert (plain[0], code, out) == (0, 0, plain[1]), err
+    assert plain[2] in err
+    assert "checked-backend: PASS: the compiled program agrees with eager" in err
+    assert "3 regions, 9 of 9 calls, 9 backward passes" in err
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert (found["verdict"], found["exit_code"], len(found["reports"])) == ("pass", 0, 1)
+
+
+def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    code, out, err = finished((*VERB, "--github", "-m", "wrong"), tmp_path)
+    assert code == 1
+    assert "checked-backend: FAIL: f: output[0] is wrong" in err
+    assert "wrong.py:13 in f" in err
+    assert out.startswith("::error file=wrong.py,line=13::torch.compile: output[0]: ")
+
+
+def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    code, out, err = finished((installed, "wrong.py"), tmp_path, {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"})
+    assert (code, out) == (1, "")
+    assert "checked-backend: FAIL: f: output[0] is wrong" in err
+    assert finished((installed, "wrong.py"), tmp_path) == (0, "", "")
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_off_imports_nothing(tmp_path: Path, installed: str, value: str | None) -> None:
+    more = {} if value is None else {"CHECKED_BACKEND": value}
+    program = "import sys; print(*[name for name in sys.modules if 'checked' in name], sys.meta_path[0].__name__)"
+    code, out, err = finished((installed, "-c", program), tmp_path, more)
+    assert (code, err) == (0, "")
+    assert "checked" not in out
+
+
+def test_on_imports_no_torch_and_says_nothing_of_a_program_without_it(tmp_path: Path, installed: str) -> None:
+    program = "import sys; print([name for name in ('torch', 'numpy', 'pydantic', 'rich') if name in sys.modules])"
+    assert finished((installed, "-c", program), tmp_path, {"CHECKED_BACKEND": "1"}) == (0, "[]\n", "")
+    code, _, err = finished((installed, "-c", "pass"), tmp_path, {"CHECKED_BACKEND": "maybe"})
+    assert (code, err) == (0, "checked-backend: CHECKED_BACKEND got 'maybe'; expected 1 or 0. Nothing is checked\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("", 2),
+        ("import sys; sys.exit(3)", 3),
+        ("raise SystemExit(4)", 4),
+        ("import os; os._exit(5)", 5),
+        ("1 / 0", 1),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.kill(os.getpid(), 15)", -15),
+        ("raise KeyboardInterrupt", -2),
+    ],
+)
+def test_exit_codes_and_signals_pass_through(tmp_path: Path, program: str, code: int) -> None:
+    (tmp_path / "p.py").write_text(program)
+    got, out, err = finished((*VERB, "p.py"), tmp_path)
+    assert (got, out) == (code, ""), err
+    assert "the program never called torch.compile" in err
+    assert not list(tmp_path.glob("checked_backend_reports/*"))
+
+
+WAITS = """
+import os, sys, time
+print(os.getpid(), flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [("SIGINT", 7, "interrupted\n"), ("SIGTERM", -15, ""), ("SIGKILL", -9, "")]
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str, code: int, said: str) -> None:
+    (tmp_path / "p.py").write_text(WAITS)
+    process = started((*VERB, "p.py"), tmp_path)
+    assert process.stdout is not None
+    program = int(process.stdout.readline())
+    time.sleep(0.1)
+    process.send_signal(getattr(signal, number))
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, said)
+    for _ in range(100):
+        if not Path(f"/proc/{program}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{program}").exists()
+
+
+def test_misuse_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("print('ran')")
+    for words, said in ((("--every", "0", "p.py"), "CHECKED_BACKEND_EVERY got '0'"), (("q.py",), "no such program")):
+        code, out, err = finished((*VERB, *words), tmp_path)
+        assert (code, out) == (3, ""), err
+        assert said in err
