@@ -34,7 +34,9 @@ def start() -> None:
     """Check what this process compiles from now on. A second call does nothing."""
     if os.environ.get(ON, "").lower() not in ("1", "true", "yes", "on"):
         _complain(f"{ON} got {os.environ.get(ON)!r}; expected 1 or 0. Nothing is checked")
-        os.environ[ON] = "0"  # Python may run a line of a .pth file twice, and processes that this one starts run it too
+        os.environ[ON] = (
+            "0"  # Python may run a line of a .pth file twice, and processes that this one starts run it too
+        )
         return
     if any(isinstance(finder, Autostart) for finder in sys.meta_path):
         return

@@ -21,8 +21,8 @@ __all__ = [
     "InterpreterOptions",
     "MetadataCheck",
     "RunOptions",
-    "environment_variable",
     "did_you_mean",
+    "environment_variable",
     "parse_options",
 ]
 

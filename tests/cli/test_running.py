@@ -119,7 +119,9 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
 
 def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
-    code, out, err = finished((installed, "wrong.py"), tmp_path, {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"})
+    code, out, err = finished(
+        (installed, "wrong.py"), tmp_path, {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"}
+    )
     assert (code, out) == (1, "")
     assert "checked-backend: FAIL: f: output[0] is wrong" in err
     assert finished((installed, "wrong.py"), tmp_path) == (0, "", "")
