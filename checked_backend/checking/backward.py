@@ -1,4 +1,4 @@
-"""The backward pass of a check: where it begins, with which gradients, and whose gradients it is about."""
+"""The backward pass of a check: its roots, the gradients that enter there, and the leaves that get gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Objective:
     """How the gradients that enter a backward pass are made.
 
     Attributes:
-        step: Each step has its own.
+        step: The number of the step. Each step has its own gradients.
         bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
             multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
             target. Otherwise each output gets a random gradient.
-        incoming: Their magnitudes, and how they lie in memory. Contiguous ones have full mantissas and no zeros, those
-            of other layouts are exact in every dtype.
-        dtypes: Of each output's gradient by the output's name, where it is not the output's own: in float64 a program
-            gets the very numbers that it gets at its own precision.
+        incoming: Their magnitudes, and how they lie in memory. Contiguous gradients have full mantissas and no zeros.
+            Gradients of other layouts are exact in every dtype.
+        dtypes: The dtype of an output's gradient by the output's name, if it is not the output's own. So a program in
+            float64 gets the same numbers as at its own precision.
     """
 
     step: int = 0
@@ -43,9 +43,9 @@ def roots_of(outputs: Mapping[str, Any], *, refusing: bool = True) -> dict[str, 
     """The outputs at which a backward pass begins: those that require grad (and have a history, as not all views do).
 
     Args:
-        outputs: All of them.
-        refusing: If none does, take all that could: eager then refuses to differentiate, and so must the compiled
-            program.
+        outputs: All outputs.
+        refusing: If no output requires grad, take all that could. Eager then refuses to differentiate, and so must the
+            compiled program.
     """
     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
     floating = {name: value for name, value in tensors.items() if value.is_floating_point() or value.is_complex()}
@@ -60,17 +60,17 @@ def run_backward(
 
     Args:
         roots: Outputs by name, each of which gets a gradient of its own.
-        leaves: Whose gradients are wanted.
+        leaves: The leaves that get gradients.
         objective: How the gradients that enter are made.
 
     Returns:
         The loss that these gradients belong to; 0 if it is not `Objective.bounded`.
 
     Raises:
-        CheckedBackendError: The gradients that enter could not be made. What autograd raises is the program's own.
+        CheckedBackendError: The gradients that enter could not be made. Autograd's exceptions are the program's own.
     """
     try:
-        with torch.no_grad(), disable_current_modes():  # no part of the program: not to be perturbed, nor replayed
+        with torch.no_grad(), disable_current_modes():  # no part of the program: no mode may perturb it
             entering = [_entering(root.detach(), name, objective) for name, root in roots.items()]
             loss = sum(loss for _, loss in entering)
     except Exception as error:
@@ -116,7 +116,7 @@ class _Values:
     """
 
     def __init__(self, name: str, objective: Objective, dtype: torch.dtype) -> None:
-        # of a loss with a least value the target stays where it is
+        # the target of a loss with a least value stays the same in all steps
         step = 0 if objective.bounded else objective.step
         self._generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
         self._incoming = objective.incoming

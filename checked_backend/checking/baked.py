@@ -19,15 +19,15 @@ MOST_CALLS = 3
 def with_baked_values(
     shown: Sequence[Shown], trial: ProgramRun, alone: Callable[[Call], Sequence[Finding]]
 ) -> list[Shown]:
-    """Compile again, alone, for the calls that a program compiled for another call gets wrong.
+    """Compile again for single calls that go wrong in a program that was compiled for another call.
 
     Args:
-        shown: What a trial with variants of the user's own call found.
+        shown: The findings of a trial with variants of the user's own call.
         trial: The trial.
         alone: Runs a trial of one call; gives its findings.
 
     Returns:
-        The findings; where a call is right when the program is compiled for it, its finding says so.
+        The findings. If a call is right when the program is compiled for it, its finding says so.
     """
     doubtful = [
         entry

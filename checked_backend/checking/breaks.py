@@ -1,4 +1,4 @@
-"""What Dynamo made of the program's code, and what of it ran in eager therefore."""
+"""What Dynamo made of the program's code, and which parts ran in eager because of that."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Tracing(DynamoLog):
     """What Dynamo did while a program ran.
 
     Attributes:
-        numpy: Whether it traced NumPy's functions, which compute in torch then.
+        numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.
     """
 
     numpy: bool = False
 
     def not_compiled(self, regions: int) -> Iterator[Skip]:
-        """What of the program ran in eager on both sides, so that the comparison shows nothing of it.
+        """The parts of the program that ran in eager on both sides, so that the comparison shows nothing about them.
 
         Args:
             regions: How many regions were compiled.
@@ -35,5 +35,5 @@ class Tracing(DynamoLog):
             yield self.no_region(_SUBJECT)
 
     def between_regions(self) -> str | None:
-        """A remark on what ran in eager between compiled regions; None if nothing did."""
+        """A remark on code that ran in eager between compiled regions; None if there was none."""
         return f"graph breaks, around which the program runs in eager: {self.reasons()}" if self.breaks else None

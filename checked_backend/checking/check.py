@@ -63,39 +63,39 @@ def check(
 ) -> Report:
     """Compare a program in eager with the same program compiled.
 
-    Both run on copies: the module, its parameters and buffers, the arguments, and what a function has captured stay
-    as they are. Copies of parameters have their hooks and attributes, but no gradient from before. Compared are
+    Both run on copies: the module, its parameters and buffers, the arguments, and values that a function has captured
+    are not changed. Copies of parameters have their hooks and attributes, but no earlier gradient. The check compares
     results in any containers, arguments, parameters, buffers and captured tensors afterwards, gradients (each output
     gets its own random one), exceptions, and the random state. Every compiled region is checked as well, with its
     float64 twin, so that a finding says in which region the error arose. A program that draws random numbers is also
     compiled with Inductor's own random operators, whose results are compared in structure and distribution.
 
     Args:
-        fn_or_module: What to check. Of what ``torch.compile`` returned, the original is checked.
+        fn_or_module: The program. If ``torch.compile`` returned it, the original is checked.
         args: Positional arguments.
         kwargs: Keyword arguments.
         compiler: The candidate: a Dynamo backend's name or a callable ``(gm, example_inputs) -> callable``.
-        gradients: ``True``, ``False`` (then it runs under ``no_grad``), or ``"auto"``: if grad mode is on. Where no
-            output requires grad, both sides must refuse to differentiate.
+        gradients: ``True``, ``False`` (the program then runs under ``no_grad``), or ``"auto"``: if grad mode is on. If
+            no output requires grad, both sides must refuse to differentiate.
         dynamic: As for ``torch.compile``. With ``True`` the compiled program is also run with other sizes of its
             dynamic dimensions (the neighbours, 0, 1, 2, a prime, where a guard changes; around powers of two, as far
             as time and memory allow), and with aliased inputs.
-        iterations: How often to run it, each time from the state that the last one left, with fresh gradients.
+        iterations: How often to run the program, each time from the state that the last run left, with fresh gradients.
         optimizer: A ``torch.optim`` class, or any function from parameters to an optimizer, which takes a step in each
             iteration. Its loss is the scalar output, or the mean squared distance of an output from random targets.
         vary_data: Run the compiled program on fresh data too, to find values baked into it.
-        vary_layout: Run it with each tensor argument transposed, channels last, expanded, with gaps, at an offset.
+        vary_layout: Run it with each tensor argument transposed, channels last, expanded, with gaps, and at an offset.
         localize: Find the operator after a failure.
         isolate: Run everything in a process of its own, whose death is a finding of kind ``crash``.
         timeout: Seconds after which the isolated process counts as hung.
-        compiler_options: Handed to the candidate.
+        compiler_options: Options for the candidate.
 
     Returns:
         The report. An exception of the program itself is compared, not raised.
 
     Raises:
         OptionError: An argument that `check` does not take.
-        CheckedBackendError: Something cannot be copied; or ``isolate=True`` where no process can be forked.
+        CheckedBackendError: Something cannot be copied; or ``isolate=True`` and no process can be forked here.
     """
     if gradients not in (True, False, "auto"):
         raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
@@ -137,7 +137,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a check is to do."""
+    """The plan of a check."""
 
     program: Program
     options: CheckOptions
@@ -148,10 +148,10 @@ class _Plan:
     vary_layout: bool
 
     def report(self, keep: Keep = lambda _findings: None) -> Report:
-        """Carry it out.
+        """Carry out the plan.
 
         Args:
-            keep: Given what was found before it is localized.
+            keep: Receives the findings before they are localized.
         """
         kept = KeptFindings(self.options)
         findings: list[Finding] = []
@@ -197,7 +197,7 @@ class _Plan:
             yield from other_layouts(program, ledger)
 
     def _examined(self, trial: ProgramRun, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
-        """What a trial found; what it covered in the regions and as a whole."""
+        """The findings of a trial, and its coverage of the regions and of the whole program."""
         refuse_misfits(self.program, trial.references[0].error)
         shown = merged(trial)
         if any(entry.finding.fails for entry in shown):
@@ -216,7 +216,7 @@ class _Plan:
         return trial.own.findings(), _told_once(trial.regions, trial.own.coverage(), trial.names)
 
     def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
-        """Compile once more where Inductor would have drawn random numbers of its own, as users have it draw."""
+        """Compile once more so that Inductor draws random numbers of its own, as it does for users."""
         settings = self.options.compiler_options
         if self.options.compiler != "inductor" or "fallback_random" in settings:
             return []
@@ -229,7 +229,7 @@ class _Plan:
             return compare_own_random(self.program, transform, ledger)
 
     def _explained(self, shown: Sequence[Shown], trial: ProgramRun) -> list[Finding]:
-        """What follows a failure: is a value baked in, and at which level it arises; regions localize themselves."""
+        """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
 
         def alone(call: Call) -> Sequence[Finding]:
             return self._again(replace(trial.program, calls=[call], continued=True), self.options)
@@ -264,23 +264,23 @@ class _Plan:
 def _told_once(
     regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
 ) -> tuple[Coverage, Coverage]:
-    """Both coverages of a trial, with the better detection limit of what both judged.
+    """Both coverages of a trial, with the better detection limit for tensors that both judged.
 
-    In a program of one region its gradients are the program's, and those of its results that the program returns. The
-    region's float64 twin says nothing of what Dynamo made of the program: such an error shows in the program's own
-    comparison alone.
+    In a program of one region, the region's gradients are the program's, and so are the results that the program
+    returns. The region's float64 twin says nothing about Dynamo's translation of the program: such an error only shows
+    in the program's own comparison.
 
     Args:
-        regions: The regions'.
-        program: The whole program's.
-        names: The program's names of the regions' results: the two may be in another order.
+        regions: The regions' coverage.
+        program: The whole program's coverage.
+        names: The program's names of the regions' results; the order may differ.
     """
     if len(regions.regions) != 1:
         return regions, program
     region = regions.regions[0].name
 
     def named(subject: str) -> str:
-        """The program's name of it; a result that the program does not return gets one of its own."""
+        """The program's name of a result; a result that the program does not return gets a name of its own."""
         known = names.get((region, subject))
         return known or (f"{subject} of {region}" if Subject(subject).kind is SubjectKind.OUTPUT else subject)
 

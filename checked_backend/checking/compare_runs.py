@@ -1,4 +1,4 @@
-"""Compare what eager and the compiled program returned and left behind, call by call."""
+"""Compare the results and the effects of eager and of the compiled program, call by call."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _MEND = "mend that first, or give arguments that the program takes"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing two runs.
+    """The result of comparing two runs.
 
     Attributes:
         found: The findings, each with the number of its call.
         scales: The noise of each tensor that was not equal bit for bit, named by `in_step`.
         limits: The smallest error of each subject that would have been seen in all calls.
-        own_precision_limits: The same of what float64 cannot show.
+        own_precision_limits: The same for errors that float64 cannot show.
     """
 
     found: list[tuple[int, Finding]]
@@ -57,7 +57,7 @@ class Comparison:
     own_precision_limits: Mapping[str, float]
 
     def scales_at(self, index: int) -> dict[str, NoiseBaseline]:
-        """The scales of each tensor in the last call that has one, as those of another call."""
+        """The scale of each tensor from the last call that has one, under the names of another call."""
         return {in_step(index, _plain(name)): scale for name, scale in self.scales.items()}
 
 
@@ -81,13 +81,13 @@ def compare_runs(
 
     Args:
         references: What each call left in eager.
-        candidates: The same of the compiled program.
+        candidates: What each call left in the compiled program.
         controls: Makes control runs, whose values are named by `in_step`.
-        ledger: Where counts and skips go.
+        ledger: Receives counts and skips.
         again: Runs eager once more, to see whether it leaves the same random state.
         trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
         first: The number of the first of these calls among those of the control runs.
-        known: Scales of noise from calls before, of tensors named by `in_step`.
+        known: Scales of noise from earlier calls, for tensors named by `in_step`.
 
     Returns:
         The findings, the scales of noise, and how small an error would have been seen.
@@ -102,7 +102,7 @@ def compare_runs(
             ledger.count({"exceptions": 1})
             differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
             found += [(index, f) for f in differing]
-            if not differing:  # what both raise is no result that could be compared
+            if not differing:  # if both raise alike, there is no result to compare
                 why = (
                     f"eager itself raises {described_exception(reference.error)}, so there are none to compare; {_MEND}"
                 )
@@ -149,7 +149,7 @@ def _named_in(index: int, finding: Finding) -> str:
 
 
 def _by_subject(limits: Mapping[str, float]) -> dict[str, float]:
-    """Of each subject the weakest of all calls."""
+    """For each subject, the weakest limit of all calls."""
     weakest: dict[str, float] = {}
     for name, limit in limits.items():
         subject = _plain(name)

@@ -1,11 +1,11 @@
 """The gradients that enter a backward pass at a program's outputs: their values, and their places in memory.
 
 Two kinds of values find different faults. Full mantissas show a backward pass that computes at less precision than the
-dtype has, and none of them is zero, so that no wrong factor hides. Multiples of 1/8 are exact in every floating dtype,
-and so are sums of them: what differs there is no rounding. The exact ones have some zeros among them.
+dtype has. None of them is zero, so that no wrong factor hides. Multiples of 1/8 are exact in every floating dtype, and
+so are sums of them: a difference there is no rounding. Some of the exact values are zero.
 
-Those with full mantissas come in three magnitudes. Large and small ones are apart: among large ones nobody would see
-that small ones are lost.
+Values with full mantissas come in three magnitudes. Large and small values are never mixed: among large values nobody
+would see that small ones are lost.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _NARROWER = (2, 3, 7, 10, 23)
 _OFFSET = 3
 
 _SMALL = (-24, -10)
-"""Exponents of two of small gradients, those of a mean over many elements: 3e-8 to 2e-3."""
+"""Exponents of two for small gradients, as of a mean over many elements: 3e-8 to 2e-3."""
 
 _LARGE = (2, 14)
-"""Exponents of two of large gradients, those of a loss that is scaled against underflow: 2 to 3e4."""
+"""Exponents of two for large gradients, as of a loss that is scaled against underflow: 2 to 3e4."""
 
 _SUMMED = 10
-"""So many powers of two below the greatest number of a dtype, sums of gradients do not overflow."""
+"""Gradients stay this many powers of two below the greatest number of a dtype, so that their sums do not overflow."""
 
 
 class Incoming(str, Enum):
-    """How incoming gradients are, in magnitude or in memory; the words are for people."""
+    """The magnitude or the memory layout of incoming gradients. The words are for people."""
 
     CONTIGUOUS = "contiguous"
     SMALL = "of small magnitudes"
@@ -59,13 +59,14 @@ def full_mantissa(
     generator: torch.Generator,
     incoming: Incoming = Incoming.CONTIGUOUS,
 ) -> torch.Tensor:
-    """Random numbers of either sign, none of which is near a number of a narrower dtype.
+    """Random numbers of either sign that are not near any number of a narrower dtype.
 
     Args:
         shape: Their shape.
-        dtype: The floating dtype of which each uses every bit.
-        generator: Where they come from.
-        incoming: Whether their magnitudes are 1/2 to 2, or small, or large: then over several powers of ten.
+        dtype: The floating dtype whose mantissa they use in full.
+        generator: Draws them.
+        incoming: Whether their magnitudes are 1/2 to 2, or small, or large. Small and large ones span several powers
+            of ten.
 
     Returns:
         A float64 tensor on the CPU; its numbers are exact in the dtype.
@@ -103,9 +104,9 @@ def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
 
 
 def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
-    """The same values in another layout, or as they are where a tensor of this shape has no such layout.
+    """The same values in another layout; the tensor itself if its shape has no such layout.
 
-    Expanded ones repeat the first of the values, divided by a power of two so that sums over them stay of one size.
+    Expanded values repeat the first of the values, divided by a power of two so that sums over them keep their size.
     """
     if layout in (Incoming.EXPANDED, Incoming.ROWS) and values.numel():
         dims = values.dim() if layout is Incoming.EXPANDED else 1
@@ -125,7 +126,7 @@ def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
 def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
     """The magnitudes and layouts, besides the contiguous one, that gradients of these outputs can have.
 
-    Those that find most faults come first: there may be no time for all.
+    Those that find most faults come first, because there may be no time for all.
     """
     plain = [root for root in roots if root.layout is torch.strided and not root.is_nested and root.numel()]
     several = [root for root in plain if root.numel() > 1]

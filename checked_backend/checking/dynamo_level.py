@@ -1,7 +1,7 @@
-"""Which operator is at fault where Dynamo's graph, run in eager, is wrong already.
+"""Find the faulty operator if Dynamo's graph is wrong already when it runs in eager.
 
-Eager's operator calls are compared with those of Dynamo's graph, in order. An operator whose fake kernel, which tells
-Dynamo the sizes of what is to come, disagrees with its real one is at fault whatever comes after it.
+Eager's operator calls are compared with those of Dynamo's graph, in order. Fake kernels tell Dynamo the sizes of
+results. An operator whose fake kernel disagrees with its real one is at fault whatever comes after it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DynamoCause:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """One operator call: with what, what it gave, and where; whether it gave a tensor another shape in place."""
+    """One operator call: its arguments, results and source line, and whether it changed a tensor's shape in place."""
 
     op: str
     key: tuple[Any, ...]
@@ -72,9 +72,9 @@ def with_dynamo_cause(
     """Add to the findings that Dynamo is at fault for: the operator, the user's line, a script, a workaround.
 
     Args:
-        findings: Those of a check; those whose stage is ``eager`` are Dynamo's.
+        findings: The findings of a check; those whose stage is ``eager`` are Dynamo's.
         program: The program.
-        options: Say where the script goes.
+        options: They name the folder of the script.
         dynamic: As for ``torch.compile``.
     """
     if not any(_is_dynamos(finding) for finding in findings):
@@ -130,7 +130,7 @@ def _told(finding: Finding, cause: DynamoCause | None, repro: str | None, eviden
 
 
 def _left_to_eager(source: str | None) -> str | None:
-    """Leave a whole function out: what Dynamo does not trace it cannot trace wrongly."""
+    """A workaround that leaves a whole function out: Dynamo cannot trace it wrongly if it does not trace it."""
     found = None if source is None else re.search(r" in (\w+)(:|$)", source)
     if found is None:
         return None
@@ -176,7 +176,7 @@ def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watc
 def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> DynamoCause | None:
     matcher = SequenceMatcher(None, [call.key for call in eager], [call.key for call in compiled], autojunk=False)
     different = [step for step in matcher.get_opcodes() if step[0] != "equal"]
-    # what is only in eager may stand between two graphs
+    # calls that are only in eager may stand between two graphs
     for wanted in (("replace",), ("delete", "insert")):
         for tag, start, _, other, _ in different:
             if tag in wanted and start < len(eager):
@@ -191,7 +191,7 @@ def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> 
 
 
 def _refused(eager: Sequence[_Called], error: Exception) -> DynamoCause | None:
-    """Where Dynamo raised while it traced what eager runs: the call of that line, or what made it go wrong there."""
+    """The cause if Dynamo raised while it traced: the call of that line, or an earlier call that made it go wrong."""
     _, _, trace = str(error).partition("from user code:")
     frames = re.findall(r'File "([^"\n]+)", line (\d+), in (\w+)', trace)
     if not frames:
@@ -214,7 +214,7 @@ def _reshaped_before(calls: Sequence[_Called]) -> _Called | None:
 
 
 def _stale(call: _Called, why: str) -> DynamoCause:
-    """Sizes that Dynamo still has from before a call that gave a tensor another shape in place."""
+    """The cause if Dynamo still has sizes from before a call that changed a tensor's shape in place."""
     return DynamoCause(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
 
 
@@ -267,12 +267,12 @@ def _fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any] | None:
 
     try:
         return (mode, *tree_map(fake, (args, kwargs)))
-    except Exception:  # tensors of which there are no fakes
+    except Exception:  # there are no fake tensors for these
         return None
 
 
 def _disagreement(func: OpOverload, mode: FakeTensorMode, args: Any, kwargs: Any, real: Sequence[Any]) -> str | None:
-    """What an operator's fake kernel says otherwise than the real one."""
+    """How an operator's fake kernel differs from the real one; None if it does not."""
     try:
         with mode, fake_errors_unlogged():
             fakes = tree_leaves(func(*args, **kwargs))

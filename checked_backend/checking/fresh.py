@@ -21,8 +21,8 @@ ROUNDS = 2
 def fresh_data(program: Program, ledger: Ledger) -> Iterator[Call]:
     """Calls with other data of the same metadata.
 
-    Some rounds of `randomize`, which keeps what data are valid for; then one in which those integers and booleans vary
-    too that it leaves alone: single ones, and sorted ones.
+    There are some rounds of `randomize`, which keeps data valid. Then follows one round that also varies the integers
+    and booleans that `randomize` leaves alone: single ones, and sorted ones.
     """
     call = program.calls[0]
     leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
@@ -42,7 +42,7 @@ def fresh_data(program: Program, ledger: Ledger) -> Iterator[Call]:
 
 
 def _other_integers(old: torch.Tensor) -> torch.Tensor | None:
-    """Other integers in the range from 0 or the least to the greatest; None for what are no plain integers."""
+    """Other integers in the range from 0 or the least to the greatest; None if they are no plain integers."""
     plain = type(old) is torch.Tensor and old.layout is torch.strided and not old.is_quantized
     if not plain or old.is_floating_point() or old.is_complex() or not old.numel():
         return None

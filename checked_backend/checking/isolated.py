@@ -36,11 +36,11 @@ def run_isolated(
 ) -> Report:
     """Make a report in a forked worker process.
 
-    The program need not be picklable: the worker inherits it. If it dies, others run the program alone, in eager and
-    with compilers that only trace it, to know which side and which level kills it.
+    The program need not be picklable: the worker inherits it. If the worker dies, others run the program alone, in
+    eager and with compilers that only trace it, to find out which side and which level kills it.
 
     Args:
-        make_report: Runs the check; it gives what it has found to the function that it gets before it looks further.
+        make_report: Runs the check. It gives its findings to the function that it gets, before it looks further.
         run_alone: Runs the program in eager (None), or compiled with this Dynamo backend.
         compiler: The candidate, as the user named it.
         candidate: The candidate, with its options.
@@ -48,12 +48,12 @@ def run_isolated(
         gradients: Whether the program is differentiated.
 
     Returns:
-        The worker's report. If it died or hung: what it had found by then; else a finding of kind ``crash``, or
-        ``unsupported`` if eager does too, if the system's limits are what it died of, or if only the check did not end
-        in time.
+        The worker's report. If the worker died or hung: its findings until then, or else a finding of kind ``crash``.
+        The kind is ``unsupported`` if eager dies too, if the worker died of the system's limits, or if only the check
+        did not end in time.
 
     Raises:
-        OptionError: The timeout is no positive number; or what the check raised in the worker.
+        OptionError: The timeout is no positive number; or the check raised this in the worker.
         CheckedBackendError: Processes cannot be forked here (no ``fork``, or CUDA is already in use) or cannot
             differentiate, or the check itself raised in the worker.
     """
@@ -79,7 +79,7 @@ def _isolated(
     gradients: bool,
 ) -> Report:
     why = cannot_differentiate_in_worker() if gradients else None
-    if why is not None:  # both sides would raise that, and agree
+    if why is not None:  # both sides would raise this, and so agree
         raise CheckedBackendError(
             f"isolate=True: a worker process cannot differentiate here. {why} Call check before the first backward "
             "pass of this process, or with gradients=False."
@@ -110,7 +110,7 @@ def _report_of(finding: Finding) -> Report:
 
 
 def _stopped(report: Report, death: Death) -> Report:
-    """What was found, of a process that died while it looked for where that comes from."""
+    """The findings of a process that died while it localized them."""
     words = f"the process that looked for the operator died: {death.words}"
     findings = tuple(
         replace(finding, evidence={**finding.evidence, "stopped": words}) if finding.fails else finding
@@ -120,9 +120,10 @@ def _stopped(report: Report, death: Death) -> Report:
 
 
 def _of_limits(timeout: float, death: Callable[[], Death | None]) -> Finding | None:
-    """Whether a process died of a limit that the system has set: then so does one that compiles the least program.
+    """A finding if a process died of a limit that the system has set; None if it did not.
 
-    Or the program alone does not without the limit, where it may be lifted.
+    If so, a process that compiles the smallest program dies too, or the program alone does not die without the limit,
+    if the limit may be lifted.
     """
 
     def control() -> str:
@@ -168,7 +169,7 @@ def _read(text: str) -> Report:
 
 
 def _exercise_heap() -> None:
-    """Free and allocate memory of many sizes: if its records were overwritten, the allocator dies now and not later."""
+    """Free and allocate memory of many sizes. If the allocator's records were overwritten, it dies now, not later."""
     gc.collect()
     for _ in range(2):
         held = [bytearray(2**power) for power in range(4, 22) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""What is found of a program as a whole, on disk before it is looked for where that comes from."""
+"""Keep the findings about a whole program on disk before they are localized."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOT_YET = "not yet: this was written while the operator was looked for, and the
 
 
 class KeptFindings:
-    """The report of a check that localizes, as a file; regions keep reports of their own.
+    """The report of a check that localizes, as a file. Regions keep reports of their own.
 
     Args:
-        options: Say where it goes, and whether operators are looked for at all.
+        options: They name the folder, and whether operators are looked for at all.
     """
 
     def __init__(self, options: CheckOptions) -> None:
@@ -29,10 +29,10 @@ class KeptFindings:
         self._begun = False
 
     def begin(self, findings: Sequence[Finding]) -> None:
-        """Write what is known so far.
+        """Write the findings so far.
 
         Args:
-            findings: All of them, those of the regions too.
+            findings: All findings, those of the regions included.
         """
         if not self._localizes or not any(finding.fails and not finding.region for finding in findings):
             return
@@ -41,5 +41,5 @@ class KeptFindings:
         self._file.progress(Report(told, Coverage(checked={"program runs": 1}), "check", environment()))
 
     def complete(self, report: Report) -> Report:
-        """Write the finished report over that, if it was begun. Returns it with its path."""
+        """Write the finished report over the first one, if there is one. Return the report with its path."""
         return self._file.save(report) if self._begun else report

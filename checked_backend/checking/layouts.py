@@ -20,7 +20,7 @@ MOST_CALLS = 40
 
 
 def other_layouts(program: Program, ledger: Ledger) -> Iterator[Call]:
-    """Calls with one tensor argument each in another layout. All but the expanded ones have the same values."""
+    """Calls that each have one tensor argument in another layout. Only expanded tensors have other values."""
     call = program.calls[0]
     made: list[Call] = []
     for name, leaf in argument_leaves(program.function, call.args, call.kwargs):

@@ -1,4 +1,4 @@
-"""At which level a program begins to fail: Dynamo's graph, AOT autograd, or the compiler."""
+"""Find the level at which a program begins to fail: Dynamo's graph, AOT autograd, or the compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_ROUNDING = (
     "is no wrong logic"
 )
 _OF_VALUES = ("precision", "mutation")
-"""Of the whole program: a region's own check has its own float64 twin."""
+"""Kinds that are judged again for the whole program only: a region's own check has its own float64 twin."""
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
@@ -37,12 +37,12 @@ def with_levels(
     """Tell for each finding at which level it arises first.
 
     Args:
-        findings: Those of a check.
+        findings: The findings of a check.
         compiler: The candidate.
         failing: Runs a trial with another compiler.
-        numpy: Whether NumPy computes a part of the program in eager: Dynamo's graph then rounds otherwise.
-        same_in_float64: Whether what the finding at this place is about agrees where eager and Dynamo's graph run in
-            float64; None where that is not known.
+        numpy: Whether NumPy computes a part of the program in eager. Dynamo's graph then rounds otherwise.
+        same_in_float64: Whether the tensor of the finding at this place agrees if eager and Dynamo's graph run in
+            float64; None if that is unknown.
 
     Returns:
         The findings; those that fail have a stage, and the level in words among their evidence.
@@ -71,7 +71,7 @@ def with_levels(
 
 
 def _judged_again(finding: Finding, same_in_float64: bool | None) -> Finding:
-    """What a difference between eager and Dynamo's graph, run in eager, is: rounding is not all that may differ."""
+    """Classify a difference between eager and Dynamo's graph, run in eager: it may be more than rounding."""
     if same_in_float64:
         return replace(finding, kind=Kind.PRECISION, detail="precision.traced", message=_OTHER_ROUNDING)
     if finding.kind is Kind.PRECISION:
@@ -80,7 +80,7 @@ def _judged_again(finding: Finding, same_in_float64: bool | None) -> Finding:
 
 
 def _shown_in(finding: Finding, lower: Sequence[Finding]) -> bool:
-    """Whether a lower level shows the same: there it may be a region's finding or the program's."""
+    """Whether a lower level shows the same, as a region's finding or as the program's."""
     return any(
         other.kind.fails
         and (other.detail == finding.detail or (other.kind, other.subject) == (finding.kind, finding.subject))

@@ -1,4 +1,4 @@
-"""One list of findings out of what the compiled regions showed and what the whole program showed, call by call."""
+"""Merge the findings of the compiled regions and of the whole program into one list, call by call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, K
 """Kinds of findings about wrong values."""
 
 MOST_LABELS = 8
-"""Calls that are told of one finding."""
+"""The most calls that are named in one finding."""
 
 _USERS_OWN = "the arguments as given"
 
@@ -31,11 +31,11 @@ class Shown:
 
 
 def merged(trial: ProgramRun) -> list[Shown]:
-    """Say each thing once, where it shows first.
+    """Report each error once, where it shows first.
 
-    A region's finding says where; the whole program's adds what no region shows. In training what goes wrong in one
-    step makes all later ones wrong, so of the program's findings only those of the first wrong step count; a region is
-    compared on the candidate's own inputs, so each of its findings stands for itself.
+    A region's finding says where an error is. The whole program's findings add errors that no region shows. In
+    training, an error in one step makes all later steps wrong, so only the program's findings in the first wrong step
+    count. A region is compared on the candidate's own inputs, so each of its findings counts by itself.
     """
     own = trial.found
     regions = [(at, finding) for at, finding in trial.in_regions if not _is_eagers_own(finding, trial.references[at])]
@@ -56,9 +56,9 @@ def merged(trial: ProgramRun) -> list[Shown]:
 
 
 def _is_eagers_own(finding: Finding, reference: Outcome) -> bool:
-    """Whether compiling raised what eager raises too, later: a compiler traces the backward pass before it is run.
+    """Whether compiling raised an exception that eager raises too, but later, because compilers trace backward early.
 
-    That eager has no gradients is in the coverage, and leaves the check without an answer.
+    The coverage says that eager has no gradients, and the check is then inconclusive.
     """
     if finding.detail != "crash.compiling" or reference.backward_error is None:
         return False
@@ -67,7 +67,7 @@ def _is_eagers_own(finding: Finding, reference: Outcome) -> bool:
 
 
 def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
-    """Wrong values in a region make wrong values in the program, of whatever kind."""
+    """Whether a region's finding explains a finding of the program: wrong values there make wrong values here."""
     if is_setting(finding):
         return any(other.subject == finding.subject for other in regions)
     known = {other.kind for other in regions if not is_setting(other)}
@@ -79,9 +79,10 @@ def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> boo
 
     Args:
         finding: The finding.
-        beside: Others of the same step.
-        searched: Whether the optimizer evaluated several times in the step, as LBFGS does: after the first time it
-            stands elsewhere, so one wrong gradient makes everything wrong. Else each parameter has its own gradient.
+        beside: Other findings of the same step.
+        searched: Whether the optimizer evaluated the loss several times in the step, as LBFGS does. After the first
+            evaluation the parameters differ, so one wrong gradient makes everything wrong. Otherwise each parameter
+            only depends on its own gradient.
     """
     what, _, name = finding.subject.removesuffix("]").partition("[")
     if what not in ("param", "optimizer"):
@@ -93,7 +94,7 @@ def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> boo
 def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
     grouped: dict[tuple[str, str], tuple[Finding, dict[int, None]]] = {}
     for index, finding in found:
-        # one wrong value is wrong logic at one call and too little precision at another, as its size makes it look
+        # by its size, the same wrong value may look like wrong logic in one call and like low precision in another
         what = "values" if finding.kind in VALUES - {Kind.RNG} else finding.detail or str(finding.kind)
         key = (finding.subject, what)
         grouped.setdefault(key, (finding, {}))[1].setdefault(index)

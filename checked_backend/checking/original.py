@@ -1,4 +1,4 @@
-"""What is run in eager, and what is compiled, in place of what the user gave to a check."""
+"""Find the functions to run in eager and to compile for the function that the user gave to a check."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["called_inside", "eager_function"]
 
 
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.compile`` was given, where the function is what it returned; else the function itself.
+    """The original of a function that ``torch.compile`` returned; any other function itself.
 
-    What ``torch.compiler.disable`` returned stays as it is.
+    A function that ``torch.compiler.disable`` returned stays as it is.
     """
     if _is_disabled(function):
         return function
@@ -22,10 +22,10 @@ def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What to compile in place of a function: of one that is disabled, a function that calls it.
+    """The function to compile: for a disabled function a function that calls it, for any other the function itself.
 
-    ``torch.compile`` takes ``torch.compiler.disable`` off the very function that it is given. Everywhere else in the
-    user's program, that is where compiled code calls the function, it is not compiled.
+    ``torch.compile`` removes ``torch.compiler.disable`` from the function that it is given. Everywhere else in the
+    user's program, where compiled code calls the function, it is not compiled.
     """
     if not _is_disabled(function):
         return function
@@ -37,6 +37,6 @@ def called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_disabled(function: Callable[..., Any]) -> bool:
-    """Whether it is, or of a module its ``forward`` is, what ``torch.compiler.disable`` returned."""
+    """Whether ``torch.compiler.disable`` returned a function, or a module's ``forward``."""
     called = function.forward if isinstance(function, torch.nn.Module) else function
     return bool(getattr(called, "_torchdynamo_disable", False))

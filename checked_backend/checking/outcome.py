@@ -1,4 +1,4 @@
-"""What one call of a program returned and left behind."""
+"""The outcome of one call of a program: its results and effects."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LARGEST = 2**63
 
 @dataclass(slots=True)
 class Outcome:
-    """What one call of a program returned and left behind.
+    """The results and the effects of one call of a program.
 
     Attributes:
-        subjects: Everything to compare, by subject: the very objects.
-        values: The plain tensors among them (numbers too), as they were when the call was over; by name.
+        subjects: Everything to compare, by subject: the objects themselves.
+        values: The plain tensors among them (numbers too), as they were at the end of the call, by name.
         outputs: Leaves of the result, by subject.
-        containers: What the result's containers are, by path: names of types.
+        containers: The names of the types of the result's containers, by path.
         memory: The tensors that outputs may share memory with, by name.
-        gradients: Gradients of inputs and parameters, by subject; None for one that got none.
-        unreached: Leaves that eager's backward pass reaches and whose gradients are not among these.
+        gradients: Gradients of inputs and parameters, by subject; None for a leaf that got none.
+        unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
         rng: The random state that the call left.
-        settings: The process's settings as the call found and left them.
+        settings: The process's settings before and after the call.
         error: The exception that the function raised instead of returning.
         backward_error: The exception that the backward pass raised.
     """
@@ -54,7 +54,7 @@ class Outcome:
         return self.values
 
     def release(self) -> None:
-        """Forget all tensors, once they are compared, but for the names of the gradients."""
+        """Forget all tensors once they are compared. The names of the gradients are kept."""
         for tensors in (self.subjects, self.values, self.outputs, self.memory):
             tensors.clear()
         self.unreached.clear()
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def as_tensor(value: Any) -> Any:
-    """A number or an array as a tensor, so that rounding is judged and not held against it; else the value itself."""
+    """A number or an array as a tensor, so that rounding is judged as for tensors; any other value itself."""
     if isinstance(value, (np.ndarray, np.generic)):
         try:
             return torch.from_numpy(np.array(value))  # a copy, writable

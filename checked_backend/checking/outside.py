@@ -22,7 +22,7 @@ import torch
 __all__ = ["Outside", "Place", "places_outside"]
 
 _LIBRARIES = sys.stdlib_module_names | {"checked_backend", "functorch", "numpy", "pytest", "_pytest", "sympy", "torch"}
-"""What code of these holds is not the program's."""
+"""Packages whose code and tensors are not the program's."""
 
 _CALLED_UNNAMED = frozenset({"__call__", "forward", "backward", "setup_context", "jvp", "vmap"})
 """Methods that torch calls."""
@@ -48,7 +48,7 @@ class Place:
         owner: The globals of a module or the attributes of a function (a dict), a class, a cell, or a function, whose
             defaults are meant.
         name: The name there.
-        home: What tells it from others of that name.
+        home: Text that distinguishes it from other places of that name.
     """
 
     owner: Any
@@ -56,7 +56,7 @@ class Place:
     home: str
 
     def get(self) -> Any:
-        """What it holds, or a mark that it holds nothing."""
+        """The value that it holds, or a mark if it holds nothing."""
         if isinstance(self.owner, dict):
             return self.owner.get(self.name, _MISSING)
         if isinstance(self.owner, CellType):
@@ -87,7 +87,7 @@ class Place:
 
 
 class Outside:
-    """What a run's copies are put in place of while it runs.
+    """Puts a run's copies into the places outside while the run is active.
 
     Args:
         copies: The copy for each place.
@@ -99,7 +99,7 @@ class Outside:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the copies into their places. What the program leaves there is kept for the next time."""
+        """Put the copies into their places. Values that the program leaves there are kept for the next time."""
         before = [place.get() for place in self._places]
         try:
             for place, mine in zip(self._places, self._mine, strict=True):
@@ -116,12 +116,12 @@ def places_outside(
 ) -> list[Place]:
     """The places with tensors that a program's code may read, besides those of its own copies.
 
-    Code is followed by the names in it, so some of these places it may never read.
+    Code is followed by the names in it, so it may never read some of these places.
 
     Args:
         roots: The copied function or module, and arguments that may be called.
         holds_tensors: Whether a value holds tensors, modules or generators.
-        is_ours: Whether an object is a copy: what is in it needs no other.
+        is_ours: Whether an object is a copy, whose contents need no other copy.
     """
     return _Search(holds_tensors, is_ours).run(roots)
 
@@ -280,7 +280,7 @@ def _is_library(module: object) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether it is of a package that was installed: code that reads globals which require grad is seldom there."""
+    """Whether a module belongs to an installed package. Such code seldom reads globals that require grad."""
     path = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in path or "dist-packages" in path
 

@@ -1,7 +1,7 @@
-"""What a program draws with the compiler's own random operators, which users get by default.
+"""Compare a program that draws with the compiler's own random operators, which users get by default.
 
-A check compiles with those of eager, so that both sides draw the same numbers. Inductor's own are other code: what they
-return is compared in structure, and in distribution over many runs from other seeds.
+A check compiles with eager's random operators, so that both sides draw the same numbers. Inductor's own operators are
+other code. Their results are compared in structure, and in distribution over many runs from other seeds.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from checked_backend.subjects import Subject, SubjectKind
 __all__ = ["compare_own_random"]
 
 FALSE_ALARM = 1e-9
-"""The probability that a right compiler is called wrong because of what it happened to draw, in one check."""
+"""The probability that one check calls a right compiler wrong because of the numbers that it drew."""
 
 RUNS = 40
 LEAST_RUNS = 20
-"""Runs of each side, from seeds of their own: as many as there is time for, but not fewer than can show anything."""
+"""The least number of runs of each side, from seeds of their own. There are as many runs as there is time for."""
 
 MOST_SECONDS = 20.0
-"""What the runs may take."""
+"""Seconds that the runs may take."""
 
 MOST_ELEMENTS = 1 << 20
-"""Of larger tensors the first elements are looked at; generators have grids of their own, which many would show."""
+"""Elements that are compared, the first ones of larger tensors. More would show the grids of the generators."""
 
 ROUNDING = 2.0**-8
 ROUNDOFFS = 8.0
-"""Differences below this share of a tensor's size, or so many roundoffs, are no matter of random numbers."""
+"""Differences of less than this many roundoffs of a tensor's size are not ascribed to random numbers."""
 
 _HOW = "with the compiler's own random operators, as without a check (fallback_random=False)"
 _NONFINITE = "share of NaN and infinity"
@@ -89,7 +89,7 @@ def _seeded(side: Run, program: Program, seed: int) -> Outcome:
 
 
 def _structure(reference: Outcome, candidate: Outcome, again: Outcome, ledger: Ledger) -> list[Finding]:
-    """What differs in structure, but for what differs between two runs of eager too: shapes may depend on draws."""
+    """Findings about structure, without aspects that differ between two runs of eager: shapes may depend on draws."""
     errors: list[Finding] = []
     if reference.error or candidate.error:
         errors += compare_errors(reference.error, candidate.error, ledger, lambda: 0)
@@ -116,7 +116,7 @@ class _Samples:
     Attributes:
         sizes: Root mean squares of eager's tensors.
         statistics: By tensor and name of the statistic: eager's and the compiled program's values.
-        masks: By names of two tensors: in which runs both were zero at the same places, on each side.
+        masks: By names of two tensors, the runs of each side in which both were zero at the same places.
     """
 
     sizes: dict[str, list[float]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class _Samples:
     steps: dict[str, float] = field(default_factory=dict)
 
     def add(self, reference: Outcome, candidate: Outcome) -> None:
-        """Take what one run of each side left."""
+        """Add the outcomes of one run of each side."""
         for side, outcome in enumerate((reference, candidate)):
             tensors = _numbers(outcome.tensors())
             for name, numbers in tensors.items():
@@ -141,7 +141,7 @@ class _Samples:
             outcome.release()
 
     def findings(self) -> Iterator[Finding]:
-        """One for each tensor whose distribution is another one."""
+        """One finding for each tensor whose distribution differs."""
         told: set[str] = set()
         for name in self.sizes:
             mine, theirs = self.statistics.get((name, "mean"), ([], []))

@@ -31,7 +31,7 @@ __all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 Modes = Callable[[int], Sequence[AbstractContextManager[Any]]]
-"""Gets the number of the evaluation, counted over all calls; gives what to run it under."""
+"""Gets the number of the evaluation, counted over all calls, and gives the context managers to run it under."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +42,9 @@ class Call:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
         label: What is special about it, for people; "" for the user's own call.
-        cotangents: How the gradients that enter at its outputs are. With others than contiguous ones of the usual
-            magnitude the call is about its gradients alone, and no optimizer takes a step.
-        dtypes: What eager's outputs are in, by name, once it has run.
+        cotangents: The kind of the gradients that enter at its outputs. If they are not contiguous or not of the usual
+            magnitude, the call is about its gradients alone, and no optimizer takes a step.
+        dtypes: The dtypes of eager's outputs, by name, once eager has run.
     """
 
     args: Sequence[Any]
@@ -55,7 +55,7 @@ class Call:
 
     @property
     def relaid(self) -> bool:
-        """Whether it repeats another call with other incoming gradients."""
+        """Whether this call repeats another one with other incoming gradients."""
         return self.cotangents is not Incoming.CONTIGUOUS
 
 
@@ -64,14 +64,14 @@ class Program:
     """A function or module with its arguments.
 
     Attributes:
-        function: Never run itself where it holds state: each run gets a copy.
+        function: The function or module. If it holds state, it never runs itself: each run gets a copy.
         args: Positional arguments of the user's own call.
         kwargs: Keyword arguments.
         rng: The random state that each run starts from.
         gradients: Whether to run the backward pass, with one fixed random gradient for each output.
         optimizer: Takes a step after each call.
-        continued: Whether a call goes on from the state that the one before left, as in training; otherwise each
-            begins with the parameters, buffers and random state that the first one began with.
+        continued: Whether a call goes on from the state that the previous call left, as in training. Otherwise each
+            call begins with the parameters, buffers and random state of the first call.
         calls: The calls of a whole run.
     """
 

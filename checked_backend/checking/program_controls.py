@@ -28,7 +28,7 @@ class ProgramControls:
     """Control runs of a program in eager.
 
     The modes are on while the program runs and is differentiated. An optimizer's own arithmetic is the same on both
-    sides of a check, so it is left as it is: what gradients' noise becomes in it is what the control runs show.
+    sides of a check, so it is not perturbed: the control runs show what it makes of the noise of gradients.
 
     Attributes:
         program: The program.
@@ -64,7 +64,7 @@ class ProgramControls:
         return self._values(self.program.run_all())
 
     def replay_candidate(self) -> Values:
-        """Not made: Dynamo compiles nothing while a dispatch mode is active; each region makes its own."""
+        """Not made: Dynamo compiles nothing while a dispatch mode is active. Each region makes its own."""
         raise MadeElsewhereError("made for each region instead")
 
     def rerun_candidate(self) -> Values:
@@ -89,9 +89,9 @@ class ProgramControls:
         return values
 
     def _moved_as_in_torch(self, noise: MonteCarloMode) -> Values:
-        """Eager's values, moved by what the noise does to the same program with torch in NumPy's place.
+        """Eager's values, moved by the effect of the noise on the same program with torch in place of NumPy.
 
-        Where that other program is not finite to begin with, the noise says nothing: eager's value stays.
+        Where that other program is not finite even without noise, eager's value stays.
         """
         quiet, noisy = (self._values(self.program.run_all(self._traced.under(mode))) for mode in (nullcontext(), noise))
         values = self._values(self.program.run_all())
@@ -137,7 +137,7 @@ class ProgramControls:
         return tuple(op for tape in self._tapes for op in tape.by_values)
 
     def flips(self, *, in_float64: bool = False) -> bool:
-        """Whether a choice was held that the noise would have made otherwise."""
+        """Whether any run kept a recorded choice where the noise would have chosen otherwise."""
         return any(hold.flips for hold in self._held[in_float64])
 
     def left_out(self) -> Mapping[Control, Collection[str]]:
@@ -169,7 +169,7 @@ class ProgramControls:
         wide = (Float64Mode(),) if in_float64 else ()
 
         def under(number: int) -> Sequence[AbstractContextManager[Any]]:
-            # A perturbed run may ask for its loss more often than the recorded one: then it draws for itself.
+            # A perturbed run may evaluate its loss more often than the recorded one. Then it draws for itself.
             if number >= len(self._tapes):
                 return *noise, *wide
             replay = ReplayRandom(self._tapes[number])
@@ -178,7 +178,7 @@ class ProgramControls:
                 return replay, *noise, *wide
             hold = ReplayChoices(choices[number])
             self._held[in_float64].append(hold)
-            # after the noise, so that it does not see what an operator is taken apart into
+            # after the noise, so that it does not see the parts of an operator that the noise takes apart
             return replay, *noise, hold, *wide
 
         return under
@@ -194,13 +194,13 @@ class ProgramControls:
 
 
 class _Traced:
-    """Makes of a function the same function as Dynamo traces it, run in eager under a mode."""
+    """Turns a function into the graphs that Dynamo traces from it, run in eager under a mode."""
 
     def __init__(self) -> None:
         self._mode: AbstractContextManager[Any] = nullcontext()
 
     def under(self, mode: AbstractContextManager[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What transforms a function; for one function at a time, because what Dynamo compiled is used again."""
+        """A transform for functions. It is for one function only, because Dynamo's compiled code is used again."""
         self._mode = mode
         return partial(torch.compile, backend=self._compile)
 

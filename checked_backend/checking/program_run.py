@@ -33,15 +33,15 @@ from checked_backend.report.session import Session, collect
 __all__ = ["ProgramRun", "Variants", "fresh_dynamo", "run_program"]
 
 Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
-"""Makes further calls, once the program's own have run: sizes vary by what the compiler was told of them."""
+"""Makes further calls, once the program's own calls have run. Sizes vary as the compiler was told they may."""
 
 
 @dataclass(slots=True)
 class ProgramRun:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
-        program: What was run: its calls are those that eager accepted.
+        program: The program that ran. Its calls are those that eager accepted.
         regions: What the checks of the compiled regions covered.
         references: What each call left in eager.
         tracing: What Dynamo made of the program's code.
@@ -77,11 +77,11 @@ def run_program(
     """Run a program in eager and compiled, and compare every call.
 
     Args:
-        program: What to run.
-        options: Of the check; they name the compiler.
+        program: The program.
+        options: The options of the check; they name the compiler.
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
-        keep: Given what a region shows before that is localized.
+        keep: Receives a region's findings before they are localized.
         relay: Run the first call again with incoming gradients of other magnitudes and layouts, if nothing has failed.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
@@ -130,7 +130,7 @@ class _Pair:
         self.recompiled: list[str] = []
         self.tracing = tracing
         self.ledger = ledger
-        self.coverage = Coverage()  # of the regions in the call that ran last
+        self.coverage = Coverage()  # coverage of the regions in the latest call
         self._main = 0
         self._learned: Comparison | None = None
         self._rounding = ContiguousGradients({})
@@ -194,7 +194,7 @@ class _Pair:
         self.ledger.limits(self._learned.limits, self._learned.own_precision_limits)
 
     def compare_last(self) -> None:
-        """Compare the call that ran last, which is none of the program's own, and forget its tensors."""
+        """Compare the latest call, a variant and not one of the program's own, and forget its tensors."""
         index, call = len(self.calls) - 1, self.calls[-1]
         before = self.calls[: self._main] if self.program.continued else []
         made = replace(self.program, calls=[*before, call])
@@ -245,7 +245,7 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
             call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=not call.relaid
         )
         pair.ledger.skip(ledger_skip)
-    if not (call.relaid and pair.program.optimizer is not None):  # whose steps have parted the parameters
+    if not (call.relaid and pair.program.optimizer is not None):  # its steps have made the parameters differ
         pair.compare_last()
     pair.release()
     return True
@@ -254,7 +254,7 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
 def _relay(
     pair: _Pair, calls: Sequence[Call], session: Session, shapes: Shapes, allowance: Allowance | None = None
 ) -> None:
-    """Run calls with other incoming gradients; their detection limits are not those of the user's calls."""
+    """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
     tried: list[tuple[Call, Coverage]] = []
     for call in calls:
         left_out = None if allowance is None else allowance.left_out(call)

@@ -1,7 +1,8 @@
-"""The program's own call again, with incoming gradients in other places of memory, or of other magnitudes.
+"""Repeat the program's own call with incoming gradients in other memory layouts, or of other magnitudes.
 
-A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor; others arrive as slices or
-transposed. A mean's are small, those of a scaled loss large. A compiled backward pass may be wrong for those alone.
+A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor. Other gradients arrive as
+slices or transposed. The gradients of a mean are small, those of a scaled loss are large. A compiled backward pass may
+be wrong only for such gradients.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from checked_backend.report.ledger import Ledger
 __all__ = ["Allowance", "ContiguousGradients", "note_relaid", "of_relaid", "relaid_calls"]
 
 LEAST_SECONDS = 5.0
-"""What calls with other incoming gradients may take in any case, together."""
+"""Seconds that calls with other incoming gradients may take in any case, together."""
 
 SHARE = 0.5
-"""What they may take of the time that the check has taken before them, if that is more."""
+"""The share of the check's time so far that these calls may take, if that is more."""
 
 _ROUNDED = frozenset({Kind.LOGIC, Kind.PRECISION})
 
 ROUNDOFFS = 32.0
-"""How many roundoffs of the same gradient in the user's own call are rounding."""
+"""Differences up to this many roundoffs of the same gradient in the user's own call are rounding."""
 
 
 def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
@@ -47,7 +48,7 @@ def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
 
 
 class Allowance:
-    """What these calls may take, so that a check does not become much slower.
+    """The time that these calls may take, so that a check does not become much slower.
 
     Args:
         before: The seconds that the check has taken.
@@ -58,20 +59,20 @@ class Allowance:
         self._allowed = max(LEAST_SECONDS, SHARE * before)
 
     def left_out(self, call: Call) -> Skip | None:
-        """What is to be said of a call for which there is no time."""
+        """The skip for a call for which there is no time; None if there is time."""
         if self._watch.seconds() <= self._allowed:
             return None
         return Skip(call.label, f"left out: those before it took more than the {self._allowed:.0f} s that they may")
 
 
 class ContiguousGradients:
-    """The gradients of the user's own call, which tell how large the rounding in the same call may be.
+    """The gradients of the user's own call, which show how large the rounding in the repeated call may be.
 
-    Where one number is expanded over a whole tensor, gradients through a normalisation or a softmax vanish: what is
-    left of them is rounding, which nothing repeats.
+    If one number is expanded over a whole tensor, gradients through a normalisation or a softmax vanish. Only their
+    rounding is left, and no run repeats that.
 
     Args:
-        gradients: Eager's, by subject.
+        gradients: Eager's gradients, by subject.
     """
 
     def __init__(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
@@ -82,12 +83,12 @@ class ContiguousGradients:
                 self._rounding[subject] = ROUNDOFFS * torch.finfo(gradient.dtype).eps * float(size)
 
     def left(self, findings: Sequence[Finding], call: Call, ledger: Ledger) -> list[Finding]:
-        """The findings of a call with other incoming gradients that are errors; of the others it is said why not.
+        """The findings of a call with other incoming gradients that are errors. The ledger gets reasons for the others.
 
         Args:
-            findings: All of them.
+            findings: All findings of the call.
             call: The call.
-            ledger: Where to say it.
+            ledger: Receives the reasons.
         """
         left = []
         for finding in findings:
@@ -103,23 +104,23 @@ class ContiguousGradients:
 
 
 def of_relaid(call: Call, coverage: Coverage) -> Coverage:
-    """What is to be told of a call's coverage among that of the user's own calls, which had contiguous gradients.
+    """The part of a repeated call's coverage that is added to that of the user's own calls.
 
-    What could not be judged here was judged there; and the detection limit is that of the user's own calls. So are the
-    numbers of calls, tensors and gradients: they tell how many the user's program has.
+    Tensors that could not be judged here were judged there, with contiguous gradients. The detection limit is that of
+    the user's own calls. So are the numbers of calls, tensors and gradients, because they describe the user's program.
     """
     skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]
     return Coverage(skipped=tuple(skipped), ignored=coverage.ignored, notes=coverage.notes)
 
 
 def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:
-    """Say which magnitudes and layouts were tried, and how small an error would have been seen there.
+    """Note which magnitudes and layouts were tried, and how small an error would have been seen there.
 
-    That is not as small as with contiguous gradients, because the noise found there is mostly taken over.
+    That error is not as small as with contiguous gradients, because the noise found with those is mostly reused.
 
     Args:
-        ledger: Where to say it.
-        coverages: The calls, and what was covered in each.
+        ledger: Receives the note.
+        coverages: The calls, each with its coverage.
     """
     tried = list(coverages)
     if not tried:

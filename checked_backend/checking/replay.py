@@ -52,13 +52,13 @@ def replay(
     dynamic again.
 
     Args:
-        dump: From `load_dump`.
+        dump: The result of `load_dump`.
         compiler: A Dynamo backend's name or a callable.
-        seed: For input values that were not saved.
-        investigator: Asked where a failure comes from.
-        report_dir: Where reports and repros go, if not where the environment says.
+        seed: The seed for input values that were not saved.
+        investigator: Finds out where a failure comes from.
+        report_dir: The folder of reports and repros, if not the one that the environment names.
         backward: Run the backward pass of a training graph too.
-        rehearsed: `rehearse` has run it already.
+        rehearsed: Whether `rehearse` has already run the graph.
 
     Returns:
         The report.
@@ -109,15 +109,15 @@ def replay_of_death(
     investigator: Investigator | None = None,
     report_dir: Path | None = None,
 ) -> Report:
-    """Report on a dumped graph of which, compiled, a process died. The compiler is not tried in this process again.
+    """Report on a dumped graph that killed a process when it was compiled. This process does not try the compiler.
 
     Args:
-        dump: From `load_dump`.
-        exit_code: Of the process that died, negative for a signal.
-        compiler: The compiler that it died of.
-        seed: For input values that were not saved.
-        investigator: Asked where that comes from.
-        report_dir: Where reports and repros go, if not where the environment says.
+        dump: The result of `load_dump`.
+        exit_code: The exit code of the process that died, negative for a signal.
+        compiler: The compiler that the process died of.
+        seed: The seed for input values that were not saved.
+        investigator: Finds out where the death comes from.
+        report_dir: The folder of reports and repros, if not the one that the environment names.
 
     Raises:
         OptionError: The compiler is unknown.
@@ -174,7 +174,7 @@ def _dying_late(gm: fx.GraphModule, example_inputs: Sequence[Any], words: str) -
 
 
 def _with_own_line(finding: Finding, dump: Dump) -> Finding:
-    """Name the user's line, which the dump remembers, instead of that of its ``module.py``."""
+    """Name the user's line, which the dump remembers, instead of the line in its ``module.py``."""
     made = _ASSIGNMENT.search(finding.source or "")
     if made is None:
         return finding
@@ -215,7 +215,7 @@ def _traced_again(
     *,
     whole: bool,
 ) -> tuple[Any, str | None]:
-    """Compile the graph as a user's program, whole or in parts; or say why Dynamo does not."""
+    """Compile the graph as a user's program, whole or in parts; or return the reason why Dynamo does not."""
     backend = partial(_checked, options=options, investigator=investigator)
     dynamo_reset()
     try:
@@ -250,7 +250,7 @@ def _checked(
 
 
 def _failing_openly(options: CheckOptions) -> Callable[..., Any]:
-    """The candidate compiler; exceptions that would steer Dynamo are failures where there is no Dynamo."""
+    """The candidate compiler. Exceptions that would steer Dynamo are failures here, because there is no Dynamo."""
     compiler = resolve_compiler(options)
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Findings about a compiled region's results, under the names that these have in the program's result."""
+"""Name findings about a compiled region's results as the program's result names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RegionResults:
     A region's results are a flat list: ``output[1]`` of a region may be ``output[loss]`` of the program.
 
     Attributes:
-        names: The program's name of a region's result, by region and result; None where calls do not agree on it.
+        names: The program's name of a region's result, by region and result; None if calls do not agree on it.
     """
 
     names: dict[tuple[str, str], str | None] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class RegionResults:
     def named(self, findings: Sequence[Finding], outputs: Mapping[str, Any]) -> list[Finding]:
         """Give findings about regions' results the program's names for them.
 
-        A region that ran several times in the call keeps its own names, and so does what the program did not return.
+        A region that ran several times in the call keeps its own names. So do results that the program did not return.
 
         Args:
-            findings: Those of the regions, from the call that is over.
-            outputs: The leaves of what the program returned, by name.
+            findings: The regions' findings, from the call that is over.
+            outputs: The leaves of the program's result, by name.
         """
         names = {id(value): name for name, value in outputs.items() if isinstance(value, torch.Tensor)}
         renamed: dict[tuple[str, str], str] = {}

@@ -1,7 +1,7 @@
-"""Whether Dynamo's graph only rounds otherwise than the program does: in float64 both agree then.
+"""Find out whether Dynamo's graph only rounds differently from the program. If so, both agree in float64.
 
-Dynamo may take other ways than Python: torch's optimizers, for example, compute with Python's numbers in eager, and
-with float32 tensors when they are compiled.
+Dynamo may compute in another way than Python. For example, torch's optimizers compute with Python's numbers in eager,
+and with float32 tensors when they are compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Rounding"]
 
 
 class Rounding:
-    """Runs a program, and the graphs that Dynamo makes of it, in float64; not before it is asked.
+    """Runs a program, and the graphs that Dynamo makes of it, in float64, when it is first asked.
 
     Args:
         program: The program.
@@ -34,14 +34,14 @@ class Rounding:
 
         Args:
             index: The number of the call.
-            subject: What differs after it.
+            subject: The tensor that differs after the call.
 
         Returns:
-            None where that cannot be known: the program does not run in float64.
+            Whether it is; None if the program does not run in float64.
         """
         try:
             reference, traced = self._runs
-        except Exception:  # whatever it is, it is about float64 and not about the program
+        except Exception:  # any such error is about float64, not about the program
             return None
         place = in_step(index, subject)
         names = [name for name in reference.keys() & traced.keys() if name.startswith(place)]

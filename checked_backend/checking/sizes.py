@@ -1,4 +1,4 @@
-"""Other sizes for a program's inputs: which dimensions the compiled program takes as dynamic, and what to try there."""
+"""Other sizes for a program's inputs: find the dynamic dimensions of the compiled program, and choose their sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Dimension: TypeAlias = Any
 
 @dataclass(slots=True)
 class _Region:
-    """What Dynamo gave the sizes of one compiled region's inputs."""
+    """Dynamo's symbols for the sizes of one compiled region's inputs."""
 
     names: tuple[str, ...]
     sizes: list[tuple[Dimension, ...] | sympy.Expr | None]
@@ -53,7 +53,7 @@ class Shapes:
         sizes: For each input by name, its dimensions as expressions; for an integer input, the expression of its value.
         hints: The value of each symbol in the user's own call.
         bounds: Sizes at which something changes for the compiler, by symbol.
-        memory: For each region, the bytes of all that its graph computes.
+        memory: For each region, the bytes of all tensors that its graph computes.
     """
 
     compilations: int = 0
@@ -125,7 +125,7 @@ class Shapes:
         return total
 
     def place(self, symbol: sympy.Symbol) -> str:
-        """What a symbol is the size of, for people: ``x.shape[0]``."""
+        """The dimension whose size a symbol is, for people: ``x.shape[0]``."""
         for name, sizes in self.sizes.items():
             if not isinstance(sizes, tuple):
                 if sizes == symbol:
@@ -135,7 +135,7 @@ class Shapes:
         return str(symbol)
 
     def _symbol(self, number: int, symbol: sympy.Symbol, renamed: dict[sympy.Symbol, Dimension]) -> Any:
-        """A symbol of one region among those of all: each region has its own."""
+        """The program-wide symbol for a symbol of one region, because regions have separate symbols."""
         own = symbol if not number else sympy.Symbol(f"{symbol}_{number}", integer=True, nonnegative=True)
         return renamed.setdefault(symbol, own)
 
@@ -187,9 +187,9 @@ def _expression(size: Any) -> Dimension:
 def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Call]:
     """Calls with other sizes of the dynamic dimensions, and with inputs that share memory.
 
-    For each symbol: the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes;
-    then all symbols together. Inputs that have a symbol in common vary together. Their data are fresh; integers stay in
-    the range they have, and below a size that shrinks under it.
+    Each symbol gets the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes. Then
+    all symbols vary together. Inputs with a common symbol vary together. Their data are fresh. Integers stay in their
+    range, and below a size that shrinks.
     """
     call = program.calls[0]
     leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
@@ -211,8 +211,8 @@ def call_of_sizes(program: Program, shapes: Shapes, values: Mapping[sympy.Symbol
     Args:
         program: The program.
         shapes: Which sizes are dynamic.
-        values: The size that each symbol is to have.
-        number: Another one makes other data.
+        values: The new size of each symbol.
+        number: A number for the data: another number makes other data.
     """
     call = program.calls[0]
     leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
@@ -245,7 +245,7 @@ def _varied(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, i
 
 
 def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
-    """An input for other sizes; None if they leave it as it is."""
+    """An input for other sizes; None if these sizes do not change it."""
     sizes = shapes.sizes.get(name)
     if sizes is None:
         return None
@@ -270,7 +270,7 @@ def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, 
 
 
 def _in_range(tensor: torch.Tensor, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> torch.Tensor:
-    """Integers that may be indices into a dimension that has shrunk under them, below its new size."""
+    """Keep integers that may be indices into a shrunken dimension below its new size."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not tensor.numel():
         return tensor
     greatest = int(tensor.max())
@@ -285,7 +285,7 @@ def _told(value: Any) -> str:
 
 
 def _aliased(program: Program, leaves: Mapping[str, Any]) -> Iterator[Call]:
-    """The same memory for two inputs that look alike: as one tensor, and as two."""
+    """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a program runs under in a check."""
+"""The settings of Dynamo and of warnings under which a check runs a program."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["eager_stance", "no_warning_is_an_error"]
 
 
 def eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
-    """What the program itself compiles is not compiled in eager, or a compiler's fault there would be on both sides.
+    """Keep the program's own `torch.compile` calls from compiling in eager: a fault there would be on both sides.
 
-    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. It traces nothing under modes.
+    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. Dynamo traces nothing under modes.
     """
     stance: AbstractContextManager[Any] = (
         torch.compiler.set_stance("force_eager")
@@ -25,7 +25,7 @@ def eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
 
 
 def no_warning_is_an_error() -> None:
-    """Show warnings that filters make errors: torch gives others, and at other times, when it compiles."""
+    """Show warnings that filters turn into errors: when torch compiles, it gives other warnings, at other times."""
     shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
     vars(warnings)["filters"][:] = shown
     warnings.simplefilter("default", append=True)  # so that it is noticed

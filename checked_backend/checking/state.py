@@ -1,4 +1,4 @@
-"""What a program reads and may change besides returning values: arguments, parameters, buffers, captured tensors."""
+"""The tensors that a program reads and may change: arguments, parameters, buffers, captured tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class State:
     """The tensors of one run, by name.
 
     Attributes:
-        inputs: Leaves of the arguments and of what the function captured; not only tensors.
+        inputs: Leaves of the arguments and of captured values; not only tensors.
         parameters: Parameters of modules.
         buffers: Buffers of modules.
         attributes: Other tensors that modules hold as plain attributes.
@@ -47,7 +47,7 @@ class State:
 
         Args:
             function: The function or module.
-            captured: What functions hold, by name.
+            captured: The values that functions hold, by name.
             arguments: Leaves of the arguments.
             histories: For a tensor with an autograd history, by identity: the leaf that stands for it.
         """
@@ -86,21 +86,21 @@ class State:
                 self.differentiable[name] = tensor
 
     def with_parameters_of(self, function: Callable[..., Any]) -> State:
-        """Take in the parameters that a module has by now; a lazy one has them only after its first call."""
+        """The state with the parameters that a module has by now. A lazy module has them only after its first call."""
         if isinstance(function, torch.nn.Module):
             self.parameters |= dict(function.named_parameters())
             self._add_trainable()
         return self
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """What an optimizer is over, each once: the parameters that require grad; if there are none, the inputs."""
+        """The tensors for an optimizer, each once: the parameters that require grad; if there are none, the inputs."""
         chosen = {name: tensor for name, tensor in self.differentiable.items() if name in self.parameters}
         chosen = chosen or self.differentiable
         names = {id(tensor): name for name, tensor in reversed(chosen.items())}
         return {name: tensor for name, tensor in chosen.items() if names[id(tensor)] == name}
 
     def restorable(self) -> Iterator[torch.Tensor]:
-        """What a call that begins anew must find as the first one found it; arguments have their own copies."""
+        """The tensors that must be as in the first call when a call begins anew. Arguments have their own copies."""
         for tensor in (*self.parameters.values(), *self.buffers.values(), *self.attributes.values()):
             if type(tensor) in (torch.Tensor, torch.nn.Parameter):
                 yield tensor

@@ -1,4 +1,4 @@
-"""The same values in other places of memory."""
+"""Copy tensors into other memory layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its last two dimensions in the other order in memory; None with fewer than two."""
+    """A copy with the last two dimensions in the other order in memory; None if there are fewer than two."""
     if tensor.dim() < 2:
         return None
     return tensor.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
@@ -24,7 +24,7 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def expanded(tensor: torch.Tensor, dims: int = 1) -> torch.Tensor | None:
-    """Its first element along each of the first dimensions everywhere, with a stride of 0; None if that is itself.
+    """The first element along each of the first dimensions, repeated with a stride of 0; None if nothing changes.
 
     Args:
         tensor: A tensor with elements.
@@ -37,12 +37,12 @@ def expanded(tensor: torch.Tensor, dims: int = 1) -> torch.Tensor | None:
 
 
 def with_gaps(tensor: torch.Tensor, offset: int = 0) -> torch.Tensor:
-    """Every other element of memory of twice its size, from an offset on."""
+    """A copy in every other element of memory of twice its size, from an offset on."""
     memory = tensor.new_zeros(2 * tensor.numel() + offset)
     return memory[offset:].view(*tensor.shape, 2)[..., 0].copy_(tensor)
 
 
 def at_an_offset(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and not at the beginning of its memory."""
+    """A contiguous copy that does not begin at the beginning of its memory."""
     memory = tensor.new_zeros(tensor.numel() + _OFFSET)
     return memory[_OFFSET:].view(tensor.shape).copy_(tensor)

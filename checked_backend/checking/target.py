@@ -22,7 +22,7 @@ Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
 
 def load_factory(target: str) -> Loaded:
-    """Run a Python file and call a function of it that makes what to check. The file is run: trust it.
+    """Run a Python file and call its function that makes the program. The file's code runs: trust it.
 
     Args:
         target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
@@ -48,15 +48,15 @@ def make_program(factory: Callable[..., Any], target: str, **settings: Any) -> L
 
     Args:
         factory: Returns ``(fn_or_module, args, kwargs)``, without the last or the last two if they are empty.
-        target: What it is called in messages.
-        settings: Its keyword arguments.
+        target: The name of the factory in messages.
+        settings: The keyword arguments for the factory.
 
     Raises:
-        CheckedBackendError: It raised, which is the cause of this error; or it returned something else.
+        CheckedBackendError: The factory raised (the cause of this error), or it returned something else.
     """
     try:
         made = factory(**settings)
-    except (Exception, SystemExit) as error:  # whose exit code would be taken for a verdict
+    except (Exception, SystemExit) as error:  # SystemExit's code would be taken for a verdict
         raise CheckedBackendError(f"{target} raised:\n{_users_part(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
     function, args, kwargs = (*parts, *((), {})[len(parts) - 1 :]) if 1 <= len(parts) <= 3 else (None, (), {})

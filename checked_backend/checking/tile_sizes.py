@@ -1,6 +1,6 @@
 """Sizes around powers of two, where kernels change: whole tiles, one element more or less, blocks of threads.
 
-These calls are as large as time and memory allow; what does not fit is left out, and said.
+These calls are as large as time and memory allow. Sizes that do not fit are left out, and reported.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ TILE_SIZES = (
     *(127, 257, 16, 32, 63, 128, 256, 511, 512, 1023, 1025),
     *(200, 777, 2047, 2048, 2049, 4095, 4096, 4097),
 )
-"""The sizes to try, those first that each stand for many others."""
+"""The sizes to try. Those that each stand for many others come first."""
 
 MOST_SECONDS = 20.0
-"""What all these calls may take together."""
+"""Seconds that all these calls may take together."""
 
 COPIES = 12
-"""How often what a program computes is in memory: gradients, both sides, float64, control runs."""
+"""How many copies of a program's tensors are in memory: gradients, both sides, float64, control runs."""
 
 SHARE_OF_MEMORY = 0.25
 MOST_BYTES = 8 << 30
 
 SECONDS_PER_BYTE = 2e-8
-"""What checking a call takes at least, for each byte that the program computes: some twenty runs at 1 GB/s."""
+"""The least time to check a call, for each byte that the program computes: some twenty runs at 1 GB/s."""
 
 REFUSALS = 2
-"""So many sizes that eager refuses in a row, and none accepted: it takes no other one."""
+"""After this many sizes that eager refuses in a row, with none accepted, no more sizes are tried."""
 
 _FIRST_NUMBER = 1000
 
@@ -54,11 +54,11 @@ class _Sweep:
     """One or more dimensions that grow together.
 
     Attributes:
-        symbols: Theirs.
-        place: What they are, for people.
+        symbols: The symbols of these dimensions.
+        place: The dimensions, for people.
         tried: Sizes that were tried.
         refused: How many of them eager refused in a row.
-        accepted: Whether it took one.
+        accepted: Whether eager accepted one.
         left_out: Sizes that were not tried, by reason.
     """
 
@@ -71,12 +71,12 @@ class _Sweep:
 
 
 def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Call]:
-    """Calls with sizes around powers of two: of each dynamic dimension alone, and of all together.
+    """Calls with sizes around powers of two: for each dynamic dimension alone, and for all together.
 
     Args:
         program: The program.
-        shapes: Which sizes are dynamic.
-        ledger: Where it is said which sizes were tried, and which were not.
+        shapes: The dynamic sizes.
+        ledger: Receives the sizes that were tried, and those that were not.
     """
     sweeps = _sweeps(shapes)
     if not sweeps:
@@ -106,7 +106,7 @@ def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Cal
 
 
 def _sweeps(shapes: Shapes) -> list[_Sweep]:
-    """All dimensions together first: most faults show there, whichever dimension is theirs."""
+    """The sweeps. All dimensions together come first: most faults show there, in whichever dimension they are."""
     symbols = list(shapes.hints)
     alone = [_Sweep((symbol,), shapes.place(symbol)) for symbol in symbols]
     if len(symbols) < 2:
@@ -115,7 +115,7 @@ def _sweeps(shapes: Shapes) -> list[_Sweep]:
 
 
 class _Costs:
-    """What a call may take.
+    """The time and the memory that a call may take.
 
     Args:
         shapes: Which sizes are dynamic.
@@ -129,7 +129,7 @@ class _Costs:
         self._pace = SECONDS_PER_BYTE
 
     def forbid(self, values: Mapping[sympy.Symbol, int]) -> str:
-        """Why a call of these sizes is not made; "" if it is."""
+        """Why a call of these sizes is not made; "" if it is made."""
         computed = self._shapes.bytes_at(values)
         if computed * COPIES > self._memory:
             return f"more memory than the {self._memory / 2**30:.1f} GiB that they may need"
@@ -138,7 +138,7 @@ class _Costs:
         return ""
 
     def took(self, values: Mapping[sympy.Symbol, int], seconds: float) -> None:
-        """Learn from a call what others of its size will take."""
+        """Learn from a call how long others of its size will take."""
         self._spent += seconds
         computed = self._shapes.bytes_at(values)
         if computed > _LARGE:
@@ -146,7 +146,7 @@ class _Costs:
 
 
 _LARGE = 4 << 20
-"""Of calls that compute fewer bytes the time says nothing about larger ones."""
+"""The time of a call that computes fewer bytes says nothing about larger calls."""
 
 
 def _free_memory() -> float:

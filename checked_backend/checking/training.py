@@ -21,7 +21,7 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
 
     Args:
         make: A class of ``torch.optim`` or a factory.
-        trained: What is trained, by name.
+        trained: The tensors to train, by name.
 
     Raises:
         OptionError: There is nothing to train; or the factory raised, or returned no optimizer, or one over other
@@ -48,14 +48,14 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
 
 
 def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
-    """Let an optimizer take a step, also one whose ``step`` takes no closure: then the gradients are there before.
+    """Let an optimizer take a step. If its ``step`` takes no closure, the gradients are computed before.
 
     Args:
         optimizer: The optimizer.
         closure: Evaluates the loss and leaves the gradients.
 
     Raises:
-        Exception: What the closure or the optimizer raised.
+        Exception: Whatever the closure or the optimizer raises.
     """
     step: Any = optimizer.step
     try:

@@ -32,8 +32,8 @@ def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]
 
     Args:
         value: Anything.
-        path: What its name begins with.
-        objects: How many objects with attributes may be inside of each other; others are leaves.
+        path: The beginning of the leaves' names.
+        objects: How many objects with attributes may be inside each other. Deeper ones are leaves.
 
     Yields:
         Name and leaf; tensors, modules, functions and strings are leaves.
@@ -62,7 +62,7 @@ def _walk(value: Any, path: str, inside: tuple[int, ...], objects: int) -> Itera
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
-    """What a container holds, by the step that leads there; None for what is no container."""
+    """The items of a container, by the step that leads to each; None if the value is no container."""
     if isinstance(value, _ATOMS + _FUNCTIONS):
         return None
     if isinstance(value, Mapping):
@@ -77,7 +77,7 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _named(key: object, place: int) -> str:
-    """A key as it is written, or by its place where that would show its values or its address, as of a parameter."""
+    """A key as it is written; its place if the written form would show values or an address, as for a parameter."""
     plain = isinstance(key, (str, int, float, complex, bytes, Enum, tuple, frozenset)) or key is None
     return str(key) if plain else f"{type(key).__name__} {place}"
 
@@ -95,7 +95,7 @@ def _has_equality(kind: type) -> bool:
 
 
 def comparable(value: Any) -> Any:
-    """What to compare a leaf that is no tensor by: itself where it can be compared, else its type.
+    """The value by which a leaf that is no tensor is compared: itself if it can be compared, else its type.
 
     Functions and objects without an equality of their own differ from each of their copies.
     """
@@ -113,10 +113,10 @@ def comparable(value: Any) -> Any:
 
 
 def settled(returned: Any) -> Any:
-    """A result that can be looked at: what an iterator yields, as a list.
+    """A result in a form that can be compared: an iterator becomes a list of its items.
 
     Raises:
-        CheckedBackendError: It is a coroutine, of which nothing has run yet.
+        CheckedBackendError: The result is a coroutine, which has not run yet.
     """
     if isinstance(returned, Coroutine):
         returned.close()

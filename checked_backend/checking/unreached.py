@@ -1,4 +1,4 @@
-"""Tensors whose gradient a program's backward pass would give, and that the check has not found."""
+"""Find tensors that get a gradient in a program's backward pass, but that the check has not found."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def unreached_leaves(roots: Mapping[str, torch.Tensor], wanted: Iterable[torch.T
 def not_differentiated(
     unreached: Iterable[torch.Tensor], is_copy: Callable[[torch.Tensor], bool], again: Callable[[], list[torch.Tensor]]
 ) -> Iterator[Skip]:
-    """Say of which tensors from outside of the program no gradient is compared.
+    """Skips for tensors from outside the program whose gradients are not compared.
 
     Args:
-        unreached: Those that eager's backward pass reached.
+        unreached: The leaves that eager's backward pass reached.
         is_copy: Whether a tensor was copied for the run.
-        again: Gives those of another run: what both have was not made by the program in its call.
+        again: Gives the leaves of another run. Leaves that both runs have were not made by the program in its call.
     """
     missed = list(unreached)
     if not missed:

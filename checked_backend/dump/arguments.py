@@ -1,4 +1,4 @@
-"""The arguments of nodes, from their JSON values: a small grammar, checked before anything is made of it."""
+"""Build the arguments of nodes from JSON values. They follow a small grammar, which is checked first."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NONFINITE = ("nan", "inf", "-inf")
 _GREATEST = 2**64
 _LONGEST = 10_000
 
-# Compilers write the texts in a graph into the code that they make, some of them without quoting: into comments, and
-# into C++ between quotation marks. A word of these characters ends neither, and calls nothing.
+# Compilers write the texts of a graph into the code that they make, some of them without quoting: into comments, and
+# into C++ between quotation marks. A word of these characters ends neither of them, and calls nothing.
 _WORD = re.compile(r"[A-Za-z0-9_ .,:>+-]*")
 _NO_WORD = re.compile(r"[^A-Za-z0-9_ .,:;<>=+*/()\[\]-]")
 _MESSAGES = re.compile(r"assert|_check|_hooks_disable|_log_api_usage")
 
 
 class BadArgument(Exception):
-    """JSON values that are no argument."""
+    """Raised for JSON values that are no argument."""
 
 
 def takes_message(target: str) -> bool:
@@ -46,7 +46,7 @@ def argument_nodes(value: Any, depth: int = 0, *, message: bool = False) -> Iter
         message: Whether texts in it are messages, see `takes_message`.
 
     Raises:
-        BadArgument: It is of no known kind, or nested too deeply.
+        BadArgument: The value is of no known kind, or nested too deeply.
     """
     if depth > _DEPTH:
         raise BadArgument("arguments are nested too deeply")
@@ -77,12 +77,12 @@ def decode_argument(value: Any, nodes: Mapping[str, fx.Node], trusted: Trusted) 
     """Build an argument.
 
     Args:
-        value: Passed `argument_nodes`.
+        value: A value that passed `argument_nodes`.
         nodes: The nodes that it may refer to, by name.
         trusted: See `resolve_target`.
 
     Raises:
-        Unresolved: It names an operator that is not here.
+        Unresolved: It names an operator that is not registered here.
         ValueError, TypeError, RuntimeError: A value that its type does not take.
     """
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Run a dumped graph in eager, with every size and index held against the memory that is there before it is used."""
+"""Run a dumped graph in eager. Every size and index is checked against the tensor's memory before it is used."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SHOWN = 400
 
 
 class OutOfRange(Exception):
-    """An operator would leave its memory."""
+    """Raised if an operator would leave its memory."""
 
 
 class _Guard(OperatorMode):
-    """Looks at each operator's arguments before it runs, and at what it returns before anything is done with it."""
+    """Checks each operator's arguments before it runs, and its results before they are used."""
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_memory(func, (args, kwargs))
@@ -67,14 +67,14 @@ def _named(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
 
 
 class _Refused(Exception):
-    """A node that eager does not run."""
+    """Raised for a node that eager does not run."""
 
     def __init__(self, node: fx.Node, error: Exception) -> None:
         super().__init__(f"node {node.name}: {_told(error)}")
 
 
 class _Unclosed(Exception):
-    """What would run after the graph would run under a mode of it."""
+    """Raised if the graph leaves a mode on, under which later code would run."""
 
 
 class _Nodewise(fx.Interpreter):
@@ -88,12 +88,12 @@ class _Nodewise(fx.Interpreter):
 
 
 def rehearse(dump: Dump, seed: int = 0) -> None:
-    """Run a graph in eager, forward and backward, and throw away what it computes.
+    """Run a graph in eager, forward and backward, and throw away its results.
 
-    It is to run in a process of its own, with limits: memory and time that a graph asks for are not foreseen.
+    Call this in a process of its own, with limits: the memory and the time that a graph needs are not known before.
 
     Args:
-        dump: From `load_dump`. Neither its module nor its constants are touched.
+        dump: The result of `load_dump`. Neither its module nor its constants are touched.
         seed: For input values that were not saved.
 
     Raises:
@@ -107,7 +107,7 @@ def rehearse(dump: Dump, seed: int = 0) -> None:
         if not training:
             inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
         interpreter = _Nodewise(module)
-        interpreter.extra_traceback = False  # FX writes to stderr what it knows of a node that fails
+        interpreter.extra_traceback = False  # else FX writes about a failing node to stderr
         try:
             with _modes_unharmed(), _Guard():
                 depth = get_dynamic_layer_stack_depth()
@@ -125,7 +125,7 @@ def rehearse(dump: Dump, seed: int = 0) -> None:
 
 @contextmanager
 def _modes_unharmed() -> Iterator[None]:
-    """Leave the modes that a graph enters and does not leave: what comes after must not run under them."""
+    """Leave the modes that a graph enters and does not leave: later code must not run under them."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
     casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
     with transforms_unharmed():

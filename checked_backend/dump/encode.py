@@ -29,16 +29,16 @@ __all__ = ["EncodedGraph", "encode_graph", "encode_value", "tensor_bytes"]
 
 
 class EncodedGraph:
-    """What `encode_graph` found.
+    """The result of `encode_graph`.
 
     Attributes:
         graph: The graph and its subgraphs.
         constants: The storages of its constants.
         stacks: The stack traces that nodes refer to by number.
-        requires: What must be imported to run it.
-        unsupported: What in it a dump cannot hold, so that it can be read but not run from the dump.
+        requires: The modules that must be imported to run it.
+        unsupported: The parts that a dump cannot hold. With any of these, the dump can be read but not run.
         symbols: Range and hint of each symbol.
-        relations: What tracing relied on, such as ``Eq(Mod(s0, 2), 0)``.
+        relations: Relations that tracing relied on, such as ``Eq(Mod(s0, 2), 0)``.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class EncodedGraph:
 
 
 def encode_graph(gm: fx.GraphModule) -> EncodedGraph:
-    """Encode a graph, its subgraphs and the descriptions of its constants. Computes nothing and adds no guard."""
+    """Encode a graph, its subgraphs and the descriptions of its constants. This computes nothing and adds no guard."""
     found = EncodedGraph()
     found.graph = _graph(gm, found, "")
     _facts(gm, found)
@@ -123,9 +123,9 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
 
 
 def _refusal(node: fx.Node, target: str) -> str | None:
-    """Why a graph that calls this cannot be run from its dump; None if it can."""
+    """Why a graph that calls a target cannot be run from its dump; None if it can."""
     if "triton_kernel_wrap" in target:
-        return None  # which is told with the kernel's name
+        return None  # this is reported elsewhere, with the kernel's name
     known = node.op == "call_method" or known_function(node.target) is not None
     if target.startswith("function:") and not known and not is_importable(target, node.target):
         return f"{target.removeprefix('function:')}, an object that cannot be imported"
@@ -140,7 +140,7 @@ def encode_value(value: Any) -> Any:
     """An argument of a node as JSON values.
 
     Raises:
-        TypeError: It is of a type that a dump cannot hold; the message is that type.
+        TypeError: The argument has a type that a dump cannot hold. The message is that type.
     """
     if value is None or isinstance(value, (bool, str)):
         return value

@@ -47,7 +47,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     """Read and validate a JSON file of a dump.
 
     Raises:
-        DumpError: It is missing, truncated, edited, of a newer format, or not what it should be.
+        DumpError: The file is missing, truncated, edited, of a newer format, or does not fit the model.
     """
     data = _read(path, _MAX_JSON)
     _check_values(path, data)
@@ -76,10 +76,10 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
 
 
 def check_text(path: Path, expected: str) -> None:
-    """Check a text file whose checksum is known, without holding it.
+    """Check a text file whose checksum is known, without keeping its text.
 
     Raises:
-        DumpError: It is missing, too large, or not the file that was written.
+        DumpError: The file is missing, too large, or not the file that was written.
     """
     digest = hashlib.sha256()
     with _opened(path, _MAX_TEXT) as stream:
@@ -90,15 +90,15 @@ def check_text(path: Path, expected: str) -> None:
 
 
 def check_memory(path: Path, needed: int) -> None:
-    """Refuse what is larger than this machine's memory, before any of it is asked for.
+    """Refuse a file whose tensors need more than this machine's memory, before any memory is requested.
 
     An operating system that promises more memory than there is would kill the process later.
 
     Raises:
-        DumpError: They are.
+        DumpError: The tensors need more memory than this machine has.
     """
     if not hasattr(os, "sysconf"):
-        return  # Windows, which does not promise what it lacks
+        return  # Windows does not promise more memory than it has
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise DumpError(
@@ -150,9 +150,9 @@ def _finite(text: str) -> float:
 
 @contextmanager
 def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
-    """Open a file that is no link and no larger than a limit: a stranger's names must not lead out of the folder."""
+    """Open a file that is no link and no larger than a limit. A stranger's names must not lead out of the folder."""
     try:
-        # neither a link nor a pipe that nobody writes to
+        # follow no link, and do not wait for a pipe that nobody writes to
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.EMLINK, errno.ENXIO):
@@ -170,21 +170,21 @@ def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
 
 def _read(path: Path, limit: int) -> bytes:
     with _opened(path, limit) as stream:
-        data = stream.read(limit + 1)  # it may grow
+        data = stream.read(limit + 1)  # the file may grow meanwhile
     if len(data) > limit:
         raise DumpError(f"{path}: larger than {limit >> 20} MiB")
     return data
 
 
 def _check_values(path: Path, data: bytes) -> None:
-    """Refuse a JSON text of very many values before they are made: the smallest of them takes 28 times its text."""
+    """Refuse a JSON text of very many values before it is parsed: the smallest value takes 28 times its text."""
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > _MAX_VALUES:
         raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
 
 
 def _check_header(path: Path, storages: int, size: int) -> None:
-    """Refuse a safetensors file whose header or contents are larger than what the storages need."""
+    """Refuse a safetensors file whose header or contents are larger than the storages need."""
     with _opened(path, 1 << 62) as stream:
         there = os.fstat(stream.fileno()).st_size
         header = int.from_bytes(stream.read(8), "little")

@@ -20,7 +20,7 @@ _CLAIMS = ".claims"
 
 @dataclass(frozen=True, slots=True)
 class DumpSlot:
-    """One index of one name: the graphs of one region share it.
+    """One index of one name. The graphs of one region share it.
 
     Attributes:
         folder: ``DIR/NAME``.
@@ -41,7 +41,7 @@ class DumpSlot:
 
         Args:
             kind: The graph kind: joint, forward, backward, inference, dynamo.
-            fill: Writes the files into the folder it is given.
+            fill: Writes the files into the folder that it gets.
 
         Returns:
             The finished folder.
@@ -66,7 +66,7 @@ class DumpSlot:
         return target
 
     def discard(self) -> None:
-        """Remove the graphs of this index, and give it back. What cannot be removed stays."""
+        """Remove the graphs of this index, and give the index back. Files that cannot be removed stay."""
         for path in self.folder.glob(f"{self.name}_*_{self.index}"):
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
@@ -78,7 +78,7 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
 
     Args:
         root: The dump's folder, made if it does not exist.
-        name: What is dumped; characters that do not belong in a file name become ``_``.
+        name: The name of the region. Characters that do not belong in a file name become ``_``.
 
     Raises:
         DumpError: The folder cannot be made.
@@ -91,7 +91,7 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
         index = _first_free(folder, safe)
         while True:
             with suppress(FileExistsError):
-                # exclusive creation is the claim: forward and backward of a region come at different times
+                # exclusive creation makes the claim; it lasts, because forward and backward come at different times
                 os.close(os.open(claims / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 return DumpSlot(folder, safe, index)
             index += 1

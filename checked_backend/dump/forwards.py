@@ -1,4 +1,4 @@
-"""What a backward operator of a graph must fit: the forward operator of the same name, asked for shapes alone."""
+"""Check a backward operator of a graph against the forward operator of the same name, by shapes alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FAMILIES = re.compile(
 
 
 def forward_problem(name: str, given: Mapping[str, Any]) -> str | None:
-    """Why the gradient that goes into a backward operator is none of its forward's result; None if it may be.
+    """Why the gradient for a backward operator does not fit its forward operator's result; None if it fits.
 
     Args:
         name: ``namespace::name``.
@@ -48,11 +48,13 @@ def forward_problem(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def out_problem(overload: OpOverload) -> str | None:
-    """Why an operator may not write where it is told; None if it may.
+    """Why an operator may not write to its ``out`` argument; None if it may.
+
+    Public operators resize ``out`` and check it. Not all operators that only other operators call do that, and no
+    traced graph has them write to ``out``.
 
     Args:
-        overload: Public operators make room in ``out`` and look at what is there. Those that only other operators call
-            do not all do that, and no traced graph has them write to ``out``.
+        overload: The operator.
     """
     name = overload.name().partition("::")[2].partition(".")[0]
     inner = name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")

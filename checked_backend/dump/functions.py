@@ -20,7 +20,7 @@ from checked_backend.dump.operators import allowed_packets
 
 __all__ = ["function_names", "functions", "is_allowed_method", "is_attribute"]
 
-# written in Python, or of several operators
+# functions that are written in Python, or made of several operators
 _TORCH = (
     "Size _check _check_is_size _constrain_as_size _sym_sqrt as_tensor asarray autocast_decrement_nesting "
     "autocast_increment_nesting broadcast_shapes is_autocast_enabled is_grad_enabled is_tensor lobpcg "
@@ -88,7 +88,7 @@ def functions() -> Mapping[str, Callable[..., Any]]:
         table |= {
             f"{module.__name__}:{name}": getattr(module, name)
             for name in names_there.split()
-            if hasattr(module, name)  # a newer Python has more of them
+            if hasattr(module, name)  # newer Pythons have more functions
         }
     return MappingProxyType(table)
 

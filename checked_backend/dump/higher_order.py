@@ -1,4 +1,4 @@
-"""What higher-order operators take on trust: tables of blocks that compiled kernels follow without a look.
+"""Check the tables of blocks that higher-order operators trust: compiled kernels follow them without a check.
 
 Eager does not read these tables, so running the graph in eager does not show that they are wrong.
 """
@@ -13,10 +13,10 @@ import torch
 __all__ = ["higher_order_problem"]
 
 _TABLES = 10
-"""How many entries of a block mask come before what differs between versions of torch."""
+"""The number of first entries of a block mask that are the same in all versions of torch."""
 
 _LARGEST = 2**30
-"""Rows of the one block that stands for no mask at all."""
+"""Rows of the single block that means that there is no mask."""
 
 
 def higher_order_problem(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -63,7 +63,7 @@ def _mask_problems(query: torch.Tensor, key: torch.Tensor, mask: Any) -> Iterato
 def _table_problems(
     what: str, counts: torch.Tensor, indices: torch.Tensor, needed: tuple[int, int, int], end: int
 ) -> Iterator[str]:
-    """Of each row of blocks as many indices count as its number says; what is behind them is not read."""
+    """Problems of one table. Each row of blocks has a count of the indices that are read; later ones are not read."""
     batch, heads, height = needed
     if counts.dtype != torch.int32 or indices.dtype != torch.int32:
         yield f"{what}_indices and their numbers are {counts.dtype} and {indices.dtype}, not torch.int32"

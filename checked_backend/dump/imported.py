@@ -1,6 +1,6 @@
 """What a module that the user names with ``--import`` lends to a dump: its own operators and its own functions.
 
-Nothing that it merely imports and nothing that hangs on an attribute: ``from os import system`` in it lends no shell.
+It lends nothing that it merely imports, and nothing behind an attribute: ``from os import system`` lends no shell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = ("torch", "checked_backend", "builtins", *sys.stdlib_module_names)
 
 
 def lends_nothing(module: str) -> bool:
-    """Whether naming a module changes nothing: of torch and Python a dump may call what is on the list only."""
+    """Whether naming a module changes nothing. From torch and Python a dump may only call what is on the list."""
     return module.partition(".")[0] in _NEVER and module != "__main__"
 
 
@@ -31,7 +31,7 @@ def may_lend(module: str, name: str) -> bool:
 
 
 def own_function(module: str, name: str) -> Callable[..., Any] | str:
-    """A function that a module defines itself; or why there is none, as the end of a sentence.
+    """A function that a module defines itself; or the reason why there is none, as the end of a sentence.
 
     Args:
         module: The module's name, which the user gave.
@@ -45,8 +45,8 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
         return f"{module} has no function {name!r}"
     if name.startswith("__") or not isinstance(found, FunctionType):
         return f"{module}.{name} is no plain function"
-    # A decorator may stand around it, but must not have brought it along from elsewhere. What it says of itself does
-    # not settle that: numpy.load, which opens files, says that it is of numpy.
+    # A decorator may wrap the function, but must not have brought it from elsewhere. The function's own claim does not
+    # settle that: numpy.load, which opens files, says that it is of numpy.
     namespace = getattr(inspect.unwrap(found), "__globals__", {})
     if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
         return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
@@ -67,7 +67,7 @@ def registers(name: str, imported: Collection[str], new: Collection[str]) -> boo
     file = registration_file(name)
     if file.endswith(".py") and not _is_torchs(file):
         return any(_has_file(module, file) for module in imported)
-    # registered in C++, or by torch on somebody's behalf: it cannot be known whose it is, but when it came
+    # registered in C++, or by torch on somebody's behalf: nobody can tell whose it is, only when it came
     return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
 
 

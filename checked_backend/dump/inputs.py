@@ -1,4 +1,4 @@
-"""The inputs of a graph as JSON values: what a faithful replay needs."""
+"""The inputs of a graph as JSON values, with everything that a faithful replay needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["describe_inputs", "input_names", "traced_inputs"]
 
 
 def traced_inputs(gm: fx.GraphModule) -> list[Any]:
-    """What tracing recorded of each placeholder."""
+    """The value that tracing recorded for each placeholder."""
     return [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def input_names(gm: fx.GraphModule) -> list[tuple[str, str | None]]:
-    """Of each placeholder its name, and what the user or AOT autograd calls it."""
+    """For each placeholder its name, and the name that the user or AOT autograd has for it."""
     return [(node.name, _source(node)) for node in gm.graph.find_nodes(op="placeholder")]
 
 
@@ -42,9 +42,9 @@ def describe_inputs(
     """Describe inputs.
 
     Args:
-        names: From `input_names`.
-        traced: From `traced_inputs`: shapes as expressions.
-        actual: What the graph is called with, before it runs; None if it was not called yet.
+        names: The result of `input_names`.
+        traced: The result of `traced_inputs`, with shapes as expressions.
+        actual: The arguments of the graph's call, before it runs; None if it was not called yet.
 
     Returns:
         The JSON values, and the storages, which the caller may save.

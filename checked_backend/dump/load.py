@@ -1,4 +1,4 @@
-"""Read a dump. Nothing in it is run by being loaded: no pickle, no eval, no import of its ``module.py``."""
+"""Read a dump. Loading runs nothing of it: no pickle, no eval, no import of its ``module.py``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Dump:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What ``graph.json`` and ``inputs.json`` say, as plain values, the latter under ``inputs``."""
+        """The contents of ``graph.json`` as plain values, with those of ``inputs.json`` under ``inputs``."""
         return {**self._graph.model_dump(), "inputs": self._inputs.model_dump()}
 
     @property
@@ -63,7 +63,7 @@ class Dump:
 
     @property
     def has_values(self) -> bool:
-        """Whether the real input values are there."""
+        """Whether the dump has the real input values."""
         return self._inputs.values is not None
 
     @property
@@ -71,7 +71,7 @@ class Dump:
         """The graph, ready to be called with `inputs`. Its operators must be registered here.
 
         Raises:
-            DumpError: It holds something that a dump cannot, or an operator that is not here.
+            DumpError: It holds something that a dump cannot hold, or an operator that is not registered here.
         """
         if self._module is None:
             self._module = self.build()
@@ -115,7 +115,7 @@ class Dump:
         """The modes (grad, inference, autocast) and the random state that the graph was called under.
 
         Raises:
-            DumpError: They are of a device or a torch that is not here.
+            DumpError: They belong to a device or a version of torch that is not here.
         """
         with ExitStack() as stack:
             try:
@@ -139,12 +139,12 @@ def load_dump(path: str | Path, *, imported: Collection[str] = (), registered: C
     Args:
         path: The folder of one graph.
         imported: Modules that you have imported and trust: the graph may call the functions that they define.
-        registered: Operators, as ``namespace::name``, that were registered while these modules were imported. Of
-            those that are not torch's the graph may call only theirs. Default: all that this program registered.
+        registered: Operators, as ``namespace::name``, that were registered while these modules were imported. Besides
+            torch's operators, the graph may only call these. Default: all that this program registered.
 
     Raises:
-        DumpError: A file is missing, truncated, edited, of a newer format, or holds what a dump may not; the message
-            says which file and why.
+        DumpError: A file is missing, truncated, edited, of a newer format, or holds something that a dump may not
+            hold. The message says which file and why.
     """
     trusted = Trusted(frozenset(imported), None if registered is None else frozenset(registered))
     folder = Path(path)

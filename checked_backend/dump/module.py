@@ -173,9 +173,9 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
 
     Args:
         gm: The graph.
-        encoded: What `encode_graph` found in it.
+        encoded: The result of `encode_graph`.
         title: The first line of the module's docstring.
-        torch_version: For the docstring.
+        torch_version: The version of torch, for the docstring.
     """
     classes: list[str] = []
     names: dict[str, Any] = {}
@@ -267,7 +267,7 @@ def _add_class(
 
 
 def _taken_apart(graph: Mapping[str, Any]) -> set[str]:
-    """The subgraphs of operators that do not call their body, but interpret its nodes."""
+    """The subgraphs of operators that interpret the nodes of their body instead of calling it."""
     targets = {node["name"]: node["target"] for node in graph["nodes"] if node["op"] == "get_attr"}
     calls = [node for node in graph["nodes"] if node["target"] in _INTERPRETING]
     given = [value for node in calls for value in node["args"]["tuple"] if isinstance(value, dict) and "node" in value]
@@ -275,7 +275,7 @@ def _taken_apart(graph: Mapping[str, Any]) -> set[str]:
 
 
 def _local(attribute: str) -> str:
-    # Dynamo fails on a variable whose name it wants to give to a body itself, which it calls cond_true_0 and the like
+    # Dynamo gives bodies names such as cond_true_0, and fails on a variable of such a name
     return attribute if "_graph_" in attribute or "." in attribute else f"body_{attribute}"
 
 

@@ -1,8 +1,8 @@
-"""Which operators a dump may call: a rule on their schemas, so that it holds for those of a newer torch too.
+"""Which operators a dump may call: a rule on their schemas, so that it also holds for operators of a newer torch.
 
-Allowed is what computes tensors and numbers of tensors and numbers. Refused are operators that take a storage, a file,
-a stream or an object; that change where a tensor's memory is or ends; and that take the caller's word for indices. Of
-private operators only those on a list are allowed.
+Operators are allowed if they compute tensors and numbers from tensors and numbers. Operators are refused if they take a
+storage, a file, a stream or an object, if they change where a tensor's memory is or ends, and if they do not check
+indices. Private operators are only allowed if they are on a list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TENSORS = ("aten", "prims")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
 _FAMILIES = ("quantized_decomposed",)
 
-# What torch itself registers, besides what is above. Whoever has other operators registers them in a namespace of his.
+# Other namespaces that torch itself registers. Other people's operators have namespaces of their own.
 _TORCHS = (
     "_c10d_functional _c10d_functional_autograd _caffe2 _dtensor _inductor_test _native _quantized _test aoti "
     "aoti_torch c10d c10d_functional caffe2 cuda debug_mode_ops debugprims executorch export fbgemm flex_lib fsdp "
@@ -45,8 +45,9 @@ _HIGHER_ORDER = (
 # Kernels and objects that only live in the process that traced them.
 _PROCESS_BOUND = ("triton_kernel_wrap", "call_torchbind", "aoti_call_delegate", "executorch_call_delegate")
 
-# Operators whose names begin with an underscore are steps of others: torch calls them with what it has looked at, and
-# some kernels rely on that. Allowed are those that Dynamo, AOT autograd and torch's decompositions write into graphs.
+# Operators whose names begin with an underscore are steps of others: torch calls them with arguments that it has
+# checked, and some kernels rely on that. Those that Dynamo, AOT autograd and torch's decompositions write into graphs
+# are allowed.
 _PRIVATE = re.compile(
     r"""
       __(i?(and|or|xor|lshift|rshift))__
@@ -104,12 +105,12 @@ _WORDS = (
 _DIMENSIONS = "dim dims start_dim end_dim dim0 dim1 dim2 out_dim outdim names"
 _FILE_ARGUMENT = re.compile(r"file|path|folder|dir$|ur[il]$")
 
-# They index without looking whether the index is there. These look, and compute the same.
+# The first of each pair indexes without a check of the index. The second checks it, and computes the same.
 _CHECKED = {"aten._unsafe_index": "aten.index", "aten._unsafe_index_put": "aten.index_put"}
 
 
 def checked_form(name: str) -> str:
-    """The operator, ``namespace.name``, that stands in a rebuilt graph for one that does not check its indices."""
+    """The operator, ``namespace.name``, that replaces one without a check of its indices in a rebuilt graph."""
     return _CHECKED.get(name, name)
 
 
@@ -120,7 +121,7 @@ def is_custom(name: str) -> bool:
 
 
 def refusal_by_name(name: str) -> str | None:
-    """Why a dump may not call an operator, as far as its name says; None if it may.
+    """Why a dump may not call an operator, judged by its name alone; None if it may.
 
     Args:
         name: ``namespace.name``, or the name of a higher-order operator.
@@ -148,7 +149,7 @@ def operator_problem(operator: OpOverload | OpOverloadPacket | HigherOrderOperat
         overloads = [operator]
     else:
         overloads = [getattr(operator, name) for name in operator.overloads()]
-        # those that only TorchScript has compute with Python's own values
+        # overloads that only TorchScript has compute with Python's own values
         overloads = [overload for overload in overloads if has_dispatched(overload)]
         if not overloads:
             return "a dump may not call this operator"

@@ -1,4 +1,4 @@
-"""A graph as a dump can hold it: what modules compute stands in place of their calls, attributes have plain names."""
+"""Make a graph that a dump can hold: calls of modules are replaced by their nodes, attributes have plain names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class _Tracer(fx.Tracer):
-    """Goes into every module, and writes down what it does to its buffers."""
+    """Traces into every module, and records what the module does to its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ def portable(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph, and the graphs in it, without calls of modules and without attributes such as ``body.0.weight``.
 
     Args:
-        gm: A graph. It is left as it is.
+        gm: A graph. It is not changed.
 
     Returns:
-        ``gm`` itself if there is nothing to change. Calls of modules that cannot be traced symbolically stay; inlined
-        operators have the call's source line.
+        The graph; ``gm`` itself if there is nothing to change. Calls of modules that cannot be traced symbolically
+        stay. Inlined operators have the call's source line.
     """
     attributes = {str(node.target): attribute(gm, str(node.target)) for node in gm.graph.find_nodes(op="get_attr")}
     values = {
@@ -61,7 +61,7 @@ def portable(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def attribute(gm: fx.GraphModule, path: str) -> Any:
-    """What a dotted path stands for in a graph's module; None if there is no such attribute."""
+    """The attribute at a dotted path in a graph's module; None if there is none."""
     value: Any = gm
     for step in path.split("."):
         value = getattr(value, step, None)
@@ -74,7 +74,7 @@ def _called(gm: fx.GraphModule, graph: fx.Graph) -> dict[str, nn.Module]:
 
 
 def _plain(path: str) -> str:
-    """The path with each step an identifier that Python and a dump take."""
+    """The path with steps that are identifiers for Python and for a dump."""
     steps = (re.sub(r"\W", "_", step, flags=re.ASCII) for step in path.split("."))
     return ".".join(f"_{step.lstrip('_')}" if _reserved(step) else step for step in steps)
 
@@ -104,7 +104,7 @@ def _inline(gm: fx.GraphModule, graph: fx.Graph, call: fx.Node) -> None:
             return  # a node in a list
         body = _Tracer().trace(module, concrete_args=fixed)
         _drop_fixed(body, bound.arguments.keys() - fixed.keys())
-    except Exception:  # whatever symbolic tracing meets in somebody's module: its control flow, its own objects
+    except Exception:  # symbolic tracing fails on many modules: on their control flow, on their own objects
         return
     with graph.inserting_before(call):
         result = _copy_body(graph, body, call, bound.arguments)
@@ -120,11 +120,11 @@ def _drop_fixed(body: fx.Graph, inputs: set[str]) -> None:
     for node in list(body.nodes):
         if node.op == "placeholder" and node.target not in inputs:
             for dead in [*(user for made in node.users for user in made.users), *node.users, node]:
-                body.erase_node(dead)  # which refuses what somebody uses
+                body.erase_node(dead)  # this refuses a node that has users
 
 
 def _copy_body(graph: fx.Graph, body: fx.Graph, call: fx.Node, arguments: dict[str, Any]) -> Any:
-    """Copy the nodes of a module's graph to before its call, and give what it returns."""
+    """Copy the nodes of a module's graph to before its call, and return the graph's result."""
     copies: dict[fx.Node, Any] = {}
     for node in body.nodes:
         if node.op == "placeholder":

@@ -1,7 +1,7 @@
-"""What torch's kernels take on trust: indices and sizes that lead out of a tensor's memory if they are wrong.
+"""Check arguments that torch's kernels trust: wrong indices and sizes would lead out of a tensor's memory.
 
-Most kernels look at their arguments before they run. Those below look at some of them only, because autograd, which
-usually calls them, cannot get them wrong. A graph of a stranger can.
+Most kernels check their arguments before they run. The kernels below only check some of them, because autograd, which
+usually calls them, cannot get them wrong. A stranger's graph can.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 __all__ = ["argument_problem", "memory_problem"]
 
 _GATES = MappingProxyType({0: 1, 1: 1, 2: 4, 3: 3})
-"""Gates of a recurrent cell, by the number of its kind: plain with ReLU or tanh, LSTM, GRU."""
+"""The number of gates of a recurrent cell, by the number of its kind: plain with ReLU or tanh, LSTM, GRU."""
 
 _Named = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def memory_problem(tensor: torch.Tensor) -> str | None:
     try:
         there = tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
-        return None  # without memory of its own: a zero that torch does not keep, or a level of a transform
+        return None  # the tensor has no memory of its own: a zero that torch does not store, or a level of a transform
     span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + span) * tensor.element_size()
     if needed <= there:
@@ -255,7 +255,7 @@ def _smoothed(given: _Named) -> Iterator[str]:
 
 
 def _arriving(given: _Named) -> Any:
-    """Return the incoming gradient, which torch 2.15 has given another name."""
+    """Return the incoming gradient, which has another name in torch 2.15."""
     return given["grad_output"] if "grad_output" in given else given["grad"]
 
 

@@ -23,7 +23,7 @@ from checked_backend.dump.targets import (
 
 __all__ = ["BadGraph", "check_graph", "rebuild_graph"]
 
-# no breaks and no turns; nor what ends a text in C++ or in Python
+# line breaks, turns of the reading direction, and characters that end a text in C++ or in Python
 _CONTROL = re.compile(
     r"[^\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]"
     r"|\\$|\)(?=\")|'(?='')|\"(?=\"\")",
@@ -37,7 +37,7 @@ _CHECKPOINTS = ("higher_order:tag_activation_checkpoint", "higher_order:wrap_act
 
 
 class BadGraph(Exception):
-    """The JSON values are not a graph that a dump may hold."""
+    """Raised if JSON values are not a graph that a dump may hold."""
 
 
 def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
@@ -45,8 +45,8 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
 
     Args:
         graph: The graph.
-        runs: Whether it is to be run; one that only is shown may call anything.
-        depth: How many graphs it lies in.
+        runs: Whether the graph will be run. A graph that is only shown may call anything.
+        depth: The number of graphs around it.
 
     Raises:
         BadGraph: Something in it is wrong or not allowed.
@@ -71,7 +71,7 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
 
 
 def _check_modes(graph: Graph) -> None:
-    """Refuse a graph that leaves inference mode on: what comes after it would run under it."""
+    """Refuse a graph that leaves inference mode on, because later code would run under it."""
     inside: list[Any] = []
     for node in graph.nodes:
         if node.target == _ENTERING:
@@ -83,7 +83,7 @@ def _check_modes(graph: Graph) -> None:
 
 
 def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: bool, bodies: Collection[str]) -> None:
-    """Check a node's arguments. Those that are graphs go into higher-order operators and nowhere else."""
+    """Check a node's arguments. Only higher-order operators may get graphs."""
     if not (isinstance(node.args, dict) and "tuple" in node.args):
         raise BadGraph(f"{where}: its arguments are no tuple")
     if not (isinstance(node.kwargs, dict) and "dict" in node.kwargs):
@@ -139,14 +139,14 @@ def rebuild_graph(
     """Build the graph.
 
     Args:
-        graph: Passed `check_graph`.
-        constants: By dotted path from the outermost graph.
-        stacks: What nodes' stack numbers refer to.
-        trusted: What may be called besides what is torch's.
-        path: Where this graph is in the outermost one.
+        graph: A graph that passed `check_graph`.
+        constants: The constants, by dotted path from the outermost graph.
+        stacks: The stack traces that nodes refer to by number.
+        trusted: What may be called besides torch's own operators and functions.
+        path: The place of this graph in the outermost one.
 
     Raises:
-        BadGraph: An operator is not here, or an argument is not one.
+        BadGraph: An operator is not registered here, or an argument is invalid.
     """
     root = nn.Module()
     for name, child in graph.subgraphs.items():
@@ -161,18 +161,18 @@ def rebuild_graph(
             args = decode_argument(node.args, nodes, trusted)
             kwargs = decode_argument(node.kwargs, nodes, trusted)
             made = built.create_node(node.op, target, args, kwargs, name=node.name)
-        # fx too looks into arguments while it takes them, and trips over some that no graph has
+        # fx looks into the arguments too, and fails on some that no real graph has
         except (Unresolved, BadGraph, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise BadGraph(f"node {path}{node.name}: {error}") from None
         if made.name != node.name:
             raise BadGraph(f"node {path}{node.name}: the name is reserved")
         if node.stack is not None and node.stack < len(stacks):
-            # a line of it may become a comment in code that a compiler makes: it must not end there
+            # a line of the trace may become a comment in a compiler's code, so it must not end that comment
             made.meta["stack_trace"] = _CONTROL.sub("?", stacks[node.stack])
         nodes[node.name] = made
         if leaves_uninitialized(node.target) and node.op in ("call_function", "call_method"):
-            # what was in that memory before would differ between the runs that are compared, and so would an index
-            # that is made of it: within its bounds when they are looked at, and outside of them afterwards
+            # Uninitialised memory would differ between the compared runs. So would an index that is made from it: it
+            # could be within its bounds when they are checked, and outside of them afterwards.
             built.call_function(torch.ops.aten.zero_.default, (made,))
     return fx.GraphModule(root, built)
 

@@ -71,7 +71,7 @@ class RegionDump:
         """Claim the next index of a name; each rank of a distributed program has its own names.
 
         Returns:
-            None, after a warning, where the disk is full.
+            The dump; None, after a warning, if the disk is full.
 
         Raises:
             DumpError: The folder cannot be made for another reason.
@@ -87,7 +87,7 @@ class RegionDump:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """While the region is compiled. A graph that Dynamo traces anew, in another form, leaves no dump."""
+        """Enter this while the region is compiled. If Dynamo traces the graph anew in another form, no dump is left."""
         try:
             yield
         except dynamo_restarts():
@@ -95,10 +95,10 @@ class RegionDump:
             raise
 
     def write(self, kind: str, gm: fx.GraphModule) -> None:
-        """Write a graph, with what is known of its inputs so far. Warns if that fails."""
+        """Write a graph, with the facts known about its inputs so far. A failure is a warning."""
         text = str(gm.graph)
         if self._slot.path(kind).exists():
-            # AOT autograd compiles a backward again whose first compilation failed: that one is there
+            # AOT autograd compiles a backward again if its first compilation failed; that graph is written already
             if self._written.get(kind) != text:
                 _warn(DumpError(f"{self._slot.path(kind)} is there already, with another graph of this region"))
             return
@@ -129,7 +129,7 @@ class RegionDump:
         return watch
 
     def observe(self, kind: str, args: Sequence[Any]) -> None:
-        """Complete ``inputs.json`` with what a graph is called with, before it runs. Only the first call counts."""
+        """Complete ``inputs.json`` with the arguments of a graph's call, before it runs. Only the first call counts."""
         with self._lock:
             pending, joint = self._pending.pop(kind, None), None
             if pending is not None and kind == "forward":
@@ -158,7 +158,7 @@ class RegionDump:
                 temporary.unlink(missing_ok=True)
                 raise
             values = "inputs.safetensors"
-        # this file says whether the other counts, so its replacement is what completes the dump
+        # this file says whether the other one is valid, so replacing it completes the dump
         text = _json({**document, **pending.facts, "values": values})
         temporary = pending.folder / ".inputs.json.tmp"
         try:
@@ -231,7 +231,7 @@ class RegionDump:
 
 
 def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
-    """What a forward graph keeps for its backward, or a backward graph takes from its forward, with bytes."""
+    """The values that a forward graph saves for its backward, or a backward graph takes from it, with bytes."""
     if kind == "forward":
         (output,) = gm.graph.find_nodes(op="output")
         leaves = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
@@ -255,7 +255,7 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
 def _real_tensors() -> Iterator[None]:
     """Leave the modes of the compilation, which make tensors fake, and record nothing for autograd.
 
-    The program's random numbers stay what they are.
+    The program's random state is not changed.
     """
     with disable_current_modes(), random_untouched():
         yield

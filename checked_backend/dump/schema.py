@@ -1,4 +1,4 @@
-"""What the JSON files of a dump look like. A file that does not is refused before anything is made of it."""
+"""The models of a dump's JSON files. A file that does not fit its model is refused before it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GraphKind = Literal["dynamo", "joint", "forward", "backward", "inference"]
 DEVICE = r"^[a-z]{1,20}(:[0-9]{1,4})?$"
 
 _BREAK = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a line of text must not hold: breaks, terminal escapes, turns of the reading direction, halves of characters."""
+"""Characters that a line must not have: breaks, terminal escapes, turns of the reading direction, half characters."""
 
 
 def named_constant(name: str, kind: type) -> Any:
@@ -32,7 +32,7 @@ def named_constant(name: str, kind: type) -> Any:
 
 
 def _line(text: str) -> str:
-    """The text as one line, however it was written: it may become a comment in a script."""
+    """The text as one line, because it may become a comment in a script."""
     return _BREAK.sub("?", text)
 
 
@@ -61,7 +61,7 @@ def _path(name: str) -> str:
 
 
 def _random_state(text: str) -> str:
-    """Torch believes the place in the generator's table that a state says it has reached: it is to be in the table."""
+    """Check that the place in a random state is within the generator's table, because torch does not check it."""
     try:
         state = base64.b64decode(text, validate=True)
     except ValueError as error:
@@ -103,7 +103,7 @@ class Symbolic(_Model):
 
 
 class SymbolicPlace(Symbolic):
-    """The same with the storage offset."""
+    """Sizes, strides and the storage offset, with their expressions as text."""
 
     storage_offset: int | Line
 
@@ -170,7 +170,7 @@ class Storage(_Model):
 
 
 class TensorFacts(_Model):
-    """What tracing recorded of a tensor."""
+    """The facts that tracing recorded about a tensor."""
 
     dtype: Line
     shape: list[int]
@@ -189,7 +189,7 @@ class ExpectedTensor(_Model):
 
 
 class ExpectedSymbol(_Model):
-    """A node whose value is a size, a float or a truth that is an expression."""
+    """A node whose value is a symbolic size, float or bool."""
 
     symbol: Line
     hint: int | float | bool | dict[Line, Line] | None
@@ -240,7 +240,7 @@ class Saved(_Model):
 
 
 class Symbol(_Model):
-    """What is known of a symbolic size."""
+    """The facts known about a symbolic size."""
 
     range: Annotated[list[int | None], Field(min_length=2, max_length=2)]
     hint: int | None

@@ -64,7 +64,7 @@ def _input(entry: Mapping[str, Any]) -> str:
 
 
 def _number(value: int | float) -> str:
-    """A bound in few digits; an integer of a file may be greater than any float."""
+    """A bound in few digits. An integer from a file may be greater than any float."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 

@@ -1,6 +1,6 @@
-"""What a node of a graph calls, as text, and back: only names on a list, and operators that are registered here.
+"""Convert the target of a node to text and back. Only names on a list and operators registered here are allowed.
 
-A dump may come from a stranger. Its text is never imported, evaluated or looked up by attribute: it is a key of a table
+A dump may come from a stranger. Its text is never imported, evaluated or looked up by attribute. It is a key of a table
 of functions that compute, or the name of an operator in torch's own registry.
 """
 
@@ -47,17 +47,17 @@ _LISTED = "it is not among the functions of torch and Python that a dump may cal
 
 
 class Unresolved(Exception):
-    """A target that is not here, or that a dump may not call."""
+    """Raised for a target that is not here, or that a dump may not call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What a dump may call besides what is torch's.
+    """What a dump may call besides torch's own operators and functions.
 
     Attributes:
         modules: Modules that the user named.
-        operators: What was registered while they were imported, as ``namespace::name``; None if every operator that
-            this program registered is trusted.
+        operators: The operators that were registered while these modules were imported, as ``namespace::name``; None
+            if every operator that this program registered is trusted.
     """
 
     modules: frozenset[str] = frozenset()
@@ -97,10 +97,10 @@ def encode_target(op: str, target: Any) -> str:
 
 
 def needed_import(text: str) -> str | None:
-    """What must be imported before this target can be resolved or run; None if torch is enough.
+    """The module that must be imported before a target can be resolved or run; None if torch is enough.
 
     Args:
-        text: From `encode_target`.
+        text: The result of `encode_target`.
     """
     if match := _OP.fullmatch(text) or _PACKET.fullmatch(text):
         name = ".".join(match.groups()[:2])
@@ -114,7 +114,7 @@ def needed_import(text: str) -> str | None:
 
 
 def known_function(function: Any) -> str | None:
-    """``module:name`` of a function that a dump may call; None for another."""
+    """``module:name`` of a function that a dump may call; None for any other function."""
     return function_names().get(function) if callable(function) and type(function).__hash__ is not None else None
 
 
@@ -130,12 +130,12 @@ def is_importable(text: str, target: Any) -> bool:
 
 
 def leaves_uninitialized(text: str) -> bool:
-    """Whether a target's result has what was in that memory before."""
+    """Whether a target's result is uninitialised memory."""
     return _UNINITIALIZED.fullmatch(text) is not None
 
 
 def checked_target(text: str) -> None:
-    """Refuse what no dump may call, whether or not it is here.
+    """Refuse a target that no dump may call, whether or not it is registered here.
 
     Raises:
         Unresolved: The text is no target, or a forbidden one.
@@ -156,14 +156,14 @@ def checked_target(text: str) -> None:
 
 
 def resolve_target(text: str, trusted: Trusted | None = None) -> Any:
-    """What a text of `encode_target` stands for.
+    """The target for a text of `encode_target`.
 
     Args:
         text: The text.
-        trusted: What may be called besides what is torch's; default every operator that this program registered.
+        trusted: What may be called besides torch's own; by default every operator that this program registered.
 
     Raises:
-        Unresolved: It is not registered here, or a dump may not call it.
+        Unresolved: The target is not registered here, or a dump may not call it.
     """
     checked_target(text)
     trusted = trusted or Trusted()

@@ -1,6 +1,6 @@
-"""Tensors on disk: how each lies in memory, which share memory, and the bytes of that memory.
+"""Write tensors to disk: how each lies in memory, which share memory, and the bytes of that memory.
 
-Not tensors but storages are saved, as bytes: strides, offsets, overlaps and every dtype come back as they were.
+Storages are saved as bytes, not tensors. So strides, offsets, overlaps and every dtype come back as they were.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from checked_backend._torch.tensors import (
 
 __all__ = ["TensorTable", "fingerprint", "hint_of", "symbolic_text", "unsupported_reason", "value_range"]
 
-_ALIGN = 64  # saved pieces start at multiples: vectorised kernels may round by alignment
+_ALIGN = 64  # saved pieces start at multiples of this: the rounding of vectorised kernels may depend on alignment
 _CHUNK = 64 << 20
 _ROW = 1024
 
 
 def hint_of(value: Any) -> int:
-    """A size as an integer: the value it had while tracing, 1 if nothing is known of it."""
+    """A size as an integer: its value while tracing, or 1 if that is unknown."""
     if isinstance(value, torch.SymInt):
         hint = size_hint(value)
         return 1 if hint is None else int(hint)
@@ -74,7 +74,7 @@ class TensorTable:
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         """The JSON description of a tensor for which `unsupported_reason` is None.
 
-        Sizes are hints; their expressions are under ``symbolic`` where there are any.
+        Sizes are hints. Expressions, if there are any, are under ``symbolic``.
         """
         shape, stride = [hint_of(size) for size in tensor.shape], [hint_of(step) for step in tensor.stride()]
         offset = hint_of(tensor.storage_offset())
@@ -100,7 +100,7 @@ class TensorTable:
 
     def _place(self, tensor: torch.Tensor, shape: list[int], stride: list[int], offset: int) -> int:
         if is_zero_tensor(tensor):
-            tensor = tensor.clone()  # which has memory
+            tensor = tensor.clone()  # the clone has memory
         identity = storage_identity(tensor)
         if identity not in self._places:
             self._places[identity] = len(self._storages)
@@ -123,7 +123,7 @@ class TensorTable:
         """Write the storages to a safetensors file, each as bytes under ``storage_<index>``.
 
         Returns:
-            `storages`, with the fingerprints of those that were written. Fake and meta tensors have nothing to write.
+            `storages`, with the fingerprints of the written ones. Fake and meta tensors have nothing to write.
         """
         found = self.storages()
         chosen = [i for i, owner in enumerate(self._owners) if _has_memory(owner)]
@@ -135,7 +135,7 @@ class TensorTable:
 
 
 def value_range(tensor: torch.Tensor) -> list[float] | None:
-    """Least and greatest finite-free value of a real tensor; None where there is none, or the dtype has no order."""
+    """Least and greatest value of a real tensor; None if one of them is not finite, or the dtype has no order."""
     if tensor.numel() == 0 or not _has_memory(tensor) or tensor.dtype.is_complex:
         return None
     compact = tensor.detach().as_strided(*_without_repeats(tensor))
@@ -164,7 +164,7 @@ def _without_repeats(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
 
 
 def fingerprint(data: torch.Tensor) -> str:
-    """A checksum of bytes that is read at the speed of memory; finds damage and edits, not a forger."""
+    """A checksum of bytes at the speed of memory. It finds damage and edits, but no forgery."""
     digest = hashlib.sha256(str(data.numel()).encode())
     rows = data.numel() // (8 * _ROW)
     for first in range(0, rows, _CHUNK // (8 * _ROW)):
