@@ -16,8 +16,8 @@ from checked_backend.regions.reporter import RegionReporter
 __all__ = ["Investigate", "RegionAnswer"]
 
 Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Sequence[Finding]]
-"""Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and what keeps them as
-they become known; gives back the findings with where they come from."""
+"""Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and a function that
+keeps the findings so far. Gives back the findings with their origin."""
 
 _NOT_ANEW = "not anew: an earlier finding in this region was"
 
@@ -31,7 +31,7 @@ class RegionAnswer:
     """Reports the findings of one region's calls, and remembers whether its candidate is still used.
 
     Args:
-        reporter: Where findings go.
+        reporter: Receives the findings.
         investigate: Finds out where they come from; None if the user does not want that.
 
     Attributes:
@@ -56,11 +56,11 @@ class RegionAnswer:
         """Report findings as the user asked.
 
         Args:
-            findings: What a check found; may be empty.
+            findings: The findings of a check; may be empty.
             cause: The exception that a finding stands for.
             call: The call, if it can be run again to find out where the findings come from.
             cotangents: The gradients that had arrived, if its backward pass failed.
-            raises: Whether to raise where the user asked for that.
+            raises: Whether to raise if the user asked for that.
 
         Returns:
             Whether to fall back to eager, now and for good.
@@ -72,13 +72,13 @@ class RegionAnswer:
                 return reported
             if all(finding.node is not None for finding in reported if finding.kind.fails):
                 return reported  # the operator is known
-            if self._investigated:  # it takes long, and what is found later mostly follows from what was found first
+            if self._investigated:  # this takes long, and later findings mostly follow from the first
                 known = {"localized": _NOT_ANEW}
                 return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
             self._investigated = True
             return asked(call, cotangents, reported, keep)
 
-        # localize=False: nothing is said of it, and no time is spent on it
+        # localize=False: skip the investigation, and say nothing about it
         with random_untouched() if findings else nullcontext():
             fall_back = self._reporter.report(
                 findings, cause=cause, raises=raises, investigate=None if asked is None else investigate

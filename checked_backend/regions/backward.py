@@ -2,8 +2,8 @@
 
 A candidate's results hang on autograd nodes made while it ran: one ``CompiledFunctionBackward`` for AOT autograd, any
 number for a candidate that runs torch operators. Hooks on those nodes see the gradients that arrive at the results and
-those that leave towards the region's inputs. Where a result feeds another result inside of the region, what arrives at
-it from inside is subtracted.
+those that leave towards the region's inputs. If a result feeds another result inside the region, the gradient that
+arrives at it from inside is subtracted.
 
 Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone.
 
@@ -45,18 +45,18 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
-    """What one backward pass did at a region.
+    """The record of one backward pass at a region.
 
     Attributes:
         cotangents: Gradients that arrived at the results.
         gradients: Gradients that the candidate sent to the inputs whose gradient this pass needs, by position; None
-            where it sent none.
+            for an input to which it sent none.
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
         differentiable: Whether it records its own graph (``create_graph=True``).
-        overwritten: Of which results ("output" or "mutated", index) the candidate wrote to the gradient that arrived.
+        overwritten: Results ("output" or "mutated", index) whose arriving gradient the candidate wrote to.
         settings: The process's settings when the pass came to the region, and when it left it.
-        begun: What the watch's ``on_begin`` gave when the pass began.
-        exchanged: What the candidate exchanged with other ranks in this pass; None if that was not recorded.
+        begun: The value that the watch's ``on_begin`` gave when the pass began.
+        exchanged: The candidate's exchanges with other ranks in this pass; None if they were not recorded.
     """
 
     cotangents: Cotangents
@@ -70,7 +70,7 @@ class BackwardPass:
 
 
 def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
-    """Where in the user's autograd graph the gradient of each input arrives. Take them before the region runs."""
+    """The places in the user's autograd graph where the inputs' gradients arrive. Take them before the region runs."""
     edges: dict[Edge, int] = {}
     for position in sorted(positions):
         edge = gradient_edge(args[position])
@@ -101,10 +101,10 @@ def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
     Args:
         args: A region's inputs.
-        positions: Which of them.
+        positions: The positions of those arguments.
 
     Returns:
-        The arguments, with aliases in those places.
+        The arguments, with aliases at those positions.
     """
     gated = list(args)
     aliases = _Gate.apply(*(args[position] for position in positions))  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Site:
-    """What a hook on one node reads.
+    """The facts that a hook on one node needs.
 
     Attributes:
         results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
@@ -173,22 +173,22 @@ class BackwardWatch:
     Args:
         outputs: The candidate's outputs, as the user gets them.
         mutated: The mutated inputs after the call, by position.
-        edges: From `input_edges`, taken before the call.
+        edges: The result of `input_edges`, taken before the call.
         since: The autograd sequence number when the candidate began to run; older nodes are the user's.
         on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
             be used instead of the candidate's; they are used if `can_replace`.
-        on_error: Receives what the candidate's compiled backward raises, and the pass, in which nothing was sent yet.
-            It may return gradients too.
-        on_begin: Called when a pass begins; `BackwardPass.begun` is what it gave.
-        on_short: Told what was raised where memory ran out while a pass was watched; nothing else comes of that pass.
-        exchanges: Whether the region exchanges tensors with other ranks, which is recorded.
-        again: Asked first: under what to run that backward once more; None to leave it at that.
+        on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent
+            yet. It may return gradients too.
+        on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
+        on_short: Receives the exception if memory ran out while a pass was watched. That pass gives nothing else.
+        exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
+        again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
 
     Attributes:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
             `gradient_gate`), so that they can be replaced before they go on.
             Otherwise the callback comes when the whole backward pass ends.
-        outside_edges: Number of edges that leave the region towards something that is no input of it.
+        outside_edges: Number of edges that leave the region towards something that is not an input of it.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class BackwardWatch:
 
     @contextmanager
     def _unless_short(self, progress: _Progress) -> Iterator[None]:
-        """Leave a pass unchecked, from where memory runs out."""
+        """Leave a pass unchecked from the point where memory runs out."""
         try:
             yield
         except Exception as error:
@@ -286,7 +286,7 @@ class BackwardWatch:
                 _add(progress.fed, key, grad_inputs[index])
         if number != self._exit:
             return None
-        if progress.failed or progress.short:  # what is sent is eager's, or nothing is known of what arrived
+        if progress.failed or progress.short:  # eager's gradients are sent, or it is unknown what arrived
             del self._passes[task]
             return None
         replacements = self._finished(task)
@@ -313,7 +313,7 @@ class BackwardWatch:
             self._passes.pop(task, None)
             return None
         progress = self._passes[task]
-        if progress.short:  # it is not known what arrived
+        if progress.short:  # it is unknown what arrived
             del self._passes[task]
             return None
         progress.left = ProcessState.capture()
@@ -343,7 +343,7 @@ class BackwardWatch:
 
 
 def _kept(grad: torch.Tensor) -> torch.Tensor:
-    """A copy of a gradient; itself if it is of a kind that no kernel can write to in place, as those of ``sum`` are."""
+    """A copy of a gradient; the gradient itself if no kernel can write to it in place, as to those of ``sum``."""
     plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad
@@ -353,7 +353,7 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
 
 
 def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:
-    """Whether a gradient is no longer what was kept of it."""
+    """Whether a gradient differs from its kept copy."""
     if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
         return False
     before, after = (with_memory(one.detach()).resolve_conj().resolve_neg() for one in (kept, grad))
@@ -365,7 +365,7 @@ def _is_needed(node: Node) -> bool:
     try:
         return bool(will_engine_execute_node(node))
     except RuntimeError:
-        # So it answers for a leaf that is among the inputs of ``torch.autograd.grad``: its gradient is asked for.
+        # torch raises for a leaf among the inputs of ``torch.autograd.grad``. Such a leaf's gradient is needed.
         return True
 
 
@@ -380,7 +380,7 @@ def _find_sites(
     """Walk the region's autograd graph from its results to its inputs.
 
     Returns:
-        Where hooks are needed, all of its nodes, and the number of edges that leave it elsewhere.
+        The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
     """
     results: dict[Edge, tuple[str, int]] = {}
     places = [("output", index, value) for index, value in enumerate(outputs)]

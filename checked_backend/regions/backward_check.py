@@ -1,4 +1,4 @@
-"""The check of a region's backward passes: what is compared when gradients have arrived, and what if it raises."""
+"""Check a region's backward passes: compare the gradients that have arrived, and handle exceptions."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class BackwardCheck:
     """Checks the backward passes of one region's calls.
 
     Attributes:
-        schedule: Is told what a check costs.
-        reporter: Where the coverage goes.
+        schedule: Is told the cost of a check.
+        reporter: Receives the coverage.
         answer: Reports findings.
-        candidate: The region compiled.
-        memory: What is given up where memory runs out.
+        candidate: The compiled region.
+        memory: Decides what is given up if memory runs out.
         comparison: Compares gradients and exceptions.
         earlier: Results of earlier calls, which a backward pass may write to.
-        unsupported: Says whether an exception is a limit of this machine, and which.
-        health: Where the numbers of checked calls go.
+        unsupported: Says whether an exception is a limit of this machine, and which one.
+        health: Receives the numbers of checked calls.
     """
 
     schedule: Schedule
@@ -62,10 +62,10 @@ class BackwardCheck:
         """Have a call's backward pass checked, whenever it comes.
 
         Args:
-            args: What the call was given.
+            args: The call's arguments.
             call: The call.
-            outputs: What the candidate returned.
-            edges: Where in the user's autograd graph the gradients of the inputs arrive.
+            outputs: The candidate's outputs.
+            edges: The places in the user's autograd graph where the gradients of the inputs arrive.
             since: The autograd sequence number before the candidate ran.
         """
         for position in sorted(call.inputs.entangled):
@@ -104,7 +104,7 @@ class BackwardCheck:
             self.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
     def _exchanged(self, call: Call, passed: BackwardPass) -> bool:
-        """Note what a backward pass exchanged. Returns whether that failed."""
+        """Note the exchanges of a backward pass. Return whether one of them failed."""
         if call.exchanges is None or passed.exchanged is None:
             return False
         call.exchanges.backward_passed(passed.exchanged)
@@ -114,7 +114,7 @@ class BackwardCheck:
         self.memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked(self, call: Call, passed: BackwardPass, meter: Meter) -> Gradients | None:
-        """Compare the gradients. Returns eager's where the program is to go on with these."""
+        """Compare the gradients. Return eager's gradients if the program must go on with these."""
         if self.answer.stopped or not passed.cotangents:
             return None
         if self._exchanged(call, passed):
@@ -139,12 +139,12 @@ class BackwardCheck:
         return gradients if fell_back else None
 
     def _raised(self, call: Call, passed: BackwardPass, error: Exception) -> Gradients | None:
-        """Answer an exception of the compiled backward pass. Returns eager's gradients, or None to have it raised."""
-        if isinstance(error, CheckedBackendError):  # that is a nested region's own
+        """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""
+        if isinstance(error, CheckedBackendError):  # it comes from a nested region's check
             return None
         if self._exchanged(call, passed):
             self.reporter.hear(cause=error)
-            return None  # so that it is raised: a connection broke, or another rank did not come
+            return None  # it must be raised: a connection broke, or another rank did not come
         left = self._settings_left(call, passed)
         # asked before eager runs, while memory is as short as it was
         short = self.unsupported(error) if is_out_of_memory(error) else None
@@ -159,7 +159,7 @@ class BackwardCheck:
             self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
             return None
         if short is not None and crowded:
-            # it may be what the check keeps that left too little, which it does no more
+            # the check's own copies may have left too little memory; they are released now
             self.memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
             return eager
         short = short or self.unsupported(error)

@@ -1,4 +1,4 @@
-"""What a check of a region gathers before the candidate runs."""
+"""The state that a check of a region gathers before the candidate runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["BeforeCandidate"]
 
 @dataclass(slots=True)
 class BeforeCandidate:
-    """What a check gathers before the candidate runs.
+    """The state that a check gathers before the candidate runs.
 
     Attributes:
         call: The call.
-        reference: Eager's execution, or what it raised; None after it was freed.
+        reference: Eager's execution, or its exception; None after it was freed.
         fingerprints: Checksums of the inputs that must stay as they are.
         settings: The settings of the process before the call, and as eager leaves them.
         threads: The threads that run.
         after_reference: The random state that eager leaves.
-        edges: Where in the user's autograd graph the gradients of the inputs arrive.
+        edges: The places in the user's autograd graph where the gradients of the inputs arrive.
         earlier: Results of earlier calls that the program holds.
         since: The autograd sequence number.
-        meter: What the check takes.
-        beside: What lies beside the inputs.
+        meter: Measures the time that the check takes.
+        beside: The memory and the gradients beside the inputs.
         changed: The settings as the candidate leaves them, if eager runs after it.
     """
 
@@ -53,7 +53,7 @@ class BeforeCandidate:
 
     @property
     def not_replayed(self) -> bool:
-        """Whether eager raised because it was not given what it would have received from other ranks."""
+        """Whether eager raised because a tensor from other ranks was missing."""
         if self.call.exchanges is None or not isinstance(self.reference, Exception):
             return False
         return isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful

@@ -1,4 +1,4 @@
-"""What lies beside a region's inputs and must stay as it is: memory outside of views, and gradients.
+"""Watch what lies beside a region's inputs and must not change: memory outside of views, and gradients.
 
 A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
 """
@@ -19,7 +19,7 @@ from checked_backend.regions.inputs import Inputs, storage_key
 __all__ = ["Beside"]
 
 FARTHEST = 4
-"""Memory is looked at as far from a view, on either side, as so many times what the view spans."""
+"""On either side of a view, memory is looked at up to this many times the view's span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What lay beside the inputs of a call.
+    """The state of what lay beside the inputs of a call.
 
     Attributes:
         memory: Checksums of the memory around views, by the position of an input that is one.
@@ -52,7 +52,7 @@ class Beside:
 
     @classmethod
     def of(cls, args: Sequence[Any], *, gradients: bool = True) -> Beside:
-        """Look at it.
+        """Record the state.
 
         Args:
             args: The inputs.
@@ -75,11 +75,11 @@ class Beside:
     def findings(
         self, args: Sequence[Any], inputs: Inputs, eager: Callable[[Sequence[Any]], object], subjects: Subjects
     ) -> list[Finding]:
-        """What a candidate changed there, and eager does not.
+        """Findings about changes that the candidate made there, and eager does not make.
 
         Args:
             args: The inputs, after the call.
-            inputs: The same as they were before, for eager.
+            inputs: The inputs as they were before, for eager.
             eager: Runs the region in eager.
             subjects: Names.
         """
@@ -107,7 +107,7 @@ class Beside:
 
 
 def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The memory around views of one storage, with zeros where these are; None if there is none."""
+    """The memory around views of one storage, with zeros in place of the views; None if there is none."""
     first = views[0]
     if any(view.dtype != first.dtype for view in views) or first.is_quantized:
         return None
@@ -117,7 +117,7 @@ def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
     reach = FARTHEST * max(map(_span, views))
     start, end = max(0, min(starts) - reach), min(whole, max(ends) + reach)
     if end - start > 2 * reach + FARTHEST * sum(view.numel() for view in views):
-        return None  # a few elements far from each other in much memory
+        return None  # the views are a few elements far from each other in much memory
     if end - start <= sum(view.numel() for view in views):
         return None
     with torch.no_grad():

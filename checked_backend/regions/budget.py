@@ -24,16 +24,16 @@ PACE = 2.0
 """How many times the asked share may be spent for a moment, where several checks are earned already."""
 
 PAID_OUT = 0.1
-"""How much more than is earned becomes available where much was earned before, relative."""
+"""How much more than the present earnings becomes available if much was earned before, relative."""
 
 SAVED_FOR_ANEW = 0.5
-"""The part of what is earned that is saved for a judgement anew while it waits; the rest is for other checks."""
+"""The part of the earnings that is saved for a judgement anew while it waits. The rest is for other checks."""
 
 OTHER_CALLS = 2.0
-"""A region that has not come for this many times its longest pause is no longer waited for."""
+"""A region that was not called for this many times its longest pause is no longer waited for."""
 
 ANEW_RUNS, ANEW_NODE, KNOWN_RUNS, LEAST = 60.0, 8e-3, 10.0, 2e-3
-"""What a check of unknown cost may cost: so many unchecked calls, seconds for each node, and at least so many."""
+"""Estimates for a check of unknown cost: a number of unchecked calls, seconds for each node, and the least seconds."""
 
 ANEW_COMPILES = {False: 0.1, True: 2.0}
 """The same for a judgement anew in compilations, by whether the region computes in half precision.
@@ -42,14 +42,14 @@ Such a region has its float64 twin and its operators compiled; others seldom do.
 """
 
 FIRST_OF_ALL = 1.5
-"""What the first judgement of the process costs beyond that, in seconds: torch prepares things at first use."""
+"""Seconds that the first judgement of the process costs beyond that, because torch prepares things at first use."""
 
 OVERHEAD = 2e-6
-"""Seconds that a skipped call takes beyond what is measured of it."""
+"""Seconds that a skipped call takes beyond its measured time."""
 
 
 class Step(Enum):
-    """What a checked call does. One call judges at most one of results and gradients anew."""
+    """The kind of check that a call gets. One call judges only one of results and gradients anew."""
 
     RESULTS_ANEW = "results anew"
     GRADIENTS_ANEW = "gradients anew"
@@ -58,13 +58,13 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What of a call is checked.
+    """The parts of a call that are checked.
 
     Attributes:
-        backward: Whether its backward passes are, too.
+        backward: Whether its backward passes are checked too.
         anew: Whether results are judged anew, with all control runs; None: at judgements 1, 2, 4, 8, ...
-        backward_anew: The same of gradients.
-        step: What the account of the run calls it; None if there is none.
+        backward_anew: The same for gradients.
+        step: The step in the account of the run; None if there is no account.
     """
 
     backward: bool = True
@@ -77,7 +77,7 @@ _ANEW = {Step.RESULTS_ANEW: False, Step.GRADIENTS_ANEW: True}
 
 
 class Turn:
-    """What an account knows of one region.
+    """The facts that an account knows about one region.
 
     Args:
         number: The region's number in the account.
@@ -111,7 +111,7 @@ class Turn:
         self.called_before, self.called = self.called, now
 
     def steps(self) -> Iterator[Step]:
-        """What could be done at a call, the one first that is to be tried first."""
+        """The steps that could be taken at a call, in the order in which they are tried."""
         anew = [step for step, gradients in _ANEW.items() if self._is_anew(gradients)]
         if anew:
             yield min(anew, key=lambda step: self._since[step])
@@ -119,13 +119,13 @@ class Turn:
             yield Step.KNOWN
 
     def _is_anew(self, gradients: bool) -> bool:
-        """As calls 1, 2, 4, 8, ... are; gradients after results."""
+        """Whether the next judgement is anew, as judgements 1, 2, 4, 8, ... are; gradients follow results."""
         if gradients and not (self.gradients and self._judged[False]):
             return False
         return self._judged[gradients] + 1 >= self._anew_at[gradients]
 
     def due(self, step: Step) -> Due:
-        """What a step checks of a call. The first gradients of a region are judged by a step of their own."""
+        """The parts of a call that a step checks. The first gradients of a region are judged by a step of their own."""
         return Due(
             backward=step is Step.GRADIENTS_ANEW or (step is Step.KNOWN and self._judged[True] > 0),
             anew=step is Step.RESULTS_ANEW,
@@ -134,10 +134,10 @@ class Turn:
         )
 
     def place(self, step: Step, now: float) -> tuple[bool, float, int]:
-        """Its place in the queue: who has waited longest is first.
+        """The region's place in the queue: the region that has waited longest is first.
 
-        Of judgements anew the first ones of regions come before all others, and then those that have waited longest
-        for what they cost: one that takes minutes to earn would else hold up those of all regions after it.
+        Among judgements anew, the first ones of regions come before all others. Then come those that have waited
+        longest for their cost. Otherwise one that takes minutes to earn would hold up those of all regions after it.
         """
         waited = now - self._since[step]
         if step is Step.KNOWN:
@@ -145,7 +145,7 @@ class Turn:
         return self._judged[_ANEW[step]] > 0, -waited / self.estimate(step), self._number
 
     def estimate(self, step: Step) -> float:
-        """What a step will cost: as the last time, or an upper estimate."""
+        """The expected cost of a step: that of the last time, or an upper estimate."""
         known = [cost for (of, _), cost in self._costs.items() if of is step]
         if known and (step is not Step.GRADIENTS_ANEW or (step, True) in self._costs):
             return sum(known)
@@ -153,7 +153,7 @@ class Turn:
         return max(runs * self.own + more + LEAST, sum(known))
 
     def gone(self, share: float) -> float:
-        """When it is no longer waited for: not called for longer than ever before, and than saving for it takes."""
+        """When the region is no longer waited for: it was not called for longer than ever, and than saving takes."""
         saving = max((self.estimate(step) for step in self.waits.values()), default=0.0) / share
         return self.called + OTHER_CALLS * max(self._pause, saving)
 
@@ -163,7 +163,7 @@ class Turn:
         self.waits.pop(step in _ANEW, None)
 
     def cost(self, step: Step, backward: bool, seconds: float) -> None:
-        """Note what the forward or the backward part of a step cost."""
+        """Note the cost of the forward or the backward part of a step."""
         self._costs[step, backward] = seconds
         self._judged[backward] += 1
         while self._anew_at[backward] <= self._judged[backward] and _ANEW.get(step) is backward:
@@ -171,7 +171,7 @@ class Turn:
 
 
 class Account:
-    """What a run may spend on checks, and has spent.
+    """The time that a run may spend on checks, and has spent.
 
     Args:
         share: The share of the run's time that checks may take.
@@ -201,12 +201,12 @@ class Account:
         nodes: int = 0,
         low_precision: bool = False,
     ) -> Turn:
-        """A region that was built just now.
+        """Open the account of a region that was built just now.
 
         Args:
             now: The time.
             compiling: Seconds that its candidate took to compile. Nothing is earned in these.
-            building: What building it took beyond that.
+            building: Seconds that building it took beyond that.
             nodes: Nodes of its graph.
             low_precision: Whether it computes in half precision somewhere.
         """
@@ -221,7 +221,7 @@ class Account:
             return turn
 
     def ask(self, turn: Turn, now: float) -> Step | None:
-        """Count a call of a region, and say which check of it is earned; None: none is."""
+        """Count a call of a region, and return the step that is earned; None if none is."""
         with self._lock:
             self._earn(now)
             turn.comes(now)
@@ -243,8 +243,8 @@ class Account:
 
         Args:
             turn: The region.
-            step: What was checked; None for a check that was made whether it was earned or not.
-            seconds: What it took beyond the candidate's own run.
+            step: The step; None for a check that was made whether it was earned or not.
+            seconds: The time that it took beyond the candidate's own run.
             now: The time after it.
             backward: Whether it was the backward part.
         """
@@ -277,7 +277,7 @@ class Account:
         self._saved = min(self._saved + SAVED_FOR_ANEW * earned, self._goal)
 
     def _put_by(self) -> None:
-        """What is more than enough for the checks at hand is paid out later, little by little."""
+        """Set aside earnings that the present checks do not need. They are paid out later, little by little."""
         if self._available > self._most:
             self._surplus += self._available - self._most
             self._available = self._most
@@ -301,15 +301,15 @@ class Account:
                 continue
             if now > other.gone(self._share):
                 continue
-            if other.called >= turn.called_before:  # it comes as often as this one, and goes first
+            if other.called >= turn.called_before:  # it is called as often as this one, and goes first
                 return False
             needed += other.estimate(waits)
         return available >= needed
 
     def _anew_is_earned(self, turn: Turn, now: float) -> bool:
-        """Whether another region, which comes as often as this one, needs no more than its next call to be judged anew.
+        """Whether another region, called as often as this one, only needs its next call to be judged anew.
 
-        Else a region that comes first after each rest would be checked each time, and others never.
+        Otherwise a region that comes first after each rest would be checked each time, and others never.
         """
         waiting = [
             (other.place(other.waits[True], now), other.called >= turn.called_before, other.estimate(other.waits[True]))
@@ -324,7 +324,7 @@ class Account:
         return False
 
     def _limit(self, now: float) -> None:
-        """Work out how much may lie ready, and what to save for judgements anew. Called where either may change."""
+        """Compute how much may lie ready, and how much to save for judgements anew. Called when either may change."""
         most = saved = largest = 0.0
         for turn in self._alive():
             if turn.own == float("inf") or turn.called == float("-inf"):

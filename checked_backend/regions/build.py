@@ -1,4 +1,4 @@
-"""Make a checked region of what Dynamo hands to the backend."""
+"""Make a checked region out of the graph that Dynamo hands to the backend."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def build_region(
     ``torch._dynamo.config.suppress_errors`` run eager in silence. The region's first call reports it.
 
     Args:
-        gm: The Dynamo graph; an AOT graph too, for a compiler of such graphs.
+        gm: The Dynamo graph; or an AOT graph, for a compiler of such graphs.
         example_inputs: As Dynamo gave them.
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
         silent: Write no report to disk.
-        info: Names, if not those that the graph has from Dynamo.
-        investigator: Asked where a failure comes from, if the options say ``localize``.
+        info: Names, if they are not those that the graph has from Dynamo.
+        investigator: Finds out where a failure comes from, if the options say ``localize``.
 
     Raises:
         OptionError: The compiler is unknown.
@@ -102,7 +102,7 @@ def build_region(
         candidate = compile_candidate(compiler, gm, example_inputs)
     except dynamo_control_flow():
         raise
-    except Exception as error:  # becomes a finding at the first call
+    except Exception as error:  # this becomes a finding at the first call
         candidate, remark = _compiled_anew(compiler, pristine, example_inputs, error)
     compiling = clock() - before_compiling
     left = _left_by_compiler(settings)
@@ -124,7 +124,7 @@ def build_region(
             compiled = compile_again(compiler, copy_graph(pristine), traced, inputs)
         return cache.kept_by(dynamo_disable(compiled))
 
-    # what is compiled outside of Dynamo can add no guards for sizes
+    # a graph that is compiled outside of Dynamo can add no guards for sizes
     symbolic = any(isinstance(value, torch.SymInt) for value in traced)
 
     def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -138,7 +138,7 @@ def build_region(
 
     low_precision = computes_in_low_precision(pristine)
     operators = None
-    # of what a region exchanges, the operators by themselves know nothing
+    # the check of single operators knows nothing about exchanges with other ranks
     if low_precision and info.collectives is None and not isinstance(candidate, NotCompiled):
         operators = OperatorStep(
             OperatorCheck(compiler, pristine, traced, gradients=options.gradients, candidate=candidate)
@@ -183,7 +183,7 @@ def _compiled_anew(
     """Compile a region with an empty cache, if the compiler's own one may be what failed.
 
     Returns:
-        The candidate, which raises if it cannot be compiled; and what to say of it.
+        The candidate, which raises if it cannot be compiled; and a remark about it.
     """
     if not may_be_the_cache(error):
         return NotCompiled(error), ""
@@ -215,6 +215,6 @@ def _left_by_compiler(before: ProcessState) -> list[Finding]:
     """Findings about settings that compiling changed, which are set back."""
     after = ProcessState.capture()
     changed = before.changed(after)
-    before.restore([name for name in changed if name != FILTERS])  # modules that were imported may have changed those
+    before.restore([name for name in changed if name != FILTERS])  # imported modules may have changed the filters
     names = outlast_compiling(changed)
     return settings_changed(names, before=before, expected=before, actual=after, during="while it is compiled")

@@ -27,7 +27,7 @@ _SHORT_OUTPUT = 12
 """Lines of an exception's text that are shown as they are."""
 
 _SHOWN_ERRORS = 3
-"""Errors of a C++ compiler that are shown: those after them follow from the first."""
+"""Errors of a C++ compiler that are shown. Later ones follow from the first."""
 
 _DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
 
@@ -45,7 +45,7 @@ def candidate_crashed(error: BaseException, *, during: str) -> Finding:
 
 
 def _without_warnings(text: str) -> str:
-    """What an exception says; of the output of a C++ compiler only the errors, with the line of code below each.
+    """An exception's text; for the output of a C++ compiler only the errors, with the line of code below each.
 
     Inductor puts the whole output into its exception. Most of it is the command and warnings about torch's own headers.
     """
@@ -72,7 +72,7 @@ def exception_missing(error: BaseException, *, own_random: bool = False) -> Find
 
 
 def exception_differs(reference: BaseException, candidate: BaseException) -> Finding:
-    """Both raise, and what is written to catch the one does not catch the other."""
+    """Both raise, but code that catches the one exception does not catch the other."""
     return Finding(
         kind=Kind.EXCEPTION,
         detail="exception.type",
@@ -84,19 +84,19 @@ def exception_differs(reference: BaseException, candidate: BaseException) -> Fin
 
 
 def same_exception(reference: BaseException, candidate: BaseException) -> bool:
-    """Whether the candidate's exception, or what it was made of, is of the type of eager's."""
+    """Whether the candidate's exception, or one of its causes, has the type of eager's."""
     causes = (candidate, candidate.__cause__, inner_exception(candidate))
     return any(isinstance(cause, type(reference)) for cause in causes)
 
 
 def same_message(reference: BaseException, candidate: BaseException) -> bool:
-    """Whether the candidate says what eager says: Dynamo raises its own types with the words of others."""
+    """Whether both exceptions have the same message: Dynamo raises its own types with the messages of others."""
     said = _first_line(reference)
     return bool(said) and said in str(candidate)
 
 
 def described_exception(error: BaseException | None) -> str:
-    """An exception's type and the first line of what it says."""
+    """An exception's type and the first line of its message."""
     return "no exception" if error is None else f"{type(error).__name__}: {_first_line(error)}"
 
 
@@ -105,7 +105,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def wrong_outputs(expected: int, returned: Any) -> Finding:
-    """The candidate returned something that is no tuple of the right length."""
+    """The candidate did not return a tuple of the right length."""
     counted = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
     return Finding(
         kind=Kind.STRUCTURE,
@@ -142,10 +142,10 @@ def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
 
 
 def host_random_state_differs(generator: str) -> Finding:
-    """A random state of the host language is left other than by eager.
+    """A random state of the host language is not left as by eager.
 
     Args:
-        generator: Which, in words.
+        generator: The generator, in words.
     """
     return Finding(
         kind=Kind.RNG,
@@ -177,10 +177,10 @@ def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
 
 
 def gradient_overwritten(result: str) -> Finding:
-    """The candidate's backward pass wrote to a gradient that it was given.
+    """The candidate's backward pass wrote to an incoming gradient.
 
     Args:
-        result: Of which result.
+        result: The result whose gradient it is.
     """
     return Finding(
         kind=Kind.MUTATION,

@@ -1,4 +1,4 @@
-"""The region as it was compiled: run on the user's tensors, and anew where the compiler's own cache was at fault."""
+"""The compiled region: run it on the user's tensors, and compile it anew if the compiler's own cache was at fault."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Candidate", "NotCompiled"]
 
 
 class NotCompiled:
-    """Stands for the candidate of a region that could not be compiled: calling it raises what the compiler raised."""
+    """Stands for the candidate of a region that could not be compiled. Calling it raises the compiler's exception."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     def __call__(self, *_args: Any) -> Any:
-        """Raise what the compiler raised."""
+        """Raise the compiler's exception."""
         raise self.error
 
 
@@ -31,14 +31,14 @@ class Candidate:
     """A compiled region, which may be compiled anew once.
 
     Args:
-        compiled: What the compiler made of it; a `NotCompiled` if it failed.
+        compiled: The compiler's result; a `NotCompiled` if it failed.
         note: Notes a remark that changes no verdict.
         replaceable: Whether eager's gradients may be handed out in place of its own.
         recompile: Compiles it for given inputs with an empty cache, if that is possible.
-        remark: What to note of how it was compiled.
+        remark: A remark about how it was compiled.
 
     Attributes:
-        remark: The same, also of how it was compiled anew.
+        remark: The same, later also about how it was compiled anew.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Candidate:
         return self._compiled(*args)
 
     def results(self, args: Sequence[Any], call: Call) -> Any:
-        """Run it for a check, and once more with an empty cache if its compiler's own one may be what failed.
+        """Run it for a check, and once more with an empty cache if the compiler's own cache may be at fault.
 
         Args:
             args: The user's tensors.
             call: The call, to begin it again.
 
         Raises:
-            Exception: What it raised at first.
+            Exception: The first exception that it raised.
         """
         try:
             return self._run(args, call)
@@ -85,7 +85,7 @@ class Candidate:
                 raise
             try:
                 again = self._recompile(call.inputs.fresh()[0])
-            except Exception:  # what it raised at first is what is told
+            except Exception:  # the first exception is reported
                 raise error from None
             self._compiled, self._recompile = again, None
             self.remark = cache_remark(error)
@@ -107,10 +107,10 @@ class Candidate:
         return tuple(original.get(id(value), value) for value in returned)
 
     def backward_again(self, error: Exception) -> AbstractContextManager[Any] | None:
-        """What to run its backward pass under once more, which is compiled when it first runs; None: it is not.
+        """The context under which to run its backward pass once more, which compiles it anew; None to leave it.
 
         Args:
-            error: What that raised.
+            error: The exception of that backward pass.
         """
         if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
             return None

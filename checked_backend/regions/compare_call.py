@@ -49,7 +49,7 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 """Structure findings that leave the values comparable."""
 
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
-"""What a compiler may choose in a gradient: autograd itself lays it out as it accumulates."""
+"""Aspects of a gradient that a compiler may choose: autograd itself lays gradients out as it accumulates them."""
 
 
 @dataclass(eq=False)
@@ -57,18 +57,18 @@ class Call:
     """One checked call, kept until its backward passes are over.
 
     Attributes:
-        inputs: What it was called with.
+        inputs: Its inputs.
         ambient: Modes at the call.
         rng: Random state before it.
         subjects: Names.
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
-        left: What both sides left behind; None before they ran.
-        due: What of it is checked.
-        exchanges: What it exchanges with other ranks; None for a region that exchanges nothing.
-        ratios: How large the differences of its results, or later of its gradients, are in times of their noise, by
-            name; None before that is known.
-        number: Which call of the region it is, from 1.
+        left: The random states that both sides left behind; None before they ran.
+        due: The parts of it that are checked.
+        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
+        ratios: How many times their noise the differences of its results, or later of its gradients, are, by name;
+            None before that is known.
+        number: The number of the call in its region, from 1.
     """
 
     inputs: Inputs
@@ -88,11 +88,11 @@ class CallComparison:
 
     Args:
         info: The region's names and source lines.
-        variants: The region in eager, compiled, and what else can be made of it.
-        reporter: Where the coverage goes.
+        variants: The region in eager, compiled, and in other variants.
+        reporter: Receives the coverage.
         thorough: Compile the float64 twin for every difference.
-        memory: What to do where memory runs out.
-        draws: The region with what goes into its draws as results; None if it draws by no values.
+        memory: Decides what to do if memory runs out.
+        draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class CallComparison:
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
 
     def _drawn_from(self, call: Call, decisions: Decisions, outputs: Sequence[str]) -> list[Finding]:
-        """Compare what goes into draws, where results are judged anew or could not be judged."""
+        """Compare the parameters of draws, if results are judged anew or could not be judged."""
         unknown = any(skip.matters for skip in decisions.skips)
         if self._draws is None or not (decisions.recheck or decisions.findings or unknown):
             return []
@@ -219,14 +219,14 @@ class CallComparison:
         }
 
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
-        """The reference's gradients, where the candidate has none; what it raises, if it has none either."""
+        """The reference's gradients if the candidate has none; the reference's exception if it has none either."""
         try:
             return self._reference_gradients(call, passed)
         except Exception as error:
             return error
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
-        """Judge that both raise.
+        """Judge a call in which both raise.
 
         Returns:
             The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
@@ -241,7 +241,7 @@ class CallComparison:
         return None, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
-        """Judge that both backward passes raise, as they do where an input was written to in between."""
+        """Judge a call whose backward passes both raise, for example because an input was written to in between."""
         if isinstance(reference, InputsChangedError):
             self._reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
         elif same_exception(reference, candidate) or same_message(reference, candidate):
@@ -251,17 +251,17 @@ class CallComparison:
         return None
 
     def random_state(self, call: Call) -> list[Finding]:
-        """Judge that reference and candidate left torch's random state differently."""
+        """Judge a difference between the random states of torch that reference and candidate left."""
         skip = self._reporter.skip
         return judge_random_state(self._controls(call, None), call.left, tuple(call.rng.cuda), skip)
 
     def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
-        """Judge what the candidate did to memory and gradients beside its inputs."""
+        """Judge the candidate's changes to memory and gradients beside its inputs."""
         eager = self._controls(call, None).run_eager
         return before.findings(args, call.inputs, eager, call.subjects)
 
     def host_random_state(self, call: Call) -> list[Finding]:
-        """Judge that they left Python's or NumPy's differently."""
+        """Judge a difference between the random states of Python or NumPy that they left."""
         return judge_host_random_state(self._controls(call, None), self._reporter.skip)
 
     def _aliasing(
@@ -292,7 +292,7 @@ class CallComparison:
             if part.subject in pristine:
                 kind, detail = Kind.MUTATION, "mutation.wrong"
                 before = pristine[part.subject]
-                plain = flat_tensors(part.subject, before).get(name)  # of a distributed tensor its own shard
+                plain = flat_tensors(part.subject, before).get(name)  # for a distributed tensor, its own shard
                 if plain is not None and plain.shape == candidate.shape and torch.equal(plain, candidate.detach()):
                     detail = "mutation.dropped"
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
@@ -314,12 +314,12 @@ class CallComparison:
             recheck=recheck,
         )
         call.ratios = decisions.ratios
-        if recheck and cotangents is None:  # of gradients, which are summed up, nobody asks for the sign of a zero
+        if recheck and cotangents is None:  # gradients are summed up, so the sign of their zeros does not matter
             decisions.findings += zeros_of_another_sign(pairs, controls, decisions)
         return decisions
 
     def _exchanged(self, call: Call) -> Agreement:
-        """What the reference, which ran just now, would have sent to other ranks, against what the candidate sent."""
+        """Compare what the reference (it ran just now) would have sent to other ranks with what the candidate sent."""
         if call.exchanges is None:
             return Agreement()
         exchanged = call.exchanges.agreement()
@@ -334,7 +334,7 @@ class CallComparison:
         return exchanged
 
     def exchanged_otherwise(self, call: Call, error: Exception | Execution | None) -> list[Finding]:
-        """What is known of a call whose reference was not given what it would have received from other ranks."""
+        """Findings about a call whose reference did not receive what it needed from other ranks."""
         exchanged = self._exchanged(call)
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         if not exchanged.findings:
@@ -342,7 +342,7 @@ class CallComparison:
         return exchanged.findings
 
     def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
-        """What runs the candidate once more on copies, with its backward pass where gradients are given."""
+        """A function that runs the candidate once more on copies, with its backward pass if gradients are given."""
         return lambda: self._controls(call, cotangents).rerun_candidate()
 
     def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
@@ -375,7 +375,7 @@ class CallComparison:
 
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
-    """Gradients that the candidate wrote to as they arrived, and eager did not."""
+    """Findings about incoming gradients that the candidate wrote to, and eager did not."""
     for place, index in passed.overwritten:
         kept, name = (
             (before.outputs.get(index), subjects.output(index))
@@ -388,7 +388,7 @@ def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -
 
 
 def _is_layout(finding: Finding) -> bool:
-    """Whether a finding is about strides, or memory that is not shared where eager shares it."""
+    """Whether a finding is about strides, or about memory that eager shares and the candidate does not."""
     separate = finding.kind is Kind.ALIAS and (finding.actual or "").startswith("separate memory")
     return separate or finding.detail in FREE_IN_GRADIENTS or finding.detail == "alias.identity"
 
@@ -396,7 +396,7 @@ def _is_layout(finding: Finding) -> bool:
 def settle_none(
     reference: torch.Tensor | None, candidate: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """AOT autograd sends zeros where eager sends nothing; both say that the input has no influence."""
+    """Treat zeros like no gradient: AOT autograd sends zeros where eager sends nothing, and both mean no influence."""
     if reference is None and candidate is not None and _is_zero(candidate):
         return candidate, candidate
     if candidate is None and reference is not None and _is_zero(reference):
@@ -405,5 +405,5 @@ def settle_none(
 
 
 def _is_zero(tensor: torch.Tensor) -> bool:
-    """Whether all elements are zero; of a distributed tensor those of its shard, so that no other rank is asked."""
+    """Whether all elements are zero. For a distributed tensor only its shard is read, so no other rank is asked."""
     return not any(bool(part.count_nonzero()) for part in flat_tensors("", tensor).values())

@@ -17,7 +17,7 @@ from checked_backend.regions.inputs import storage_key
 __all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
 
 
-_LOST = "gradients are lost"  # what is told where gradients flow back through eager's result alone
+_LOST = "gradients are lost"  # the text for gradients that only flow back through eager's result
 _SHOWN_PLACES = 8
 
 
@@ -26,7 +26,7 @@ class Part:
     """One thing that both executions have.
 
     Attributes:
-        subject: What people call it.
+        subject: Its name for people.
         reference: Eager's.
         candidate: The compiled program's.
         source: The user's line that made it.
@@ -77,7 +77,7 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
 
 
 def _has_history(tensor: torch.Tensor) -> bool:
-    """Whether gradients flow back through a tensor, and not only its base, seen with grad mode off, requires grad."""
+    """Whether gradients flow back through a tensor. A view made without grad may only require grad for its base."""
     return tensor.requires_grad and gradient_edge(tensor) is not None
 
 
@@ -101,7 +101,7 @@ def _history(part: Part) -> Iterator[Finding]:
 
 
 def _stored_elements(part: Part) -> Iterator[Finding]:
-    """Optimizers for sparse gradients leave alone what is not stored, so a stored zero is not the same as none."""
+    """Compare the stored elements. Optimizers for sparse gradients skip elements that are not stored, but not zeros."""
     both = (part.reference, part.candidate)
     if any(not isinstance(side, torch.Tensor) for side in both) or part.reference.layout is not part.candidate.layout:
         return
@@ -122,7 +122,7 @@ def _stored_elements(part: Part) -> Iterator[Finding]:
 
 
 def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
-    """The indices of what a sparse tensor stores, in order: int64, (dimensions, places)."""
+    """The indices of the elements that a sparse tensor stores, in order: int64, (dimensions, places)."""
     if sparse.layout is torch.sparse_coo:
         return sparse.coalesce().indices()
     ends, inner = compressed_indices(sparse)
@@ -146,7 +146,7 @@ def _same_value(reference: Any, candidate: Any) -> bool:
         return False
     try:
         return bool(reference == candidate)
-    except Exception:  # an equality that fails decides nothing, and the types are equal
+    except Exception:  # a failing comparison decides nothing, and the types are equal
         return True
 
 
@@ -156,11 +156,11 @@ def value_pairs(
     """The plain tensors whose values can be compared.
 
     Args:
-        parts: What both executions have.
-        failed: Subjects whose structure differs in a way that leaves nothing to compare.
+        parts: The parts of both executions.
+        failed: Subjects whose structure differs so that nothing can be compared.
 
     Yields:
-        The part, the tensor's own name (of a wrapper subclass there are several), reference and candidate.
+        The part, the tensor's own name (a wrapper subclass has several tensors), reference and candidate.
     """
     for part in parts:
         if part.subject in failed:
@@ -178,13 +178,13 @@ def compare_aliasing(
     candidate_inputs: Mapping[str, Any],
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Which outputs share memory with which inputs and outputs, and which are the very same object.
+    """Compare which outputs share memory with which inputs and outputs, and which are the same object.
 
     Args:
         reference_outputs: Eager's outputs, by subject.
-        reference_inputs: What eager was called with, by name.
+        reference_inputs: Eager's inputs, by name.
         candidate_outputs: The compiled program's outputs, by subject.
-        candidate_inputs: What it was called with, by name.
+        candidate_inputs: The compiled program's inputs, by name.
         sources: The user's line that made each output.
     """
     expected = _relations(reference_outputs, reference_inputs)

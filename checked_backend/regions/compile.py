@@ -36,7 +36,7 @@ __all__ = [
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _FOR_TESTS = ("_TESTING_ONLY", "minifier_backend")
-"""Backends that test torch itself end so."""
+"""Endings of the names of backends that test torch itself."""
 
 
 def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
@@ -78,7 +78,7 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
 
 
 def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
-    """A setting that Inductor does not have is the caller's mistake; compiling would look like a crash of Inductor."""
+    """Refuse settings that Inductor does not have: the caller's mistake would look like a crash of Inductor."""
     known = inductor_setting_names() if given else frozenset()
     for name in given:
         if name not in known:
@@ -87,14 +87,14 @@ def _refuse_unknown_settings(given: Mapping[str, Any]) -> None:
 
 
 def with_mode_spelled_out(options: CheckOptions, mode: str | None) -> CheckOptions:
-    """The user's options with what ``torch.compile(mode=...)`` means for Inductor among them."""
+    """The user's options, with the meaning of ``torch.compile(mode=...)`` for Inductor added."""
     if options.compiler != "inductor":
         return options
     return options.model_copy(update={"compiler_options": inductor_patches(options, mode)})
 
 
 def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str, Any]:
-    """What is changed in Inductor's configuration while it compiles the candidate."""
+    """The changes to Inductor's configuration while it compiles the candidate."""
     by_mode = inductor_mode_options(mode) if mode else {}
     return {**by_mode, "fallback_random": True, **options.compiler_options}
 
@@ -121,7 +121,8 @@ def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | N
         mode: What the user passed as ``torch.compile(mode=...)``.
 
     Returns:
-        None for all but Inductor, and for a graph that draws nothing: there it is the candidate compiler.
+        The compiler. None for all but Inductor, and for a graph that draws nothing, because it would be the candidate
+        compiler.
     """
     if options.compiler != "inductor" or "fallback_random" in options.compiler_options or not _draws(gm):
         return None
@@ -146,10 +147,10 @@ def _draws(gm: fx.GraphModule) -> bool:
 
 
 def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a region. The compiler gets the very graph that Dynamo made, and may change it.
+    """Compile a region. The compiler gets the graph itself, not a copy, and may change it.
 
     Args:
-        compiler: From `resolve_compiler`.
+        compiler: The result of `resolve_compiler`.
         gm: The region's Dynamo graph.
         example_inputs: As Dynamo gave them.
 
@@ -186,7 +187,7 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def keep_accumulating(gm: fx.GraphModule) -> None:
-    """Let a graph of compiled autograd accumulate gradients also where its inputs are copies that require none.
+    """Let a graph of compiled autograd accumulate gradients even if its inputs are copies that require none.
 
     The operator for that does nothing for a parameter that does not require grad.
     """
@@ -206,7 +207,7 @@ def _requiring_grad(variable: torch.Tensor) -> torch.Tensor:
 def _checkpoint(body: Callable[..., Any], *operands: Any, **options: Any) -> Any:
     """Checkpoint as the user's program does, whose function closes over its module.
 
-    As an operand, what the body writes to (a batch norm's statistics) would be saved, and found changed afterwards.
+    As an operand, a tensor that the body writes to (a batch norm's statistics) would be saved, and found changed later.
     """
     passed = [isinstance(operand, torch.Tensor) and operand.requires_grad for operand in operands]
 

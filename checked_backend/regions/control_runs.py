@@ -1,7 +1,7 @@
 """Control runs of a region: repeated, perturbed, in float64, and the float64 twin.
 
-Each returns the same subjects as the check itself compares. None touches the user's tensors, autograd graph or random
-streams.
+Each run returns the same subjects as the check itself compares. No run touches the user's tensors, autograd graph or
+random streams.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """A region, and what can be made of it.
+    """A region and its variants.
 
     Attributes:
         reference: The region in eager.
         candidate: The compiled region.
         make_twin: Compiles the float64 twin for float64 inputs.
-        given: The region that is given its choices.
+        given: The region with its choices given as inputs.
         make_unfused: Compiles the region so that it rounds wherever eager does; None if the compiler cannot.
         make_again: Compiles the region once more, as it is, outside of the user's program.
         make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
@@ -73,7 +73,7 @@ def _sparing(
     [Callable[Concatenate[RegionControlRuns, _Given], _Result]],
     Callable[Concatenate[RegionControlRuns, _Given], _Result],
 ]:
-    """Have a control run made with less where memory runs out."""
+    """Make a control run with less if memory runs out."""
 
     def decorate(
         make: Callable[Concatenate[RegionControlRuns, _Given], _Result],
@@ -94,15 +94,15 @@ class RegionControlRuns:
     """Control runs of one call of a region.
 
     Attributes:
-        variants: What can be run.
+        variants: The variants of the region that can be run.
         inputs: The call's inputs.
         ambient: Modes at the call.
         rng: Random state before the call.
         subjects: Names.
-        cotangents: With them, gradients are subjects instead of results.
-        left: What the call left behind, if that is known.
-        memory: What to do where memory runs out; without it, nothing.
-        exchanges: What the call exchanged with other ranks, which no run here does again; None if it exchanges nothing.
+        cotangents: If given, the subjects are gradients instead of results.
+        left: The random states that the call left behind, if they are known.
+        memory: Decides what to do if memory runs out; without it, nothing is done.
+        exchanges: The call's exchanges with other ranks, which no run here repeats; None if it exchanges nothing.
     """
 
     variants: Variants
@@ -136,7 +136,7 @@ class RegionControlRuns:
 
     @_sparing(float64=False)
     def replay_candidate(self) -> Values:
-        """The candidate again, on the reference's recorded random numbers where it draws them through torch."""
+        """The candidate again, on the reference's recorded random numbers as far as it draws through torch."""
         return self._run(self.variants.candidate, modes=(lambda: ReplayRandom(self._recorded()),))
 
     @_sparing(float64=False)
@@ -157,7 +157,7 @@ class RegionControlRuns:
                 execute(self.variants.reference, arguments, {})
 
     def others_drew(self) -> str | None:
-        """What shows that another thread drew random numbers during the call."""
+        """Evidence that another thread drew random numbers during the call; None if there is none."""
         return evidence_of_others(self.left, tuple(self.rng.cuda), self.random_states)
 
     def returns_with_own_random(self) -> bool:
@@ -194,7 +194,7 @@ class RegionControlRuns:
         hold = ReplayChoices(self._choices) if replay_choices and self._choices is not None else None
         noise = MonteCarloMode(seed, magnitude, correlated=magnitude > 1)
         modes: list[Callable[[], Any]] = [lambda: ReplayRandom(tape), lambda: noise]
-        if hold is not None:  # entered later, so that it does not see what an operator is taken apart into
+        if hold is not None:  # entered later, so that it does not see the parts of operators
             modes.append(lambda: hold)
         values = self._run(self.variants.reference, modes=modes)
         self._left_out[Control.MONTE_CARLO] |= noise.unperturbed
@@ -239,7 +239,7 @@ class RegionControlRuns:
         return () if self._tape is None else self._tape.by_values
 
     def flips(self, *, in_float64: bool = False) -> bool:
-        """Whether a choice was held that the noise would have made otherwise."""
+        """Whether any run kept a recorded choice where the noise would have chosen otherwise."""
         return in_float64 in self._flips
 
     def _take_note(self, hold: ReplayChoices | None, *, in_float64: bool) -> None:
@@ -261,7 +261,7 @@ class RegionControlRuns:
 
     @_sparing(float64=True)
     def with_fixed_choices(self) -> ControlRuns | None:
-        """Controls of the region that is given the choices which eager makes in float64; None if it makes none."""
+        """Control runs of the region with eager's float64 choices given to it; None if eager makes no choices."""
         given = self.variants.given
         if given is None or not given:
             return None
@@ -339,7 +339,7 @@ class RegionControlRuns:
             for make in modes:
                 stack.enter_context(make())
             replayed = replaying(self.exchanges, backward=cotangents is not None)
-            with self.ambient.entered(), replayed.forward():  # innermost: what is received is not perturbed
+            with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
                 execution = execute(region, arguments, leaves if cotangents is not None else {})
             if cotangents is None:
                 return {**execution.values(self.subjects, sorted(self.inputs.mutated)), **replayed.values()}
@@ -360,7 +360,7 @@ class RegionControlRuns:
 
 
 def _wide(values: Sequence[Any]) -> list[Any]:
-    """Make the tensors among a region's inputs float64, together, so that those which share memory still do."""
+    """Make the tensors among a region's inputs float64, all together, so that shared memory stays shared."""
     places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
     wide = list(values)
     for place, tensor in zip(places, to_float64([values[place] for place in places]), strict=True):

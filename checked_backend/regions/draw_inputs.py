@@ -1,7 +1,7 @@
-"""What goes into a draw, compared as values: probabilities, means, rates.
+"""Compare the parameters of draws as values: probabilities, means, rates.
 
-What is drawn tells little of them: other probabilities mostly draw the same, and rounding changes a draw too. So the
-region is compiled once more with the parameters of its draws as results.
+The drawn values show little about them: other probabilities mostly draw the same, and rounding changes a draw too. So
+the region is compiled once more with the parameters of its draws as results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from checked_backend.verdict.decisions import Decisions, TensorPair
 
 __all__ = ["DrawInputs", "judge_draw_inputs"]
 
-# Functions and methods whose tensor arguments are a distribution's parameters. Those with "_" write to their first.
+# Functions and methods whose tensor arguments are a distribution's parameters. Those with "_" write to the first one.
 _DRAWS = frozenset(
     {"bernoulli", "bernoulli_", "binomial", "multinomial", "normal", "poisson", "_sample_dirichlet", "_standard_gamma"}
 )
@@ -40,7 +40,7 @@ class DrawInputs:
         example_inputs: The fake values of its placeholders as Dynamo traced them.
 
     Attributes:
-        names: What the further results are called.
+        names: The names of the further results.
         sources: The user's lines of those draws.
     """
 
@@ -93,7 +93,7 @@ class DrawInputs:
         return copies
 
     def variants(self, own: Variants, inputs: Sequence[Any]) -> Variants:
-        """What can be made of the graph, where the region itself has these."""
+        """The variants of this graph, for the variants of the region itself."""
         return replace(
             own,
             reference=eager_graph(self._graph).forward,
@@ -119,7 +119,7 @@ def judge_draw_inputs(
     Args:
         draws: The graph that has them as results.
         controls: Controls of the call.
-        outputs: What the region's own results are called.
+        outputs: The names of the region's own results.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
 

@@ -1,4 +1,4 @@
-"""Eager's gradients in a backward pass: from the activations that were kept, or from running it again."""
+"""Eager's gradients in a backward pass: from the kept activations, or from running eager again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHERE = "eager's backward pass"
 
 
 class InputsChangedError(CheckedBackendError):
-    """The user wrote to inputs of a region that is to be run on them again."""
+    """Raised if the user wrote to inputs on which the region must run again."""
 
 
 def eager_gradients(
@@ -32,17 +32,17 @@ def eager_gradients(
 ) -> dict[int, torch.Tensor | None]:
     """The gradients that eager sends to a region's inputs.
 
-    Where memory runs out, eager is run again without what the checks hold.
+    If memory runs out, the checks release their memory and eager is run again.
 
     Args:
         reference: The region in eager.
-        call: The call; its graph is used up, unless the pass may be repeated.
+        call: The call. Its graph is used up, unless the pass may be repeated.
         passed: The backward pass.
-        memory: What to do where memory runs out.
+        memory: Decides what to do if memory runs out.
 
     Raises:
         InputsChangedError: There is no graph, and the inputs were written to.
-        Exception: What eager raises.
+        Exception: Whatever eager raises.
     """
     graph = call.graph
     if graph is None:
@@ -56,7 +56,7 @@ def eager_gradients(
         if not is_out_of_memory(error):
             raise
         told = type(error).__name__
-    # not before the exception is gone, whose frames hold tensors
+    # only after the exception is gone, because its frames hold tensors
     call.graph = graph = None
     memory.release()
     gradients = _run_again(reference, call, passed)
@@ -77,7 +77,7 @@ def _run_again(reference: Callable[..., Any], call: Call, passed: BackwardPass) 
 
 
 def _paired_backward(call: Call) -> AbstractContextManager[None]:
-    """The block of the reference's backward pass, which exchanges nothing and says what it would have sent."""
+    """The block of the reference's backward pass, which exchanges nothing and records what it would have sent."""
     return nullcontext() if call.exchanges is None else call.exchanges.paired(backward=True)
 
 

@@ -17,16 +17,16 @@ __all__ = ["run_eager"]
 def run_eager(
     reference: Callable[..., Any], call: Call, before: ProcessState, memory: MemoryPressure
 ) -> tuple[Execution | Exception, ProcessState]:
-    """Run a region in eager; once more where memory runs out, after releasing what the checks hold.
+    """Run a region in eager. If memory runs out, release the checks' memory and run it once more.
 
     Args:
         reference: The region in eager.
         call: The call.
         before: The settings of the process before the call.
-        memory: What to do where memory runs out.
+        memory: Decides what to do if memory runs out.
 
     Returns:
-        The execution, or what it raised, which is the user's; and the settings as it leaves them.
+        The execution, or the exception, which is the user's; and the settings as the run leaves them.
     """
 
     def run() -> tuple[Execution | Exception, ProcessState]:

@@ -16,11 +16,11 @@ __all__ = ["EarlierResults"]
 
 
 class EarlierResults:
-    """What one region handed out, to see whether a later call of it or of another region writes to that.
+    """The results that one region handed out, to see whether a later call of any region writes to them.
 
     Args:
         info: The region's names and source lines.
-        reporter: Where the coverage goes.
+        reporter: Receives the coverage.
 
     Attributes:
         calls: How often the region was called.
@@ -44,7 +44,7 @@ class EarlierResults:
         """Look at all results that the program holds.
 
         Args:
-            args: What the call is given: it may write to these.
+            args: The call's arguments, to which it may write.
         """
         look = Look(self._holders(), args)
         for subject, reason in look.unexplained.items():
@@ -52,10 +52,10 @@ class EarlierResults:
         return look
 
     def remember(self, args: Sequence[Any], subjects: Subjects, returned: Sequence[Any]) -> None:
-        """Remember what the latest call returned.
+        """Remember the results of the latest call.
 
         Args:
-            args: What it was given.
+            args: Its arguments.
             subjects: Names of its outputs.
             returned: Its outputs.
         """
@@ -65,19 +65,19 @@ class EarlierResults:
             holder.add(results)
 
     def overwritten(self, look: Look, returned: Sequence[Any], reference: Sequence[Any]) -> list[Finding]:
-        """Results that the latest call wrote to.
+        """Findings about results that the latest call wrote to.
 
         Args:
-            look: What they were before it.
-            returned: What it returned.
-            reference: What eager returned.
+            look: The results as they were before the call.
+            returned: The candidate's outputs.
+            reference: Eager's outputs.
         """
         return look.overwritten(self.calls, self._info.name, returned, reference)
 
     def overwritten_in_backward(self, look: object) -> list[Finding]:
-        """Results that a backward pass wrote to.
+        """Findings about results that a backward pass wrote to.
 
         Args:
-            look: What they were before it; anything else if nobody looked.
+            look: The results as they were before it; any other value if nobody looked.
         """
         return look.overwritten(self.calls, self._info.name, counted=False) if isinstance(look, Look) else []

@@ -1,4 +1,4 @@
-"""What one call of a region exchanges with other ranks: recorded from the candidate, replayed in every other run."""
+"""The exchanges of one call with other ranks: recorded from the candidate, replayed in every other run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _BACKWARD = "backward "
 
 @dataclass(eq=False)
 class Agreement:
-    """How the exchanges of the reference and of the candidate belong together.
+    """How the exchanges of the reference and of the candidate match.
 
     Attributes:
-        pairs: What both send.
-        findings: Collectives that only one of them issues.
-        skips: What could not be compared of them.
+        pairs: The tensors that both send.
+        findings: Findings about collectives that only one of them issues.
+        skips: The parts that could not be compared.
         complete: Whether the reference received everything, so that its results can be compared.
     """
 
@@ -35,11 +35,11 @@ class Agreement:
 
 
 class ReplayedRun:
-    """The modes of one run that exchanges nothing, and what it would have sent.
+    """The modes of one run that exchanges nothing, and the tensors that it would have sent.
 
     Args:
         forward: The mode of its forward pass.
-        backward: That of its backward pass; None if it has none.
+        backward: The mode of its backward pass; None if it has none.
     """
 
     def __init__(self, forward: ReplayCollectives | None, backward: ReplayCollectives | None) -> None:
@@ -55,7 +55,7 @@ class ReplayedRun:
         return nullcontext() if self._backward is None else self._backward
 
     def values(self) -> Mapping[str, Any]:
-        """What it would have sent, by subject: in the backward pass, if it has one."""
+        """The tensors that it would have sent, by subject: in the backward pass, if it has one."""
         last = self._backward or self._forward
         return {} if last is None else last.values()
 
@@ -80,24 +80,24 @@ class Exchanges:
 
     @property
     def begun(self) -> bool:
-        """Whether the candidate exchanged something in its forward pass, which it must not do a second time."""
+        """Whether the candidate exchanged something in its forward pass. It must not do so a second time."""
         return bool(self._forward.exchanges or self._forward.opaque or self._forward.failed)
 
     @property
     def failed(self) -> Exception | None:
-        """What a collective of the candidate raised."""
+        """The exception of a collective of the candidate; None if there was none."""
         return self._forward.failed or self._backward.failed
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what the candidate's forward pass exchanges."""
+        """Record the exchanges of the candidate's forward pass."""
         mode = RecordCollectives(self._forward)
         with mode:
             yield
         mode.finish()
 
     def backward_passed(self, tape: CollectiveTape) -> None:
-        """Note what the candidate's backward pass exchanged."""
+        """Note the exchanges of the candidate's backward pass."""
         self._backward = tape
 
     def replayed(self, *, backward: bool = False) -> ReplayedRun:
@@ -106,7 +106,7 @@ class Exchanges:
         return ReplayedRun(ReplayCollectives(self._forward), later)
 
     def paired(self, *, backward: bool = False) -> AbstractContextManager[Any]:
-        """The run of the reference which says what belongs together."""
+        """The run of the reference that decides which exchanges belong together."""
         if backward:
             self._paired = ReplayCollectives(self._backward, [self._forward], pairs=True, where=_BACKWARD)
         else:
@@ -114,7 +114,7 @@ class Exchanges:
         return self._paired
 
     def paired_region(self, reference: Callable[..., Any]) -> Callable[..., Any]:
-        """The region in eager, each of whose runs is such a run."""
+        """The region in eager. Each of its runs is a paired run."""
 
         def run(*args: Any) -> Any:
             with self.paired():
@@ -124,15 +124,15 @@ class Exchanges:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the last paired run of the reference did not receive what it would have received."""
+        """Whether the last paired run of the reference may not have received what it needed."""
         return self._paired is not None and self._paired.doubtful
 
     def continued(self) -> AbstractContextManager[Any]:
-        """A run for the user: it is given what was exchanged already, and exchanges the rest."""
+        """A run for the user: it gets what was exchanged already, and exchanges the rest."""
         return ReplayCollectives(self._forward, continues=True)
 
     def agreement(self) -> Agreement:
-        """What the last paired run of the reference says."""
+        """The agreement that the last paired run of the reference shows."""
         found = Agreement()
         run = self._paired
         if run is None:
@@ -214,5 +214,5 @@ def _otherwise(missing: Sequence[Exchange], left: Sequence[Exchange]) -> str:
 
 
 def replaying(exchanges: Exchanges | None, *, backward: bool = False) -> ReplayedRun:
-    """One more run of a region; of one that exchanges nothing too."""
+    """One more run of a region, whether it exchanges anything or not."""
     return ReplayedRun(None, None) if exchanges is None else exchanges.replayed(backward=backward)
