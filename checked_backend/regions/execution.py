@@ -1,4 +1,4 @@
-"""One execution of a region: what it returned, what it left in its inputs, which gradients it has."""
+"""One execution of a region: its results, the values that it left in its inputs, and its gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, to
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What the parts of a region are called, for people.
+    """The names of a region's parts, for people.
 
     Attributes:
         inputs: The user's name of each input.
@@ -72,7 +72,7 @@ class Cotangents:
         return bool(self.outputs or self.mutated)
 
     def copied(self) -> Cotangents:
-        """Copies for a backward pass that may write to them, in the same layout: one may be wrong for that alone."""
+        """Copies for a backward pass that may write to them, in the same layout, because only that layout may fail."""
         copies = iter(copy_values([*self.outputs.values(), *self.mutated.values()]))
         return Cotangents(
             {index: next(copies) for index in self.outputs}, {position: next(copies) for position in self.mutated}
@@ -81,12 +81,12 @@ class Cotangents:
 
 @dataclass(slots=True)
 class Execution:
-    """What one run of a region gave.
+    """The results of one run of a region.
 
     Attributes:
         outputs: The values it returned.
-        arguments: What it was called with; the mutated ones now hold what the run left in them.
-        leaves: Where gradients are taken, by position of the input.
+        arguments: Its arguments. The mutated ones now hold the values that the run left in them.
+        leaves: The tensors whose gradients are taken, by position of the input.
         gradients: Gradients, by position, if a backward pass was run.
     """
 
@@ -106,7 +106,7 @@ class Execution:
     def without_graph(self) -> Execution:
         """The same values without their autograd graph, so that the activations it holds are freed.
 
-        What has a history requires grad here as a leaf. What stays is a tensor that requires grad for its base alone.
+        A tensor with a history becomes a leaf that requires grad. A tensor that only requires grad for its base stays.
         """
         bare: dict[int, Any] = {}
         for value in (*self.outputs, *self.arguments):
@@ -127,12 +127,12 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The autograd graph of an execution: what its backward pass needs, and none of the results' memory.
+    """The autograd graph of an execution: everything that its backward pass needs, without the results' memory.
 
     Attributes:
-        outputs: Where gradients of outputs enter, with the dtype they have there; by index.
+        outputs: The places where gradients of outputs enter, with their dtype there, by index.
         mutated: The same for mutated inputs, by position.
-        leaves: Where gradients are taken, by position of the input.
+        leaves: The tensors whose gradients are taken, by position of the input.
     """
 
     outputs: Mapping[int, tuple[GradientEdge, torch.dtype]]
@@ -172,11 +172,11 @@ def _root(value: Any) -> tuple[GradientEdge, torch.dtype] | None:
 
 
 def gradient_edge(tensor: torch.Tensor) -> GradientEdge | None:
-    """Where in the autograd graph the gradient of a tensor that requires grad arrives.
+    """The place in the autograd graph where the gradient of a tensor that requires grad arrives.
 
     Returns:
-        None for a view that was made, with grad mode off, of a tensor that has a history: it has none itself. None
-        also where inference mode keeps autograd from giving it any, and where `grad_fn` gets no answer.
+        The edge. None for a view that was made with grad mode off, of a tensor with a history: the view has none. None
+        also if inference mode keeps autograd from giving it a history, and if `grad_fn` gets no answer.
     """
     try:
         return get_gradient_edge(tensor)
@@ -188,8 +188,8 @@ def grad_fn(tensor: torch.Tensor) -> Node | None:
     """The autograd node that made a tensor.
 
     Returns:
-        None also for a view that was made with grad mode off, of a base that was written to since: autograd refuses to
-        say what its history is.
+        The node. None also for a view that was made with grad mode off, of a base that was written to since: autograd
+        refuses to tell its history.
     """
     try:
         return tensor.grad_fn
@@ -206,9 +206,9 @@ def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def flat_tensors(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The plain tensors inside a value: itself, or the parts of a wrapper subclass as ``name.part``.
 
-    Of a sparse tensor it is the stored values (COO: those of one place added up), of a quantised one and of oneDNN's
-    layout a plain copy, of a nested one its parts, of zeros without memory such with one. A meta tensor
-    has no values.
+    A sparse tensor gives its stored values (COO: those of one place are added up). A quantised tensor and one in
+    oneDNN's layout give a plain copy, a nested tensor gives its parts, and zeros without memory give zeros with memory.
+    A meta tensor has no values.
     """
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return {}
@@ -233,7 +233,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compressed_indices(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compressed indices of a sparse tensor in such a layout, and the plain ones."""
+    """The compressed indices of a sparse tensor in a compressed layout, and the plain ones."""
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices()
     return tensor.ccol_indices(), tensor.row_indices()

@@ -1,4 +1,4 @@
-"""A call of a region that failed its check, with all that is needed to run it again."""
+"""A call of a region that failed its check, with everything that is needed to run it again."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Failure:
 
     Attributes:
         graph: The region's Dynamo graph, as Dynamo made it.
-        example_inputs: The values that Dynamo compiled it for; fake, with symbols, where sizes are dynamic.
-        inputs: What it was called with.
+        example_inputs: The values that Dynamo compiled it for; fake, with symbols, if sizes are dynamic.
+        inputs: The inputs of the call.
         ambient: Modes at the call.
         rng: Random state before it.
         subjects: Names of its inputs and outputs.
-        cotangents: What arrived at its results, if its backward pass failed.
+        cotangents: The gradients that arrived at its results, if its backward pass failed.
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
-        keep: Given the findings with what is known of them so far, it puts that on disk; called in any process.
+        keep: Puts the findings, with everything known about them so far, on disk. It may be called in any process.
     """
 
     graph: fx.GraphModule
@@ -50,4 +50,4 @@ class Failure:
 
 
 Investigator = Callable[[Failure, Sequence[Finding]], Sequence[Finding]]
-"""Gets a failed call and its findings; gives back the findings with what it found out about them."""
+"""Gets a failed call and its findings. Gives back the findings with everything that it found out about them."""

@@ -1,7 +1,7 @@
-"""A region that is given its choices: what it decides by floating-point values are inputs instead.
+"""A region with given choices: values that it chooses by floating-point numbers are inputs instead.
 
-Where a choice is a tie (a bucket's edge, equal candidates for a maximum), eager and a compiler may rightly choose
-differently even in float64, and what follows differs by any amount. Given the same choices, both must compute the same.
+If a choice is a tie (a bucket's edge, equal candidates for a maximum), eager and a compiler may rightly choose
+differently even in float64, and later values differ by any amount. Given the same choices, both must compute the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FixedChoices:
         return chosen
 
     def eager(self, choices: Sequence[torch.Tensor]) -> Region:
-        """The region in eager, with these choices; of its own dtype, so that it runs in that too."""
+        """The region in eager, with these choices. The graph has its own dtypes, so that it can run in these too."""
         gm = eager_graph(self._cut())
         dtypes = [node.meta["example_value"].dtype for node in _named(self._graph, self._names)]
         own = [choice.to(dtype) for choice, dtype in zip(choices, dtypes, strict=True)]
@@ -64,7 +64,7 @@ class FixedChoices:
         """The region compiled in float64, with these choices.
 
         Raises:
-            TwinError: It cannot be rewritten in float64.
+            TwinError: The region cannot be rewritten in float64.
         """
         fakes = [node.meta["example_value"] for node in _named(self._graph, self._names)]
         compiled = compile_twin(

@@ -1,7 +1,7 @@
 """The float64 twin: the same region, compiled by the same compiler, in float64.
 
-Rounding differs between any two compilers, logic does not. In float64 rounding is so small that what still differs is
-logic.
+Rounding differs between any two compilers, logic does not. In float64 rounding is so small that a remaining difference
+is one of logic.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 _CASTS = {"float", "half", "bfloat16"}
 _BIT_CASTS = {"view", "view_dtype"}
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
-_WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside of its functions
+_WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside the functions of this module
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class TwinError(CheckedBackendError):
-    """A region that cannot be compiled in float64."""
+    """Raised for a region that cannot be compiled in float64."""
 
 
 @contextmanager
@@ -54,9 +54,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def needs_default_dtype(gm: fx.GraphModule) -> bool:
-    """Whether a region makes floating tensors out of none, in torch's default dtype.
+    """Whether a region makes floating tensors in torch's default dtype, without floating inputs.
 
-    The default dtype is the whole process's; other threads would see it changed, so it is left alone where it can be.
+    The default dtype belongs to the whole process. Other threads would see it changed, so it is left alone if possible.
     """
     return any(
         node.op in ("call_function", "call_method")
@@ -83,7 +83,7 @@ def _is_low(value: Any) -> bool:
 
 
 def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """Rewrite a Dynamo graph so that it computes in float64 whatever it computed in a narrower floating dtype.
+    """Rewrite a Dynamo graph so that it computes in float64 where it computed in a narrower floating dtype.
 
     Args:
         gm: The region; it is not changed.
@@ -125,14 +125,14 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _widen_result(node: fx.Node) -> None:
-    """Numbers become elements of the dtype that the program says, as in eager, and are widened then."""
+    """Make tensors of numbers in the dtype that the program names, as eager does, and widen them then."""
     with node.graph.inserting_after(node):
         wide = node.graph.call_method("double", (node,))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
 def _with_numbers_in(dtype: Any, function: Any) -> Callable[..., Any]:
-    """A window function of torch, the coefficients of which have the dtype that the program says, as in eager."""
+    """A window function of torch whose coefficients have the dtype that the program names, as in eager."""
 
     def window(*args: Any, **kwargs: Any) -> Any:
         with _NumbersIn(dtype):
@@ -142,7 +142,7 @@ def _with_numbers_in(dtype: Any, function: Any) -> Callable[..., Any]:
 
 
 class _NumbersIn(TorchFunctionMode):
-    """Makes tensors of numbers in another dtype than is asked for, and widens them then."""
+    """Makes tensors of numbers in another dtype than requested, and then widens them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Other random numbers make every result that depends on them another one: that is one finding, not one for each."""
+"""Fold findings that follow from other random numbers: every result that depends on these differs, for one reason."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from checked_backend.findings import Finding
 __all__ = ["EXPLAINS", "fold_other_random_numbers"]
 
 EXPLAINS = "explains"
-"""What the evidence calls the other subjects that were seen to agree on eager's random numbers."""
+"""The name, in the evidence, of the other subjects that were seen to agree on eager's random numbers."""
 
 
 def fold_other_random_numbers(findings: Sequence[Finding], known: Finding | None = None) -> list[Finding]:
     """Fold findings of one region that are seen to follow from other random numbers.
 
-    Only those are folded that agree with eager on its random numbers: an error beside them stays a finding.
+    Only findings whose tensors agree with eager on its random numbers are folded. An error beside them stays a finding.
 
     Args:
         findings: Findings of one call.
-        known: The one of the region's forward pass, where these are of its backward pass.
+        known: The finding of the region's forward pass, if these are of its backward pass.
 
     Returns:
-        The findings; in the place of several of detail ``rng.stream`` the first, or the known one, whose evidence names
-        the subjects of the others.
+        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, whose evidence
+        names the subjects of the others.
     """
     streams = [finding for finding in findings if finding.detail == "rng.stream"]
     if not streams:

@@ -1,4 +1,4 @@
-"""An empty cache for a compiler whose own one may be broken."""
+"""An empty cache for a compiler whose own cache may be broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FreshCache"]
 
 
 class FreshCache:
-    """An empty folder for a compiler's files. It goes when nobody holds this any more.
+    """An empty folder for a compiler's files. It is removed when nobody holds this object any more.
 
     Raises:
         OSError: No folder can be made.
@@ -29,12 +29,12 @@ class FreshCache:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Compile with it, and with nothing that was remembered before."""
+        """Compile with this cache, and with nothing that was remembered before."""
         with fresh_compile_caches(self._folder):
             yield
 
     def kept_by(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled function that keeps the folder, of which it may load more files."""
+        """A compiled function that keeps the folder, from which it may load more files."""
 
         def run(*args: Any) -> Any:
             return compiled(*args)

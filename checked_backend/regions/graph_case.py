@@ -1,4 +1,4 @@
-"""A graph with inputs on which a compiler may be wrong: what localizing narrows down and reducing shrinks."""
+"""A graph with inputs on which a compiler may be wrong. Localizing narrows it down, and reducing shrinks it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["GraphCase"]
 class GraphCase:
     """A graph, its inputs, and the compiler that is tried on it.
 
-    The graph is run without gradients, a backward pass being a graph of its own, unless gradients are asked for.
+    The graph runs without gradients, unless these are requested: a backward pass is a graph of its own.
 
     Attributes:
         graph: Any FX graph that returns a flat tuple.
         inputs: One value for each placeholder: tensors, numbers. They are never changed.
-        options: Name the candidate compiler and its options.
+        options: They name the candidate compiler and its options.
         dynamic: Compile for symbolic sizes.
-        cotangents: What arrives at each output in a backward pass; None to run none.
+        cotangents: The gradient that arrives at each output in a backward pass; None to run no backward pass.
         wanted: Positions of the inputs whose gradients are then compared.
     """
 

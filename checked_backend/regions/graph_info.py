@@ -1,4 +1,4 @@
-"""What a region's graph says of itself: where it comes from, and what the user calls its inputs."""
+"""The facts in a region's graph about itself: where it comes from, and the user's names of its inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from checked_backend.regions.late_writes import writes_in_backward
 __all__ = ["GraphInfo", "qualified_names"]
 
 _ROOT = re.compile(r"^(?:L|G)\['(?P<root>[^']*)'\]")
-_MODULE = "__import_"  # what Dynamo calls the globals of a module begins with
+_MODULE = "__import_"  # the beginning of Dynamo's names for the globals of a module
 _OF_CLASS = re.compile(r"^(?:dict\()?type\(.*\)\.__dict__\)?\['(?P<name>\w+)'\]$")
 _STEP = re.compile(
     r"\.(?:_modules|_parameters|_buffers)\['(?P<member>[^']+)'\]|\.(?P<attribute>\w+)|\[(?P<item>[^\]]+)\]"
@@ -43,8 +43,8 @@ class GraphInfo:
         nodes: Number of call nodes.
         graph: The kind of an AOT graph; None for Dynamo's.
         outputs: For each output, its name, where it is not ``output[place]``.
-        free_outputs: Places of outputs that only another compiled graph or autograd gets to see: their strides are the
-            compiler's to choose, and they need not share the memory that eager's share.
+        free_outputs: Places of outputs that only another compiled graph or autograd sees. The compiler may choose their
+            strides, and they need not share the memory that eager's share.
         writes_late: Whether it writes to inputs in its backward pass.
         enables_grad: Whether it switches grad mode on.
         accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
@@ -146,13 +146,13 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def qualified_names(tensors: Sequence[object]) -> Mapping[int, str]:
-    """Names of parameters and buffers as the user's outermost module on the call stack calls them.
+    """Names of parameters and buffers in the user's outermost module on the call stack.
 
-    After a graph break Dynamo compiles the frame of a submodule on its own and knows only ``self.weight``; the user
+    After a graph break Dynamo compiles the frame of a submodule on its own and only knows ``self.weight``. The user
     knows ``encoder.layers.3.weight``.
 
     Args:
-        tensors: A region's inputs; what is not a tensor is passed over.
+        tensors: A region's inputs. Values that are not tensors are skipped.
 
     Returns:
         For each position whose tensor was found, its qualified name.

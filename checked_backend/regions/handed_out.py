@@ -2,12 +2,12 @@
 
 A compiler that hands out a buffer and writes to it again changes what the user holds. The user may change it too, and
 in ways that torch counts nowhere (``.data``, NumPy), so a result that changed is no evidence by itself. Results are
-looked at right before and right after the compiled program runs: what changes in between, and is no input of it, the
-compiled program changed. Results of two calls in the same memory are evidence by themselves, where eager makes new
+looked at right before and right after the compiled program runs. If a result changes in between, and is no input, the
+compiled program changed it. Results of two calls in the same memory are evidence by themselves, if eager makes new
 ones.
 
 Results are known by weak references only. A program that holds ``loss.detach()``, a row, or an array of NumPy holds no
-longer the tensor that it was given, but its memory: that has more owners then than the compiled program left it.
+longer the tensor that it got, but its memory: that memory then has more owners than when it was handed out.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from checked_backend.numerics.fingerprint import fingerprint
 __all__ = ["HandedOut", "Look", "Result", "results_of"]
 
 MOST_RESULTS = 64
-"""So many results are remembered at most."""
+"""The most results that are remembered."""
 
 MOST_BYTES = 2**28
-"""And so many bytes of them."""
+"""The most bytes of results that are remembered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,16 +46,16 @@ class Result:
 
     Attributes:
         tensor: The result, as long as the program holds it.
-        subject: What people call it.
-        region: Whose result it is.
-        call: Of which call of that region.
+        subject: Its name for people.
+        region: The region whose result it is.
+        call: The number of the call of that region.
         source: The user's line that made it.
         size: Its bytes.
-        print: Its checksum when it was looked at last.
-        version: How often torch had counted writes to it then.
+        print: Its checksum when it was last looked at.
+        version: How many writes to it torch had counted then.
         memory: The result's memory.
-        owners: How many the memory had besides the result when the compiled program handed it out.
-        dtype: The result's; with its place in memory, as `torch.Tensor.set_` wants that.
+        owners: How many other owners the memory had when the compiled program handed the result out.
+        dtype: The result's dtype. It is kept with the place in memory, for `torch.Tensor.set_`.
         place: Offset, size and strides.
     """
 
@@ -73,7 +73,7 @@ class Result:
     place: tuple[int, torch.Size, tuple[int, ...]]
 
     def held(self) -> torch.Tensor | None:
-        """The result, if the program still holds it; or its memory as a tensor, if it holds that."""
+        """The result, if the program still holds it; its memory as a tensor, if the program only holds that."""
         if (tensor := self.tensor()) is not None:
             return tensor
         if storage_users(self.memory) <= self.owners or (storage := storage_again(self.memory)) is None:
@@ -82,7 +82,7 @@ class Result:
             return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, *self.place)
 
     def uncounted(self, held: torch.Tensor) -> bool:
-        """Whether torch has counted no write to it since; what it counts is known of the result itself alone."""
+        """Whether torch has counted no write to it since. The count is only known for the result itself."""
         return held is self.tensor() and _version(held) == self.version
 
 
@@ -99,7 +99,7 @@ class HandedOut:
         self._results: list[Result] = []
 
     def add(self, results: Iterable[Result]) -> None:
-        """Remember results; the oldest, and those that nobody holds, are forgotten."""
+        """Remember results. The oldest ones, and those that nobody holds, are forgotten."""
         with self._lock:
             known = [result for result in (*self._results, *results) if result.held() is not None][-MOST_RESULTS:]
             total = 0
@@ -111,18 +111,18 @@ class HandedOut:
             self._results = known
 
     def forget(self, results: Iterable[Result]) -> None:
-        """Forget results of which something was found."""
+        """Forget results that have findings."""
         gone = {id(result) for result in results}
         with self._lock:
             self._results = [result for result in self._results if id(result) not in gone]
 
     def close(self) -> Iterator[Skip]:
-        """Look a last time at the results: those that changed while calls ran unchecked could not be checked."""
+        """Look at the results a last time. Those that changed while calls ran unchecked could not be checked."""
         for subject, reason in Look((self,)).unexplained.items():
             yield Skip(subject, reason, matters=True)
 
     def held(self) -> tuple[Result, ...]:
-        """Those that the program still holds."""
+        """The results that the program still holds."""
         with self._lock:
             return tuple(result for result in self._results if result.held() is not None)
 
@@ -130,7 +130,7 @@ class HandedOut:
 def results_of(
     outputs: Sequence[Any], subjects: Sequence[str], sources: Sequence[str], args: Sequence[Any], region: str, call: int
 ) -> list[Result]:
-    """What is to be remembered of a call: plain results in memory of their own, not in that of an input."""
+    """The results of a call to remember: plain ones in memory of their own, not in that of an input."""
     taken = _ranges(args)
     found = []
     for index, output in enumerate(outputs):
@@ -147,14 +147,14 @@ def results_of(
 
 
 class Look:
-    """What the results of earlier calls were at one moment.
+    """The state of the results of earlier calls at one moment.
 
     Args:
-        holders: Where they are remembered.
-        args: What the call is given: it may write to these.
+        holders: The objects that remember them.
+        args: The call's arguments, to which it may write.
 
     Attributes:
-        unexplained: Why it is not known who changed a result, by subject.
+        unexplained: Why it is unknown who changed a result, by subject.
     """
 
     def __init__(self, holders: Sequence[HandedOut], args: Sequence[Any] = ()) -> None:
@@ -190,14 +190,14 @@ class Look:
         *,
         counted: bool = True,
     ) -> list[Finding]:
-        """Findings on results that are no longer what they were, or in whose memory another one lies.
+        """Findings about results that have changed, or in whose memory another result lies.
 
         Args:
-            call: The call that ran in between, and whose findings these are.
-            region: Of which region.
-            outputs: What it returned.
-            reference: What eager returned.
-            counted: Whether writes that torch counts are the call's; in a backward pass the user's program runs too.
+            call: The call that ran in between, to which these findings belong.
+            region: The call's region.
+            outputs: The call's outputs.
+            reference: Eager's outputs.
+            counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
         found: list[tuple[Result, Finding]] = []
         for result in self._results.values():
@@ -261,7 +261,7 @@ def _overlap(one: _Range, other: _Range) -> bool:
 
 
 def _memory(value: Any) -> _Range | None:
-    """From where to where a tensor's elements lie; None of what is no plain tensor with memory."""
+    """The range of memory in which a tensor's elements lie; None if the value is no plain tensor with memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or inner_tensors(value):
         return None
     if value.is_meta or value.is_quantized or value.numel() == 0 or is_functorch_wrapped_tensor(value):

@@ -1,4 +1,4 @@
-"""The health of a run over time: a small record of each check for whoever asked for it, and drifts that are told."""
+"""The health of a run over time: a small record of each check for those who asked, and notes about drifts."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WINDOW = 8
-"""How many checks are looked at together: the first of a tensor, and the latest."""
+"""How many of a tensor's first checks are compared with as many of its latest."""
 
 DRIFT = 3.0
 """How many times as large the ratio to the noise must be in the latest checks as in the first ones."""
 
 NOTICEABLE = 0.5
-"""A ratio to the noise below this is not told, however it grew."""
+"""A ratio to the noise below this is not reported, however it grew."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRecord:
-    """What one check of a region gave.
+    """The result of one check of a region.
 
     Attributes:
         region: The region's name.
         call: Which call of the region it was, from 1; in a training program with one call for each step, the step.
         backward: Whether it is about the gradients of that call.
-        ratio: The largest difference in times of its tensor's noise: 0 where all bits are equal, about 1 for noise;
-            None where nothing could be held against a noise.
-        subject: Of which tensor.
-        findings: How many findings that fail.
-        seconds: What the check took beyond the program's own run.
+        ratio: How many times its tensor's noise the largest difference is: 0 if all bits are equal, about 1 for noise;
+            None if no noise was known to compare with.
+        subject: The tensor with that difference.
+        findings: The number of failing findings.
+        seconds: The time that the check took beyond the program's own run.
         share: The share of the time that all checks of this process have taken, since the first region was built.
-        drift: What grew: "output[0]: 0.4 to 1.9 times its noise"; empty where nothing did.
+        drift: The ratio that grew: "output[0]: 0.4 to 1.9 times its noise"; "" if none did.
         rank: This process's rank in a distributed program; None outside of one.
     """
 
@@ -99,7 +99,7 @@ class CheckSubscription:
 
 
 class Health:
-    """What a process's checks have taken, and who wants to know of them.
+    """The time that a process's checks have taken, and the callbacks that get their records.
 
     Args:
         clock: Gives the time in seconds.
@@ -130,23 +130,23 @@ class Health:
             self._callbacks = tuple(one for one in self._callbacks if one is not callback)
 
     def spent(self, seconds: float) -> float:
-        """Note what a check took. Returns the share of the time that all have taken."""
+        """Note the time that a check took. Return the share of the time that all checks have taken."""
         with self._lock:
             self._spent += seconds
             passed = 0.0 if self._began is None else self._clock() - self._began
             return min(1.0, self._spent / passed) if passed > 0 else 1.0
 
     def tell(self, record: CheckRecord) -> list[str]:
-        """Call all who asked. What one of them raises ends nothing.
+        """Call all callbacks. An exception of one of them ends nothing.
 
         Returns:
-            What was raised.
+            The exceptions, in words.
         """
         failed = []
         for callback in self._callbacks:
             try:
                 callback(record)
-            except Exception as error:  # the user's program goes on; it is told in the coverage
+            except Exception as error:  # the user's program goes on; the coverage names the exception
                 failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
                 log.warning("checked_backend: a callback of on_check raised %s", failed[-1], exc_info=error)
         return failed
@@ -174,8 +174,8 @@ def health_used(health: Health) -> Iterator[None]:
 def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
     """Call something after each checked call, and after each checked backward pass, with a small record.
 
-    It is called in the thread of the call, before a finding raises. What it raises is told in the coverage and in the
-    log, and ends nothing.
+    It is called in the thread of the call, before a finding raises. An exception of the callback is named in the
+    coverage and in the log, and ends nothing.
 
     Args:
         callback: Gets a `CheckRecord`.
@@ -195,7 +195,7 @@ class _Trend:
         self._told = False
 
     def grew(self, ratio: float) -> tuple[float, float] | None:
-        """Take one more ratio in. Returns from what to what it grew, the first time that it is much."""
+        """Add one more ratio. Return the two ratios between which it grew, the first time that this is much."""
         if len(self._first) < WINDOW:
             self._first.append(ratio)
             return None

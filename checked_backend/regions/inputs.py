@@ -21,7 +21,7 @@ from checked_backend.numerics.fingerprint import fingerprint
 __all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
 
 WIDEST = 4
-"""The memory that a copy in the same layout may span, in times of the tensor's own size."""
+"""A copy in the same layout may span this many times the memory of the tensor's own size."""
 
 ALIGNED = 64
 """Elements after which any processor's vectors begin anew."""
@@ -29,11 +29,11 @@ ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a region does besides returning values.
+    """The effects of a region besides its results.
 
     Attributes:
-        mutated: Positions of the inputs whose storage it writes to; None if that could not be found out, which is
-            treated as all of them.
+        mutated: Positions of the inputs whose storage it writes to; None if that could not be found out. None is
+            treated as all inputs.
         random: Whether it draws random numbers (True if that could not be found out).
         reason: Why it could not be found out.
     """
@@ -103,7 +103,7 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
         operator whose body the log does not see).
     """
     log = _EffectLog()
-    # here, not under the fake mode, which would describe the tensor itself, with its gradient
+    # detach here, not under the fake mode: that would describe the tensor itself, with its gradient
     bare = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
         try:
@@ -122,7 +122,7 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
-    """The memory of a tensor, and of what a wrapper subclass is made of."""
+    """The memory of a tensor; for a wrapper subclass also that of its inner tensors."""
     key = storage_key(tensor)
     own = set() if key is None else {key}
     return own.union(*map(_storages, inner_tensors(tensor).values()))
@@ -133,16 +133,16 @@ class Inputs:
     """The inputs of one call, kept so that the region can be run on them any number of times.
 
     Attributes:
-        args: Aliases of what the user passed (detached: runs here build no edge into the user's autograd graph, and
-            call none of the hooks on it).
+        args: Detached aliases of the user's arguments: runs here build no edge into the user's autograd graph, and call
+            none of its hooks.
         mutated: Positions whose storage the region writes to.
-        pristine: For those, the values before the call.
+        pristine: The values before the call, for these positions.
         requires_grad: Positions whose gradient is wanted.
         entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
             respect to each of them are not defined apart.
-        marked: Positions that require grad where no gradient is wanted: views of them require grad too.
-        history: For mutated inputs with an autograd history: a copy that carries it.
-        versions: How often each of the others had been written to, by position.
+        marked: Positions that require grad although no gradient is wanted, because views of them require grad too.
+        history: For mutated inputs with an autograd history, a copy that carries it.
+        versions: How often each input that is not mutated had been written to, by position.
     """
 
     args: tuple[Any, ...]
@@ -230,8 +230,8 @@ class Inputs:
         for position in sorted(self.requires_grad - self.entangled):
             leaf = bare[position].detach().requires_grad_(True)
             leaves[position] = leaf
-            # A leaf that requires grad may not be written to in place, its copy may. The copy must hang on the leaf
-            # also where this is called in a backward pass, in which grad mode is off.
+            # A leaf that requires grad must not be written to in place, but its copy may be. The copy must hang on the
+            # leaf even if this is called in a backward pass, in which grad mode is off.
             with torch.enable_grad():
                 bare[position] = leaf.clone() if position in self.mutated else leaf
         return bare, leaves
@@ -251,7 +251,7 @@ class Inputs:
 
 
 def copy_values(values: Sequence[Any]) -> list[Any]:
-    """Copy the tensors among values, without history, so that those which share memory still do."""
+    """Copy the tensors among values, without history. Tensors that share memory still do."""
     tensors = {place: value.detach() for place, value in enumerate(values) if isinstance(value, torch.Tensor)}
     copies = _clone_together(tensors)
     return [copies.get(place, value) for place, value in enumerate(values)]
@@ -294,7 +294,7 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
 
 
 def _with_bits(copy: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """Read raw memory the way the original does: lazily conjugated or negated."""
+    """Mark a copy of raw memory as the original is: lazily conjugated or negated."""
     if original.is_conj():
         copy = copy.conj()
     return negative_view(copy) if original.is_neg() else copy

@@ -1,4 +1,4 @@
-"""Inputs that a region writes to in its backward pass: a user's `torch.autograd.Function` may, a checkpoint does."""
+"""Find writes to inputs in a region's backward pass: a user's `torch.autograd.Function` and a checkpoint may write."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _VIEWS = frozenset(
 
 
 def writes_in_backward(gm: fx.GraphModule) -> bool:
-    """Whether a region writes in its backward pass to something that it did not make there.
+    """Whether a region's backward pass writes to something that it did not make there.
 
-    A call of a `torch.autograd.Function` may. A checkpointed body that writes to what it is given (a batch norm to its
-    statistics) does so again when it is recomputed, in eager; compiled it mostly does not.
+    A call of a `torch.autograd.Function` may. A checkpointed body that writes to its inputs (a batch norm to its
+    statistics) does so again when eager recomputes it. The compiled program mostly does not.
 
     Args:
         gm: A Dynamo graph.
@@ -51,7 +51,7 @@ def _writes_to_operands(gm: fx.GraphModule, call: fx.Node) -> bool:
 
 
 def _written(call: fx.Node) -> fx.Node | None:
-    """What a call writes to, of which its first argument may be a view."""
+    """The node that a call writes to. The call's first argument may be a view of it."""
     target = call.args[0] if call.args else None
     while isinstance(target, fx.Node) and target.op.startswith("call_"):
         name = target.target if isinstance(target.target, str) else getattr(target.target, "__name__", "")

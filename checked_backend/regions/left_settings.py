@@ -1,4 +1,4 @@
-"""Whether a region's candidate left the process's settings as eager does; what it left otherwise is set to eager's."""
+"""Compare the process's settings that a region's candidate left with eager's, and set differing ones to eager's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["LeftSettings"]
 class LeftSettings:
     """Compares settings after a candidate ran.
 
-    Dynamo makes the changes of mode that the user's program makes in its own code, around the graph, or has them in the
-    graph, which AOT autograd takes out. So what was before the call is right, and what eager left is right.
+    When the user's program changes a mode, Dynamo makes that change in its own code around the graph, or in the graph,
+    from which AOT autograd removes it. So the settings before the call are right, and those that eager left are right.
 
     Attributes:
         again: Runs the candidate once more, on copies.
-        skip: Notes what could not be decided.
+        skip: Notes settings that could not be decided about.
         others_ran: Whether another thread ran meanwhile.
-        during: When it is, for people; "" for the call itself.
+        during: The part of the call, for people; "" for the call itself.
     """
 
     again: Callable[[], object]
@@ -34,13 +34,13 @@ class LeftSettings:
     def findings(
         self, before: ProcessState, expected: ProcessState, after: ProcessState, *, thread: bool = True
     ) -> list[Finding]:
-        """Findings about settings; these are set to eager's. What another thread may have changed is left alone.
+        """Findings about settings. These are set to eager's. Settings that another thread may have changed stay.
 
         Args:
             before: The state before the candidate ran.
-            expected: What eager left.
-            after: What the candidate left.
-            thread: Look also at what each thread has for itself.
+            expected: The state that eager left.
+            after: The state that the candidate left.
+            thread: Also look at settings that each thread has for itself.
         """
         names = before.changed(after, expected)
         names = names if thread else of_process(names)

@@ -1,7 +1,7 @@
-"""A region's checks where memory runs out: never a finding, nor the user's problem, but told; and done with less.
+"""Check a region with less if memory runs out. That is never a finding or the user's problem, but it is reported.
 
-What a check does without, in this order: eager's activations, which are computed again in the backward pass; control
-runs in float64; calls. Control runs and calls are tried again later, at growing distances.
+A check gives these up, in this order: eager's activations, which are computed again in the backward pass; control runs
+in float64; calls. Control runs and calls are tried again later, at growing distances.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST = 200
 
 
 class LeftOutError(CheckedBackendError, MemoryError):
-    """A control run that is not made, because memory ran out in an earlier one."""
+    """Raised for a control run that is not made, because memory ran out in an earlier one."""
 
 
 class _Holder(Protocol):
@@ -74,11 +74,11 @@ class MemoryPressure:
         empty_caches()
 
     def not_compared(self, where: str, error: BaseException, *, backward: bool = False) -> None:
-        """Tell that a call, or its backward pass, is not compared for want of memory. The next are tried later.
+        """Report that a call, or its backward pass, is not compared for want of memory. Later ones are tried again.
 
         Args:
-            where: What ran out of it: "eager's forward pass".
-            error: What it raised.
+            where: The part that ran out of memory: "eager's forward pass".
+            error: The exception that it raised.
             backward: Whether it is the backward pass.
         """
         self.keeps_activations = False
@@ -101,14 +101,14 @@ class MemoryPressure:
             self._calls.failed()
 
     def twice(self, run: Callable[[], Result], where: str) -> Result:
-        """Run something; once more where memory runs out, after releasing what the checks hold.
+        """Run a function. If memory runs out, release the memory that the checks hold, and run it once more.
 
         Args:
-            run: What to run.
-            where: What reports call it.
+            run: The function.
+            where: Its name in reports.
 
         Raises:
-            Exception: What it raised, out of memory for the second time or for another reason.
+            Exception: The function ran out of memory for the second time, or raised for another reason.
         """
         try:
             return run()
@@ -135,14 +135,14 @@ class MemoryPressure:
         self._reporter.skip(self._told.setdefault(("", where), Skip(where, reason)))
 
     def control(self, run: Callable[[], Result], *, float64: bool) -> Result:
-        """Make a control run, with less where memory runs out.
+        """Make a control run, with less if memory runs out.
 
         Args:
             run: Makes it.
-            float64: Whether it is one of those that need most, and are the first to be left out.
+            float64: Whether the run is in float64. Such runs need the most memory, and are left out first.
 
         Raises:
-            LeftOutError: Memory ran out in an earlier one, and this call does without.
+            LeftOutError: Memory ran out in an earlier run, and this call does without.
         """
         if float64 and not self._affords_float64:
             raise LeftOutError("left out, because memory ran out in an earlier call; it is tried again later")

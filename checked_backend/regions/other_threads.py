@@ -31,7 +31,7 @@ class OtherThreads:
     """How long each other thread of this process has run, at one moment.
 
     Attributes:
-        ran: By the thread's number in the operating system; what it says of its run time, "" if it says nothing.
+        ran: The operating system's text for each thread's run time, by the thread's number; "" if it tells none.
     """
 
     ran: Mapping[int, str]
@@ -49,7 +49,7 @@ class OtherThreads:
         )
 
     def active_since(self) -> bool:
-        """Whether any of them has run since then, began or ended; True where the system does not tell."""
+        """Whether any other thread has run since then, began or ended; True if the system does not tell."""
         now = OtherThreads.now().ran
         if now.keys() != self.ran.keys():
             return True
@@ -65,7 +65,7 @@ def _run_time(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What both sides of a check left behind.
+    """The random states that both sides of a check left behind.
 
     Attributes:
         reference: The random state after eager.
@@ -91,10 +91,10 @@ def moves_by_itself(devices: tuple[int, ...]) -> bool:
 def evidence_of_others(
     left: Left | None, devices: tuple[int, ...], again: Callable[[], tuple[RngState, RngState]]
 ) -> str | None:
-    """What shows that another thread drew random numbers during a call, in words; None if nothing does.
+    """Evidence that another thread drew random numbers during a call, in words; None if there is none.
 
     Args:
-        left: What the call left behind, if that is known.
+        left: The random states that the call left behind, if they are known.
         devices: CUDA devices whose generators count.
         again: Runs both sides again, from the random state before the call, and gives what they leave.
     """

@@ -1,7 +1,7 @@
-"""Parameters that must be equal on all ranks: compared by fingerprint, at the same calls of a region on each rank.
+"""Compare parameters that must be equal on all ranks, by fingerprint, at the same calls of a region on each rank.
 
-Rank 0 writes its fingerprints to the store of the process group. Each other rank holds its own against them as soon as
-it finds them there: nobody waits.
+Rank 0 writes its fingerprints to the store of the process group. Each other rank compares its own with them as soon as
+it finds them there. No rank waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Replicas"]
 log = logging.getLogger(__name__)
 
 OFTEN = 256
-"""Beside calls 1, 2, 4, 8, ... every call is looked at that this divides."""
+"""Every call whose number this divides is looked at, besides calls 1, 2, 4, 8, ..."""
 
 _SHOWN = 8
 

@@ -1,4 +1,4 @@
-"""Which calls of a region are checked, and what of them."""
+"""Decide which calls of a region are checked, and which parts of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TIMED = 8
 
 
 FARTHEST = 1024
-"""Occasions that are left out at most before what failed is tried again."""
+"""The most occasions that are left out before a failed attempt is tried again."""
 
 
 class GrowingDistance:
-    """When to try again what failed: after one occasion that is left out, then after two, four, ..."""
+    """Decides when to try again after a failure: after one occasion that is left out, then after two, four, ..."""
 
     def __init__(self) -> None:
         self._distance = 0
@@ -48,13 +48,13 @@ class GrowingDistance:
 
 
 class Meter:
-    """What a check takes, without what the program would have taken anyway.
+    """The time that a check takes, without the time that the program would have taken anyway.
 
     Args:
         clock: Gives the time in seconds.
 
     Attributes:
-        own: Seconds of the program's own.
+        own: Seconds of the program's own run.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

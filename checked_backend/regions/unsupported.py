@@ -1,7 +1,7 @@
-"""What this machine cannot do, told apart from what the candidate does wrong.
+"""Tell limits of this machine from errors of the candidate.
 
-A missing compiler, a full disk, a limit of the system: the candidate raises, and so would plain torch, whatever the
-program. That makes a verdict impossible, and is no finding.
+With a missing compiler, a full disk or a limit of the system, the candidate raises, and so would plain torch, whatever
+the program. That makes a verdict impossible, and is no difference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PLENTY = 2 * 2**30
-"""Bytes of free memory with which a compiler does not run out of it."""
+"""With this many bytes of free memory, a compiler does not run out of it."""
 
 EXCESS = 4
 """How many times the memory of all of eager's tensors a program may ask for at once before that is its own fault."""
@@ -127,13 +127,13 @@ def unsupported_here(
     inductor: bool = False,
     control: bool = True,
 ) -> Finding | None:
-    """Say of what a candidate raised that it is this machine's doing, if it is.
+    """Find out whether a candidate's exception is caused by this machine.
 
     Args:
-        error: What it raised.
+        error: The exception.
         needed: Says how many bytes all of eager's tensors need together.
-        inductor: Whether the candidate is Inductor itself; others need not know of a C++ compiler.
-        control: Compile the least program, where a compiler failed, to see whether any can be compiled here.
+        inductor: Whether the candidate is Inductor itself. Others need not know of a C++ compiler.
+        control: If a compiler failed, compile the smallest program, to see whether any can be compiled here.
 
     Returns:
         A finding of kind ``unsupported``; None if the candidate is to answer for it.
@@ -148,7 +148,7 @@ def unsupported_here(
 
 
 class MachineLimits:
-    """Asks `unsupported_here` of what one region's candidate raises.
+    """Asks `unsupported_here` about the exceptions of one region's candidate.
 
     Args:
         needed: Says how many bytes all of eager's tensors need together.
@@ -188,7 +188,7 @@ def no_process_here(error: BaseException) -> Finding | None:
 
 
 def nothing_compiles() -> Finding | None:
-    """Compile the least program with Inductor, with an empty cache. A finding if even that fails."""
+    """Compile the smallest program with Inductor, with an empty cache. A finding if even that fails."""
     try:
         with FreshCache().used():
             compile_trifle()
@@ -234,7 +234,7 @@ def _message(why: str, what: str, packages: str = "") -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was made of, the outermost first."""
+    """An exception and its causes, the outermost first."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending:
@@ -324,7 +324,7 @@ def may_be_the_cache(error: BaseException) -> bool:
 
 
 def cache_remark(error: BaseException) -> str:
-    """What to say where an empty cache helped."""
+    """The remark for the case that an empty cache helped."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
     return (
         f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
