@@ -122,7 +122,7 @@ def _anomaly() -> tuple[bool, bool]:
 
 def _set_filters(filters: Sequence[Any]) -> None:
     vars(warnings)["filters"][:] = filters
-    warnings.simplefilter("default", append=True)  # so that it is noticed
+    warnings.simplefilter("default", append=True)  # this makes Python notice the change
     vars(warnings)["filters"][:] = filters
 
 
@@ -205,18 +205,18 @@ _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fp32_precision.generic.all": tuple(f"fp32_precision.{'.'.join(place)}" for place in FP32_PRECISIONS[1:]),
     }
 )
-"""Settings that change with another one, which is told in their place."""
+"""Settings that change with another one. The other one is reported in their place."""
 
 _PUT_BACK = frozenset({"default_dtype", "deterministic", "grad_mode", "inference_mode", "function_modes", FILTERS})
-"""What Dynamo sets back after it has compiled; and what imports change."""
+"""Settings that Dynamo sets back after it has compiled, and those that imports change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The settings as they were.
+    """The settings at one moment.
 
     Attributes:
-        values: By the setting's name.
+        values: The values, by the setting's name.
     """
 
     values: Mapping[str, Any]
@@ -228,25 +228,25 @@ class ProcessState:
             return cls({setting.name: setting.read() for setting in _SETTINGS})
 
     def restore(self, names: Collection[str] | None = None) -> None:
-        """Set them back.
+        """Set the settings back.
 
         Args:
-            names: Which; None for all.
+            names: Names of the settings; None for all.
         """
         for setting in _SETTINGS:
             if (names is None or setting.name in names) and setting.read() != self.values[setting.name]:
                 setting.write(self.values[setting.name])
 
     def moved(self, start: ProcessState, end: ProcessState) -> ProcessState:
-        """This state with what changed between two others."""
+        """This state with the changes between two other states."""
         changed = {name: value for name, value in end.values.items() if value != start.values[name]}
         return ProcessState({**self.values, **changed})
 
     def changed(self, after: ProcessState, *allowed: ProcessState) -> tuple[str, ...]:
-        """Names of settings that are others afterwards, and not as in a state that is allowed either.
+        """Names of settings that differ afterwards, and are not as in an allowed state either.
 
         Args:
-            after: What was left.
+            after: The state that was left.
             allowed: Other states that are right.
         """
         right = (self, *allowed)
@@ -254,7 +254,7 @@ class ProcessState:
 
 
 def of_process(names: Iterable[str]) -> tuple[str, ...]:
-    """Those settings that the whole process has.
+    """The settings among these that belong to the whole process.
 
     The others belong to a thread, and the autograd engine sets them back after each of its nodes.
     """
@@ -263,20 +263,20 @@ def of_process(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def outlast_compiling(names: Iterable[str]) -> tuple[str, ...]:
-    """Those settings that Dynamo does not set back after a backend has compiled."""
+    """The settings among these that Dynamo does not set back after a backend has compiled."""
     return tuple(name for name in names if name not in _PUT_BACK)
 
 
 def settings_changed(
     names: Sequence[str], *, before: ProcessState, expected: ProcessState, actual: ProcessState, during: str = ""
 ) -> list[Finding]:
-    """Findings about settings that the compiled program left other than eager does.
+    """Findings about settings that the compiled program did not leave as eager does.
 
     Args:
-        names: Which.
+        names: Names of the settings.
         before: The state before the call.
-        expected: What eager left.
-        actual: What the compiled program left.
+        expected: The state that eager left.
+        actual: The state that the compiled program left.
         during: When it did so, if not in the call itself.
     """
     where = f", {during}" if during else ""

@@ -1,7 +1,7 @@
-"""Judge random states that a region's candidate left otherwise than eager: torch's, Python's and NumPy's.
+"""Judge random states that a region's candidate did not leave as eager: torch's, Python's and NumPy's.
 
-The generators are the whole process's: a thread that draws meanwhile makes the same difference. So both sides run some
-times more.
+The generators belong to the whole process: a thread that draws meanwhile makes the same difference. So both sides are
+run a few more times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checked_backend.regions.torch_state import RngState
 __all__ = ["judge_host_random_state", "judge_random_state"]
 
 TORCH_RUNS = 5
-"""How often reference and candidate are run again before a difference of what they leave is believed."""
+"""How often reference and candidate are run again before a difference of the states that they leave is believed."""
 
 HOST_RUNS = 2
 """The same for Python's and NumPy's generators."""
@@ -28,8 +28,8 @@ def judge_random_state(
 ) -> list[Finding]:
     """Judge that reference and candidate left torch's random state differently.
 
-    What they do not repeat is excused where something shows that a thread draws, or that eager itself leaves another
-    state each time.
+    A difference that does not repeat is excused if there is evidence that a thread draws, or that eager itself leaves
+    another state each time.
 
     Args:
         controls: Run both again.
@@ -60,8 +60,8 @@ def judge_random_state(
 def judge_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
     """Judge that reference and candidate left Python's or NumPy's random state differently.
 
-    What compiles or imports at a first run draws from them too. So what eager leaves anew each time, and what the
-    candidate does not repeat, is no finding.
+    Compiling and importing at a first run draw from these too. So a state that eager does not repeat, or a difference
+    that the candidate does not repeat, is no finding.
 
     Args:
         controls: Run both again.

@@ -1,4 +1,4 @@
-"""Compile a region once more, outside of Dynamo: on other terms than the user's, and no more often than needed."""
+"""Compile a region once more, outside of Dynamo: under other conditions than the user's, and only if needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compile_again(
         example_inputs: The fake values of the region's placeholders as Dynamo traced them. With symbolic sizes the
             graph is compiled for the same symbols.
         inputs: Real inputs, which a graph without symbolic sizes is compiled for.
-        change: Which dtype ``graph`` has where the region has another.
+        change: For a dtype in the region, the dtype in ``graph``.
 
     Raises:
         Exception: Whatever the compiler raises, also with an empty cache if its own one may be what failed.
@@ -83,9 +83,9 @@ def _compiled(
 
 
 class CompiledOnce:
-    """Compiles a region for given inputs, and hands the same out for inputs of the same kind.
+    """Compiles a region for given inputs, and returns the same result for inputs of the same kind.
 
-    A region's forward and backward passes are judged apart, and both want its float64 twin.
+    A region's forward and backward passes are judged separately, and both need its float64 twin.
 
     Args:
         compile_for: Compiles it for real inputs.

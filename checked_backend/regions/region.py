@@ -1,4 +1,4 @@
-"""One checked region: a callable that stands where Dynamo expects the compiled graph."""
+"""One checked region: a callable that replaces the compiled graph for Dynamo."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class CheckedRegion:
 
     Args:
         info: The region's names and source lines.
-        variants: The region in eager, compiled, and what else can be made of it.
+        variants: The region in eager, compiled, and in other variants.
         options: The user's options.
         schedule: Says which calls are checked.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.
-        remark: What to note of how the candidate was compiled.
+        remark: A remark about how the candidate was compiled.
         needed: Says how many bytes all of eager's tensors need together.
         recompile: Compiles the candidate for given inputs with an empty cache, if that is possible.
         investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and
@@ -138,7 +138,7 @@ class CheckedRegion:
             return self._reference(*args)
         due = None if self._answer.stopped else self._schedule.due()
         if due is None and self._earlier.calls == 1 and (self._candidate.missing or self._left_compiling):
-            due = Due()  # what compiling has shown is told at once
+            due = Due()  # findings of compiling are reported at once
         if due is not None and self._memory.due():
             with self._schedule.paid(due) as meter:
                 return self._checked_call(args, due, meter)
@@ -274,7 +274,7 @@ class CheckedRegion:
     def _after_candidate(
         self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState
     ) -> bool:
-        """Compare what the candidate returned. Returns whether the program goes on with it."""
+        """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference = before.call, before.reference
         left = self._settings_left(before)
         call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
@@ -348,7 +348,7 @@ class CheckedRegion:
             return self._known
 
     def _settings_left(self, before: BeforeCandidate) -> list[Finding]:
-        """Settings that the candidate left other than eager; those of the first call also while it was compiled."""
+        """Findings about settings that the candidate left otherwise than eager; at the first call also by compiling."""
         compiled, self._left_compiling = self._left_compiling, []
         after = before.changed or ProcessState.capture()
         again = self._comparison.candidate_again(before.call, None)

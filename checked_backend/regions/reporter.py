@@ -1,4 +1,4 @@
-"""What happens with findings: raise, warn, record or fall back, and the report on disk."""
+"""Respond to findings: raise, warn, record or fall back, and write the report to disk."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
 
 LONG_ENOUGH = 180.0
-"""Seconds after which, where nothing raises, no further operator is looked for in the same session."""
+"""Seconds after which no further operator is looked for in the same session, if nothing raises."""
 
 
 class RegionReporter(Reporter):
-    """Where one region's checks write to, and how they answer a finding.
+    """Records the checks of one region, and responds to their findings.
 
     Args:
         info: The region's names and source lines.
@@ -46,8 +46,8 @@ class RegionReporter(Reporter):
         silent: Write no report to disk.
 
     Attributes:
-        devices: Where the tensors of the latest call are: ``cuda:0``.
-        call: Which call of the region is checked.
+        devices: The devices of the tensors of the latest call: ``cuda:0``.
+        call: The number of the call that is checked.
     """
 
     def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
@@ -94,7 +94,7 @@ class RegionReporter(Reporter):
         self.count(checked)
 
     def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:
-        """Note detection limits, and what is hidden at the tensors' own precision."""
+        """Note detection limits, and the errors that are hidden at the tensors' own precision."""
         for ledger in self._ledgers():
             ledger.limits(limits, own_precision)
 
@@ -224,7 +224,7 @@ class RegionReporter(Reporter):
     def _localized(
         self, report: Report, reported: Sequence[Finding], investigate: Investigate, *, ends: bool
     ) -> Report:
-        """Look for where findings come from. What is known at any moment is on disk."""
+        """Find out where findings come from. The results so far are always on disk."""
         kept = KeptReport(self._options.report_dir)
         errors = [finding for finding in reported if finding.severity is Severity.ERROR]
         warned = [finding for finding in reported if finding.severity is Severity.WARNING]
@@ -242,7 +242,7 @@ class RegionReporter(Reporter):
         return kept.save(self._own.report(self._region.name, only=found))
 
     def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
-        """Look into each place once, and into no more of them than a person would wait for."""
+        """Investigate each place once, and no more places than a person would wait for."""
         spent = investigations()
         place = (self._region.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
         unattended = self._options.on_divergence != "raise"

@@ -1,7 +1,7 @@
-"""The operator check: compile a 16-bit region once more with all that is inside of it handed out, and judge that.
+"""The operator check: compile a 16-bit region once more with all its inner tensors handed out, and judge these.
 
-A whole program's noise at 16 bits is percents, and hides a kernel that is wrong by percents in that precision alone.
-The noise of one operator on its own inputs is a rounding or two.
+A whole program's noise at 16 bits is some percent, and hides a kernel that is wrong by some percent in that precision
+alone. The noise of one operator on its own inputs is a rounding or two.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from checked_backend.verdict.control_runner import short
 __all__ = ["OperatorCheck", "OperatorDecisions"]
 
 LARGEST = 1 << 31
-"""Bytes of tensors inside of a region that are handed out at most; with more, operators are not judged."""
+"""The most bytes of inner tensors that are handed out. In a region with more, operators are not judged."""
 
 SHARE = 1 / 12
-"""And at most this share of the memory: taps, gradients and float64 copies take several times as much."""
+"""The most that is handed out, as a share of the memory: taps, gradients and float64 copies take several times it."""
 
 SUBJECT = "operators by themselves"
 
@@ -56,13 +56,13 @@ _INSIDE = (
 
 @dataclass(slots=True)
 class OperatorDecisions:
-    """What came of one operator check.
+    """The result of one operator check.
 
     Attributes:
         forward: Operators that compute something wrong.
         backward: Operators that pass on a wrong gradient.
-        skips: What was not judged.
-        judged: Number of tensors that were.
+        skips: The parts that were not judged.
+        judged: Number of tensors that were judged.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were judged.
         outputs: The region's own results, as the probe computed them.
@@ -79,7 +79,7 @@ class OperatorDecisions:
 
 
 class ProbeError(CheckedBackendError):
-    """The probe of a region cannot be made, or does not run."""
+    """Raised if the probe of a region cannot be made, or does not run."""
 
 
 class OperatorCheck:
@@ -116,7 +116,7 @@ class OperatorCheck:
         """Judge one call.
 
         Args:
-            inputs: What the region was called with.
+            inputs: The region's inputs.
             ambient: Modes at the call.
             rng: Random state before it.
             subjects: Names.
@@ -141,7 +141,7 @@ class OperatorCheck:
             self._make_anew(gradients=False)
             doubtful = self._judge_probe(inputs, rng, subjects, decisions)
         if doubtful and not self._hidden:
-            # what the compiler gets wrong when it is handed out stays inside
+            # tensors that the compiler only gets wrong when they are handed out stay inside
             self._make_anew(hidden=frozenset(one.node.name for one in doubtful))
             doubtful = self._judge_probe(inputs, rng, subjects, decisions)
         if doubtful:
@@ -155,7 +155,7 @@ class OperatorCheck:
         """Compile the probe, unless that is done, and judge what it computes.
 
         Returns:
-            What is wrong with it that may be wrong with the probe alone. There are no findings then.
+            The errors that may be the probe's alone. If there are any, there are no findings.
         """
         with self._lock:
             graph, exposed, compiled = self._probe(inputs)
@@ -256,10 +256,10 @@ class OperatorCheck:
 def _limits(
     gm: fx.GraphModule, subjects: Subjects, outputs: int, forward: Mapping[str, float], backward: Mapping[str, float]
 ) -> dict[str, float]:
-    """What hides in each result: an error of the operator whose own noise is the greatest part of what it computes.
+    """The error that hides in each result: that of the operator with the greatest noise relative to its own result.
 
-    Of a tensor that is zero but for rounding (a limit of 1 and more), no part is to be told from noise, and none
-    reaches anything but a result that is so itself.
+    A tensor that is zero but for rounding (a limit of 1 and more) cannot be told from noise. It only reaches results
+    that are zero but for rounding themselves.
     """
     common = max((limit for limit in forward.values() if limit < 1), default=0.0)
     limits = {subjects.output(place): common for place in range(outputs)} if forward else {}

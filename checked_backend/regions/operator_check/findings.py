@@ -1,4 +1,4 @@
-"""What is said of an operator that is wrong by itself."""
+"""Findings about operators that are wrong by themselves."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from checked_backend.verdict.local_error import LocalError
 __all__ = ["findings_of", "reached"]
 
 FAR = 4.0
-"""An error of so many times what is allowed is called wrong logic, not lost precision."""
+"""An error of this many times what is allowed is called wrong logic, not lost precision."""
 
 MOST = 3
-"""Findings at most: one wrong kernel is often called many times."""
+"""The most findings: one wrong kernel is often called many times."""
 
 
 def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
@@ -105,7 +105,7 @@ def _size(tensor: torch.Tensor) -> float:
 
 
 def _faulty(wrong: Wrong) -> fx.Node | None:
-    """The operator: of a gradient, the one that reads the tensor, if there is only one."""
+    """The faulty operator. For a gradient it is the one that reads the tensor, if there is only one."""
     if not wrong.gradient:
         return wrong.node
     readers = _readers(wrong.node)
@@ -136,7 +136,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
-    """The result that the error reaches; of a gradient, the input whose gradient it does."""
+    """The result that the error reaches; for a gradient, the input whose gradient it reaches."""
     if wrong.output is not None:
         return subjects.output(wrong.output)
     if wrong.gradient:

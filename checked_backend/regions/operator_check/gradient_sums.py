@@ -47,12 +47,12 @@ class GradientSums:
         self._sums[node] = _Sum([None] * len(self._lanes), roundoff_of(value))
 
     def incomplete(self, node: fx.Node, sources: Sequence[fx.Node], reason: str = "") -> None:
-        """What a node passes back to these is not known, so their sums cannot be judged.
+        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be judged.
 
         Args:
             node: The node.
-            sources: Those it is made of.
-            reason: Why, unless that is told already.
+            sources: The nodes that it is made of.
+            reason: The reason, unless it was noted already.
         """
         for source in sources:
             if source in self._sums:
@@ -71,19 +71,19 @@ class GradientSums:
         smooth: bool,
         exact: bool = False,
     ) -> None:
-        """Run a node's backward pass in each lane, and add what it makes of the gradient to those of its sources.
+        """Run a node's backward pass in each lane, and add the resulting gradients to the sums of its sources.
 
         Args:
             node: The node.
-            sources: Those it is made of.
+            sources: The nodes that it is made of.
             arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
             roundoff: What the node's value may be off by.
-            jumps: Whether a rounding may change what it passes back by any amount.
-            smooth: Whether it is known that none does.
+            jumps: Whether a rounding may change the gradients that it passes back by any amount.
+            smooth: Whether it is known that no rounding does.
             exact: Whether the gradient is known exactly, and is not moved.
         """
         if arriving is None:
-            return  # nothing that was asked for depends on it
+            return  # no requested gradient depends on it
         for place, lane in enumerate(self._lanes):
             given = arriving
             if place >= 2 and not exact:
@@ -113,7 +113,7 @@ class GradientSums:
             one.by_lane[place] = gradient if known is None else known + gradient
 
     def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
-        """Judge the gradient of a node's value, to which nothing is added any more, and forget it.
+        """Judge the gradient of a node's value, whose sum is complete, and forget it.
 
         Args:
             node: The node.

@@ -1,4 +1,4 @@
-"""What came of judging the tensors of a walk, each by itself."""
+"""The results of judging the tensors of a walk, each by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 COARSEST_FLOAT32 = 2.0**-13
-"""Of float32 in a region of half precision less is asked: libraries' fast functions, and products in TF32."""
+"""The roundoff for float32 in a region of half precision, because of fast library functions and products in TF32."""
 
 LOW = (torch.float16, torch.bfloat16)
 """Half precision."""
@@ -60,7 +60,7 @@ class Wrong:
 
 @dataclass(slots=True)
 class Judged:
-    """What is known of a region's tensors so far.
+    """The facts known about a region's tensors so far.
 
     Attributes:
         wrong: Operators with an error of their own, in order.
@@ -82,7 +82,7 @@ class Judged:
         gradient: bool = False,
         output: int | None = None,
     ) -> None:
-        """Note what was found of one tensor.
+        """Note the error of one tensor.
 
         Args:
             node: The node whose value it is.
@@ -136,13 +136,13 @@ def can_be_judged(value: Any) -> bool:
 
 
 def is_rounded_otherwise(value: Any) -> bool:
-    """Whether something is a tensor that is rounded, in a dtype of which nothing is judged: complex, 8 bits."""
+    """Whether a value is a rounded tensor of a dtype that is not judged: complex, 8 bits."""
     rounded = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
     return rounded and value.dtype not in (*_JUDGED, torch.float64, torch.complex128)
 
 
 def roundoff_of(value: Any) -> float:
-    """By how much a rounding moves what eager computes; 0 for what is not judged."""
+    """How far a rounding moves eager's value; 0 for a value that is not judged."""
     return max(unit_roundoff(value.dtype), COARSEST_FLOAT32) if can_be_judged(value) else 0.0
 
 

@@ -17,7 +17,7 @@ from checked_backend.regions.operator_check.probe import value_of
 __all__ = ["FEW_VALUES", "Lane", "Missing", "Moved"]
 
 FEW_VALUES = 64
-"""A tensor of fewer values is moved by a whole roundoff, up or down: all that uses one of them moves together."""
+"""A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together."""
 
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -88,7 +88,7 @@ class Lane:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept)
 
     def gradients(self, node: fx.Node, sources: Sequence[fx.Node], arriving: torch.Tensor) -> Mapping[fx.Node, Any]:
-        """What a node's backward pass makes of the gradient that arrives there, by the leaf that it goes to."""
+        """The gradients that a node's backward pass makes of the arriving gradient, by the leaf that they go to."""
         made = self.values[node]
         leaves = [source for source in sources if _wants_gradient(self.values.get(source))]
         if not isinstance(made, torch.Tensor) or not made.requires_grad or not leaves:
@@ -116,7 +116,7 @@ class Lane:
 
 
 class Moved:
-    """Moves values by a rounding, as a fused kernel's are that were never rounded. Touches no global generator.
+    """Moves values by a rounding, as a fused kernel may never have rounded them. No global generator is used.
 
     Args:
         seed: Same seed, same moves.
@@ -127,7 +127,7 @@ class Moved:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def shift(self, value: torch.Tensor, roundoff: float) -> torch.Tensor:
-        """By how much to move each element: a float64 tensor."""
+        """The distance to move each element, as a float64 tensor."""
         wide = value.detach().to(torch.float64)
         generator = self._generators.get(value.device)
         if generator is None:

@@ -1,7 +1,7 @@
-"""Is the probe the program that the user runs? What it gets wrong alone says nothing about that one.
+"""Is the probe the program that the user runs? Errors of the probe alone say nothing about that program.
 
-To hand out what is inside changes how a compiler fuses and schedules. Where the probe's results are far from those of
-the region as it was compiled, further than rounding takes them, and these are near eager's, the error is the probe's.
+Handing out inner tensors changes how a compiler fuses and schedules. If the probe's results are further from those of
+the compiled region than rounding takes them, and the compiled region's are near eager's, the error is the probe's.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Elsewhere:
 
 
 def suspects(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[Place]) -> list[Wrong]:
-    """Those errors that may be what makes the probe another program: they reach a place where it is.
+    """The errors that may make the probe another program, because they reach a place where it is one.
 
     An error that reaches no such place is the region's too, whatever else is wrong with the probe: each operator was
     judged on its own inputs.

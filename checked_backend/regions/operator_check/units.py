@@ -1,4 +1,4 @@
-"""What of a region's graph is judged as one: a tensor that is handed out, with the views and tuples in front of it."""
+"""The parts of a region's graph that are judged as one: a tensor that is handed out, with the calls that lead to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checked_backend.regions.operator_check.probe import CALLS, value_of
 __all__ = ["Unit", "Units"]
 
 LONGEST_CHAIN = 32
-"""Compilers recompute what no more than so many elementwise operators make; what is longer is kept in memory."""
+"""Compilers recompute chains of up to this many elementwise operators. Results of longer chains go through memory."""
 
 _JUMPING = CHOOSING | {"fmod", "remainder", "frac", "bucketize", "searchsorted", "fake_quantize_per_tensor_affine"}
 # Nobody computes these twice: their results go through memory, rounded once.
@@ -43,7 +43,7 @@ _SMOOTH = frozenset(
         "flip", "select", "narrow", "index_select", "gather", "squeeze_", "unsqueeze_",
     }
 )  # fmt: skip
-"""Operators of which neither the value nor the gradient has a step anywhere."""
+"""Operators whose value and gradient have no step anywhere."""
 
 _KINKED = frozenset(
     {
