@@ -1,7 +1,7 @@
-"""A region's graph with writes in place spelled as calls that make a new tensor, where that is the same program.
+"""Write in-place writes of a region's graph as calls that make a new tensor, if that is the same program.
 
-A tap before a write would change what is written to, and gradients that pass a write have no tensor to be seen at. Most
-writes are an activation or a sum ``x += y``: of these both spellings exist.
+A tap before a write would change the tensor that is written to, and gradients that pass a write have no tensor at which
+they can be seen. Most writes are an activation or a sum ``x += y``, which exist in both forms.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _Sizes = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """A probe, and what of it is where.
+    """A probe, and the places of its results.
 
     Attributes:
         graph: The graph to compile: the region's own results come first, its own inputs too.
@@ -66,7 +66,7 @@ class Exposed:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is handed out."""
+    """The plan of a probe: the tensors that it hands out."""
 
     values: list[fx.Node] = field(default_factory=list)
     taps: list[fx.Node] = field(default_factory=list)
@@ -109,7 +109,7 @@ def expose(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str] = ())
 
 
 def value_of(node: fx.Node) -> Any:
-    """What tracing recorded of a node's value."""
+    """The value that tracing recorded for a node."""
     return node.meta.get("example_value", node.meta.get("val"))
 
 

@@ -1,9 +1,9 @@
 """Walk through a region's graph on the compiled program's own values, and judge each operator by itself.
 
-Each operator runs on what the compiled program computed in front of it, and, backwards, on the gradients that arrive
-there in the compiled program. So an error shows at the operator that makes it, and nowhere else. What an operator may
-be off is what it is off in eager, and what roundings of its inputs change: a fused kernel reads values that were never
-rounded, while the value that is handed out was.
+Each operator runs on the compiled program's own inputs of it, and, backwards, on the gradients that arrive there in the
+compiled program. So an error shows at the operator that makes it, and nowhere else. An operator may be off by as much
+as in eager, and by as much as roundings of its inputs change: a fused kernel reads values that were never rounded,
+while the value that is handed out was.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ INSIDE_FLOAT32 = 2.0**29
 """Roundings of float32, in unit roundoffs of float64: operators of half precision compute in it."""
 
 SAME_DRAWS = 0.99
-"""Two results of a random operator are so much alike (their cosine) if they come from the same random numbers."""
+"""Results of a random operator that come from the same random numbers have at least this cosine."""
 
 
 @dataclass(slots=True)
 class Probed:
-    """What the compiled probe gave for one call.
+    """The results of the compiled probe for one call.
 
     Attributes:
         inputs: The inputs it was called with, as they were before.
@@ -332,7 +332,7 @@ def _filled(value: Any, blank: torch.Tensor) -> Any:
 
 
 def _is_same(found: torch.Tensor, expected: Any) -> bool:
-    """Whether a tensor is what eager makes of the same inputs: then nothing is hidden there."""
+    """Whether a tensor is equal to eager's for the same inputs, so that nothing is hidden there."""
     return alike(expected, found) and torch.equal(found.nan_to_num(), expected.detach().nan_to_num())
 
 
