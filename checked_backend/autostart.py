@@ -124,7 +124,7 @@ class Autostart:
             return self._check
         with importlib.import_module("checked_backend.random_state").random_untouched():
             module = importlib.import_module("checked_backend.program.watch")
-            self._watch = module.ProgramWatch(self._folder, self._began)
+            self._watch = module.ProgramWatch(self._folder, self._began, self._process)
             self._check = checked = self._watch.checking(original)
         return checked
 
@@ -144,10 +144,10 @@ class Autostart:
 
         It changes the exit code of a program that ends well if the verdict is worse.
         """
-        if os.getpid() != self._process:  # a fork
-            return
         if self._watch is not None:
             self._watch.write()
+        if os.getpid() != self._process:  # a fork
+            return
         if not self._first or "torch" not in sys.modules:
             return
         summary = importlib.import_module("checked_backend.program.summary")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -25,18 +26,20 @@ class ProgramWatch(CompileWatch):
     Args:
         folder: The folder of the run.
         began: When the process began, by `time.perf_counter`.
+        first: The process that began then; another one is a fork of it.
 
     Raises:
         OptionError: An unknown or bad option in the environment.
     """
 
-    def __init__(self, folder: str, began: float) -> None:
+    def __init__(self, folder: str, began: float, first: int) -> None:
         super().__init__(defaults={"on_divergence": "record"})
         options = parse_options(RunOptions, "numcheck", {})
         self._settings.append(Settings(options.compiler))
         self.validate()
         self._folder = Path(folder)
         self._began = began
+        self._first = first
         self._checking = 0.0
         self._lock = threading.Lock()
         self._marks: dict[int, Mark] = {}
@@ -58,9 +61,14 @@ class ProgramWatch(CompileWatch):
         self._here()
 
     def _here(self) -> None:
-        """Mark this process; a fork has a mark of its own, and no report, so that it is not taken for checked."""
-        if os.getpid() not in self._marks:
-            self._marks[os.getpid()] = Mark(self._folder, _program())
+        """Mark this process. A fork has a mark of its own, and a session without what was found before."""
+        if os.getpid() in self._marks:
+            return
+        if os.getpid() != self._first:
+            self._checking, self._session = 0.0, Session()
+            # multiprocessing ends its forks without Python's exit handlers
+            multiprocessing.util.Finalize(None, self.write, exitpriority=-100)
+        self._marks[os.getpid()] = Mark(self._folder, _program())
 
     def _note(self, record: CheckRecord) -> None:
         with self._lock:
@@ -80,9 +88,10 @@ class ProgramWatch(CompileWatch):
         self._marks[os.getpid()].save(found)
 
     def write(self) -> None:
-        """Leave the report; the process ends."""
+        """Leave the report of a process that compiled; the process ends."""
+        if os.getpid() not in self._marks:
+            return
         self._session.close()
-        self._here()
         self._save()
         self._marks[os.getpid()].ended()
 

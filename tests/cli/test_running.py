@@ -117,6 +117,39 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert out.startswith("::error file=wrong.py,line=13::torch.compile: output[0]: ")
 
 
+FORKS = """
+import multiprocessing, os, sys, threading, torch
+
+def f(x):
+    return x.sin() + 1
+
+def work(ends=True):
+    torch.compile(f, backend="eager")(torch.randn(3))
+    if not ends:
+        os._exit(0)
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    child = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1] == "ends",))
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(("ends", "code"), [("ends", 0), ("dies", 2)])
+def test_forks_and_threads_are_checked_and_one_that_dies_is_no_pass(tmp_path: Path, ends: str, code: int) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    got, _, err = finished((*VERB, "forks.py", ends), tmp_path)
+    assert got == code, err
+    if ends == "ends":
+        assert "2 regions in 2 processes, 2 of 2 calls" in err
+    else:
+        assert "1 region, 1 of 1 call" in err
+        assert "a process that compiled left no complete report" in err
+
+
 def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
     code, out, err = finished(
