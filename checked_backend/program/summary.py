@@ -126,7 +126,11 @@ class RunResult:
                 "its own (--compile, torch_compile=True), set that"
             )
         if not self.used:
-            return "the program called torch.compile, but never ran what it compiled, so nothing was checked"
+            return (
+                "the program called torch.compile, but nothing compiled ran, so nothing was checked: it was never "
+                "called, or Dynamo left it to eager, as it does with a layer of torch.nn that is compiled by itself "
+                "(TORCH_LOGS=dynamo tells)"
+            )
         worst = next(one for one in self.used if one.report.verdict is self.verdict)
         return view(worst.report).sentence
 

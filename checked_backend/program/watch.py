@@ -84,7 +84,8 @@ class ProgramWatch(CompileWatch):
     def _save(self) -> None:
         self._unsaved = False
         report = replace(self._session.report, title=_program())
-        found = ProcessReport(report, time.perf_counter() - self._began, self._checking)
+        checking = self._checking + self._session.investigations.seconds
+        found = ProcessReport(report, time.perf_counter() - self._began, checking)
         self._marks[os.getpid()].save(found)
 
     def write(self) -> None:
