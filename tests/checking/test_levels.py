@@ -54,7 +54,8 @@ def test_the_compilers_level() -> None:
     finding = only(cb.check(model, (batch(2, 4),), compiler=faults.scaled_gradient("weight", "aot")))
     assert finding.stage == "compiled"
     assert "the compiler" in finding.evidence["level"]
-    assert "level: the compiler" in str(cb.check(model, (batch(2, 4),), compiler=faults.wrong_value()))
+    report = cb.check(model, (batch(2, 4),), compiler=faults.wrong_value())
+    assert "level: the compiler" in report.to_text(verbose=True)
 
 
 def test_a_way_that_only_rounds_otherwise_is_no_wrong_logic() -> None:
