@@ -65,10 +65,6 @@ class SymbolTable:
         else:
             yield f"{self._variable(size)} = {source}"
 
-    def forget(self, sizes: list[sympy.Basic]) -> list[str]:
-        """The variables that hold these sizes, to set them to `UNKNOWN`."""
-        return [self.variables[size] for size in sizes]
-
     def define(self, size: Size) -> Iterator[str]:
         """Compute a size once, if it is not a plain number and nothing has computed it before.
 

@@ -24,6 +24,9 @@ __all__ = ["Announcement", "Peers", "peers_of_run", "this_rank"]
 
 log = logging.getLogger(__name__)
 
+_PREFIX = "checked_backend"
+_COUNT = f"{_PREFIX}/count"
+
 _LONGEST = 2**20
 """Bytes of a report that are sent; a longer one is sent as its findings' first lines."""
 
@@ -58,6 +61,7 @@ class Peers:
         self._lock = threading.Lock()
         self._store: Any = None
         self._next = 1
+        self._missing: set[int] = set()
 
     def announce(self, report: Report, *, ends: bool) -> None:
         """Tell the other ranks of a report.
@@ -77,7 +81,7 @@ class Peers:
             if store is None or len(text) > _LONGEST:
                 return
             try:
-                store.set(f"checked_backend/{store.add('checked_backend/count', 1)}", json.dumps(told))
+                store.set(f"{_PREFIX}/{store.add(_COUNT, 1)}", json.dumps(told))
             except Exception as error:  # the finding is told here all the same
                 log.debug("other ranks were not told: %s", error)
 
@@ -89,19 +93,30 @@ class Peers:
         with self._lock:
             store = self._current()
             try:
-                while store is not None and store.check([f"checked_backend/{self._next}"]):
-                    announced = _read(store.get(f"checked_backend/{self._next}"))
-                    self._next += 1
+                for number in [] if store is None else self._unread(store):
+                    key = f"{_PREFIX}/{number}"
+                    if not store.check([key]):  # it is being written, or its rank died before it was
+                        self._missing.add(number)
+                        continue
+                    self._missing.discard(number)
+                    announced = _read(store.get(key))
                     if announced is not None and announced.rank != process_rank():
                         found.append(announced)
             except Exception as error:  # the rank that has the store may be gone
                 log.debug("other ranks could not be asked: %s", error)
         return found
 
+    def _unread(self, store: Any) -> list[int]:
+        """The numbers of announcements that were not read yet."""
+        count = int(store.add(_COUNT, 0))
+        numbers = [*sorted(self._missing), *range(self._next, count + 1)]
+        self._next = max(self._next, count + 1)
+        return numbers
+
     def _current(self) -> Any:
         store = default_store()
         if store is not self._store:
-            self._store, self._next = store, 1
+            self._store, self._next, self._missing = store, 1, set()
         return store
 
 

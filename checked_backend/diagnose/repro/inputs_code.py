@@ -60,7 +60,7 @@ def write_inputs(inputs: Mapping[str, Any]) -> InputsCode:
                 whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
                 code.lines.append(f"{bases[key]} = {_dense(whole, bases[key], code)}")
             place = f"{tuple(value.shape)}, {value.stride()}, {value.storage_offset()}"
-            view = "" if value.dtype is _dtype_of(bases[key], inputs, key) else f".view({value.dtype})"
+            view = "" if value.dtype is _dtype_of(inputs, key) else f".view({value.dtype})"
             code.values.append(f"torch.as_strided({bases[key]}{view}, {place})")
         else:
             code.values.append(_strided(compact(value), name, code))
@@ -70,7 +70,7 @@ def write_inputs(inputs: Mapping[str, Any]) -> InputsCode:
 _INFINITE = (float("inf"), float("-inf"))
 
 
-def _dtype_of(_base: str, inputs: Mapping[str, Any], key: int | None) -> torch.dtype | None:
+def _dtype_of(inputs: Mapping[str, Any], key: int | None) -> torch.dtype | None:
     sharing = (value for value in inputs.values() if isinstance(value, torch.Tensor) and storage_key(value) == key)
     return next((value.dtype for value in sharing), None)
 
