@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from checked_backend.findings import Finding
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.compare_call import Call
+from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.reporter import RegionReporter

@@ -35,12 +35,11 @@ from checked_backend.errors import is_out_of_memory
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
+from checked_backend.regions.gradient_gate import GATE, Edge
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 
-__all__ = ["BackwardPass", "BackwardWatch", "gradient_gate", "input_edges", "was_written_to"]
-
-Edge = tuple[Node, int]
+__all__ = ["BackwardPass", "BackwardWatch", "was_written_to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,50 +66,6 @@ class BackwardPass:
     overwritten: tuple[tuple[str, int], ...] = ()
     begun: object = None
     exchanged: CollectiveTape | None = None
-
-
-def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, int]:
-    """The places in the user's autograd graph where the inputs' gradients arrive. Take them before the region runs."""
-    edges: dict[Edge, int] = {}
-    for position in sorted(positions):
-        edge = gradient_edge(args[position])
-        if edge is not None:
-            edges[edge.node, edge.output_nr] = position
-    return edges
-
-
-class _Gate(torch.autograd.Function):
-    """The identity on any number of tensors, as one autograd node."""
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    @dynamo_disable
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return gradients
-
-
-_GATE = f"{_Gate.__name__}Backward"
-
-
-def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    """Lead the gradients of some arguments through one autograd node.
-
-    Args:
-        args: A region's inputs.
-        positions: The positions of those arguments.
-
-    Returns:
-        The arguments, with aliases at those positions.
-    """
-    gated = list(args)
-    aliases = _Gate.apply(*(args[position] for position in positions))  # type: ignore[no-untyped-call]
-    for position, alias in zip(positions, aliases, strict=True):
-        gated[position] = alias
-    return gated
 
 
 @dataclass(slots=True)
@@ -417,7 +372,7 @@ def _find_sites(
             queue.append(target)
     for node, site in sites.items():
         for number, (target, target_number) in enumerate(node.next_functions):
-            if target in sites and target.name() == _GATE:
+            if target in sites and target.name() == GATE:
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
     return sites, list(seen), outside_edges

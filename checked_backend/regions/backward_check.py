@@ -14,9 +14,10 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import candidate_crashed, same_exception
 from checked_backend.regions.candidate import Candidate
-from checked_backend.regions.compare_call import Call, CallComparison
+from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.handed_out import Look
 from checked_backend.regions.health import RegionHealth, failing

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.beside import Beside
-from checked_backend.regions.compare_call import Call
-from checked_backend.regions.execution import Execution
+from checked_backend.regions.budget import Due
+from checked_backend.regions.call import Call
+from checked_backend.regions.earlier_results import EarlierResults
+from checked_backend.regions.exchanges import Exchanges
+from checked_backend.regions.execution import Execution, Subjects
+from checked_backend.regions.gradient_gate import input_edges
+from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.handed_out import Look
+from checked_backend.regions.inputs import Effects, Inputs
 from checked_backend.regions.other_threads import OtherThreads
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.schedule import Meter
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.torch_state import RngState, TorchState
 
 __all__ = ["BeforeCandidate"]
 
@@ -50,6 +59,57 @@ class BeforeCandidate:
     meter: Meter
     beside: Beside
     changed: ProcessState | None = None
+
+    @classmethod
+    def gather(
+        cls,
+        args: Sequence[Any],
+        info: GraphInfo,
+        effects: Effects,
+        subjects: Subjects,
+        random: RngState,
+        due: Due,
+        meter: Meter,
+        earlier: EarlierResults,
+    ) -> BeforeCandidate:
+        """Copy what the check of one call needs. Eager did not run yet.
+
+        Args:
+            args: The inputs.
+            info: The region's names and source lines.
+            effects: Which inputs the region mutates.
+            subjects: Names.
+            random: The random state before the call.
+            due: The parts of the call that are checked.
+            meter: Measures the time that the check takes.
+            earlier: Results of earlier calls.
+        """
+        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
+        call = Call(
+            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or info.enables_grad),
+            TorchState.capture(sorted(devices)),
+            random,
+            subjects,
+            due=due,
+            exchanges=None if info.collectives is None else Exchanges(info.collectives),
+            number=earlier.calls,
+        )
+        fingerprints = call.inputs.fingerprints(args)
+        threads = OtherThreads.now()
+        settings = ProcessState.capture()
+        return cls(
+            call,
+            reference=None,
+            fingerprints=fingerprints,
+            settings=(settings, settings),
+            threads=threads,
+            after_reference=random,
+            edges=input_edges(args, call.inputs.requires_grad),
+            earlier=earlier.look(args),
+            since=autograd_sequence_number(),
+            meter=meter,
+            beside=Beside.of(args, gradients=not info.accumulates),
+        )
 
     @property
     def not_replayed(self) -> bool:

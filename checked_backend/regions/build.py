@@ -18,8 +18,8 @@ from checked_backend.graphs.collectives import collective_lines, communicates
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
 from checked_backend.options import CheckOptions
+from checked_backend.regions.call import Call
 from checked_backend.regions.candidate import NotCompiled
-from checked_backend.regions.compare_call import Call
 from checked_backend.regions.compile import (
     Compiler,
     compile_candidate,

@@ -8,9 +8,9 @@ from typing import Any
 
 from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend.errors import CheckedBackendError
-from checked_backend.regions.backward import gradient_gate
-from checked_backend.regions.compare_call import Call
+from checked_backend.regions.call import Call
 from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.gradient_gate import gradient_gate
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 
 __all__ = ["Candidate", "NotCompiled"]

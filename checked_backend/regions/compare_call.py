@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.beside import Beside
-from checked_backend.regions.budget import Due
+from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     described_exception,
     exception_differs,
@@ -28,59 +27,25 @@ from checked_backend.regions.compare_parts import Part, compare_aliasing, compar
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
 from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
-from checked_backend.regions.exchanges import Agreement, Exchanges
-from checked_backend.regions.execution import Cotangents, Execution, Graph, Subjects, flat_tensors
+from checked_backend.regions.exchanges import Agreement
+from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.other_threads import Left
 from checked_backend.regions.random_states import judge_host_random_state, judge_random_state
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.shapes import excuse_flipped_shapes
 from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
-__all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "Call", "CallComparison", "settle_none"]
+__all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "CallComparison", "settle_none"]
 
 COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
 """Structure findings that leave the values comparable."""
 
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """Aspects of a gradient that a compiler may choose: autograd itself lays gradients out as it accumulates them."""
-
-
-@dataclass(eq=False)
-class Call:
-    """One checked call, kept until its backward passes are over.
-
-    Attributes:
-        inputs: Its inputs.
-        ambient: Modes at the call.
-        rng: Random state before it.
-        subjects: Names.
-        graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
-            ``reference="recompute"``.
-        left: The random states that both sides left behind; None before they ran.
-        due: The parts of it that are checked.
-        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
-        ratios: How many times their noise the differences of its results, or later of its gradients, are, by name;
-            None before that is known.
-        number: The number of the call in its region, from 1.
-    """
-
-    inputs: Inputs
-    ambient: TorchState
-    rng: RngState
-    subjects: Subjects
-    graph: Graph | None = None
-    left: Left | None = None
-    due: Due = field(default_factory=Due)
-    exchanges: Exchanges | None = None
-    ratios: Mapping[str, float] | None = None
-    number: int = 0
 
 
 class CallComparison:

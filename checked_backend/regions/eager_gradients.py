@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.regions.backward import BackwardPass
+from checked_backend.regions.call import Call
 from checked_backend.regions.exchanges import replaying
 from checked_backend.regions.execution import execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState
-
-if TYPE_CHECKING:
-    from checked_backend.regions.compare_call import Call
 
 __all__ = ["InputsChangedError", "eager_gradients"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checked_backend.errors import is_out_of_memory
-from checked_backend.regions.compare_call import Call
+from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState

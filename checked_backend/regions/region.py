@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
+from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
@@ -18,11 +18,10 @@ from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import Investigate, RegionAnswer
-from checked_backend.regions.backward import input_edges
 from checked_backend.regions.backward_check import BackwardCheck
 from checked_backend.regions.before_candidate import BeforeCandidate
-from checked_backend.regions.beside import Beside
 from checked_backend.regions.budget import Due
+from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
@@ -31,24 +30,23 @@ from checked_backend.regions.call_findings import (
     wrong_outputs,
 )
 from checked_backend.regions.candidate import Candidate
-from checked_backend.regions.compare_call import Call, CallComparison
+from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import run_eager
 from checked_backend.regions.earlier_results import EarlierResults
-from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.health import Health, RegionHealth, failing, health_of_run
-from checked_backend.regions.inputs import Effects, Inputs, find_effects
+from checked_backend.regions.inputs import Effects, find_effects
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.other_threads import Left, OtherThreads
+from checked_backend.regions.other_threads import Left
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
-from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.unsupported import MachineLimits
 
 __all__ = ["CheckedRegion"]
@@ -177,14 +175,17 @@ class CheckedRegion:
         self._reporter.call = self._earlier.calls
         if self._candidate.remark:
             self._reporter.note(self._candidate.remark)
+        self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         random = RngState.capture(_cuda(args))
         try:
-            before = self._before_candidate(args, effects, subjects, random, due, meter)
+            before = BeforeCandidate.gather(args, self._info, effects, subjects, random, due, meter, self._earlier)
+            if before.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
+                self._run_reference(before)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._memory.not_compared("copying what the check needs", error)
             before = None
+            self._memory.not_compared("copying what the check needs", error)
         if before is None:
             random.restore()
             with meter.program():
@@ -218,47 +219,6 @@ class CheckedRegion:
             after_candidate.restore()
             good = True
         return returned if good else self._eager_instead(args, call)
-
-    def _before_candidate(
-        self,
-        args: Sequence[Any],
-        effects: Effects,
-        subjects: Subjects,
-        random: RngState,
-        due: Due,
-        meter: Meter,
-    ) -> BeforeCandidate:
-        """Copy what the check needs, and run eager."""
-        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
-        self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
-        call = Call(
-            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or self._info.enables_grad),
-            TorchState.capture(sorted(devices)),
-            random,
-            subjects,
-            due=due,
-            exchanges=None if self._info.collectives is None else Exchanges(self._info.collectives),
-            number=self._earlier.calls,
-        )
-        fingerprints = call.inputs.fingerprints(args)
-        threads = OtherThreads.now()
-        settings = ProcessState.capture()
-        before = BeforeCandidate(
-            call,
-            None,
-            fingerprints,
-            (settings, settings),
-            threads,
-            random,
-            input_edges(args, call.inputs.requires_grad),
-            self._earlier.look(args),
-            autograd_sequence_number(),
-            meter,
-            Beside.of(args, gradients=not self._info.accumulates),
-        )
-        if call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
-            self._run_reference(before)
-        return before
 
     def _run_reference(self, before: BeforeCandidate) -> None:
         call = before.call

@@ -1,0 +1,46 @@
+"""One checked call of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checked_backend.regions.budget import Due
+from checked_backend.regions.exchanges import Exchanges
+from checked_backend.regions.execution import Graph, Subjects
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.other_threads import Left
+from checked_backend.regions.torch_state import RngState, TorchState
+
+__all__ = ["Call"]
+
+
+@dataclass(eq=False)
+class Call:
+    """One checked call, kept until its backward passes are over.
+
+    Attributes:
+        inputs: Its inputs.
+        ambient: Modes at the call.
+        rng: Random state before it.
+        subjects: Names.
+        graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
+            ``reference="recompute"``.
+        left: The random states that both sides left behind; None before they ran.
+        due: The parts of it that are checked.
+        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
+        ratios: How many times their noise the differences of its results, or later of its gradients, are, by name;
+            None before that is known.
+        number: The number of the call in its region, from 1.
+    """
+
+    inputs: Inputs
+    ambient: TorchState
+    rng: RngState
+    subjects: Subjects
+    graph: Graph | None = None
+    left: Left | None = None
+    due: Due = field(default_factory=Due)
+    exchanges: Exchanges | None = None
+    ratios: Mapping[str, float] | None = None
+    number: int = 0
