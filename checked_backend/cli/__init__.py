@@ -1,4 +1,4 @@
-"""The command line, ``checked-backend``: `verbs` has a function for each verb, the others do what a verb needs."""
+"""The command line, ``checked-backend``: `verbs` has a function for each verb; the other modules help them."""
 
 from __future__ import annotations
 

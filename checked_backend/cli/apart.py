@@ -1,6 +1,6 @@
 """Replay a dump in a child process: the graph may kill what runs it, and so may what a compiler makes of it.
 
-Nothing here loads torch before there is a child, because the threads of torch do not survive a fork.
+This module does not load torch before it has forked, because torch's threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _STATUSES = (0, 1, 2, 3)
 
 
 def needs_fresh_interpreter(words: Sequence[str]) -> bool:
-    """Whether a dump's graph can run in a child of another Python, and not in a child of this process.
+    """Whether the child must be a fresh Python, because this process cannot be forked.
 
     Args:
-        words: Of the command line. A compiler that this program registered is known in this process alone.
+        words: The words of the command line. A compiler that this program registered is unknown to a fresh Python.
     """
     if not (can_confine() and has_interpreter()) or _can_fork():
         return False
@@ -50,22 +50,22 @@ def replay_apart(
     show: Callable[[Any], Any],
     exit_code: Callable[[Callable[[], Any]], int],
 ) -> int:
-    """Replay a dump in a child, and again without asking the compiler if the child dies of it.
+    """Replay a dump in a child. If the compiled graph kills the child, a second child reports that without compiling.
 
     Args:
-        dump: Its folder.
-        modules: What the user wants to be imported first.
-        limits: Of the child.
-        how: The arguments of `replay`, made in the child.
-        around: What the graph is run in.
-        show: Gets the report.
-        exit_code: Runs something, and tells what went wrong with it.
+        dump: The folder of the dump.
+        modules: The modules that the user wants imported first.
+        limits: The limits of the child.
+        how: Makes the arguments of `replay`, in the child.
+        around: Makes the context in which the graph is run.
+        show: Prints the report and returns the verdict.
+        exit_code: Calls a function, prints its error if it raises one, and returns the exit status.
 
     Returns:
         The exit status.
 
     Raises:
-        CheckedBackendError: The child died before the compiler had its turn, or again when that was not asked.
+        CheckedBackendError: The child died before it compiled the graph, or the second child died too.
     """
 
     def work(board: Noticeboard | None, died: int | None) -> Any:
@@ -106,7 +106,7 @@ def _no_note(_stage: str, _seconds: float | None = None) -> None:
 
 
 def _refusing(dump: Path, produce: Callable[[], Any]) -> Any:
-    """Produce a report; what nobody foresaw is told in a sentence, because the dump may be what is wrong."""
+    """Produce a report. An unforeseen exception becomes one sentence, because the dump may be at fault."""
     try:
         return produce()
     except (CheckedBackendError, OSError, SystemExit):
@@ -120,23 +120,23 @@ def _refusing(dump: Path, produce: Callable[[], Any]) -> Any:
 def _can_fork() -> bool:
     if "torch" not in sys.modules:
         return can_confine()
-    worker = _later("checked_backend.process.worker")  # CUDA, and autograd's threads, do not survive a fork
+    worker = _later("checked_backend.process.worker")  # CUDA and autograd's threads do not survive a fork
     return worker.cannot_fork() is None and worker.cannot_differentiate_in_worker() is None
 
 
 def _use_one_thread() -> None:
-    """In a child that has the parent's torch, whose threads do not survive a fork."""
+    """Use one thread in a child that inherited torch from its parent: torch's threads do not survive a fork."""
     if "torch" in sys.modules:
         _later("torch").set_num_threads(1)
         _later("checked_backend._torch.inductor").renew_compile_threads()
 
 
 def _loaded(folder: Path, modules: Sequence[str]) -> Any:
-    """Load a dump, whose graph may call the operators and functions of these modules, which are imported first."""
+    """Import these modules, then load a dump whose graph may call their operators and functions."""
     torch = _later("checked_backend._torch.operators")
     _keep_out(folder)
     if modules:
-        _later("checked_backend.checking.replay")  # and parts of torch, whose operators are not those of the modules
+        _later("checked_backend.checking.replay")  # loads parts of torch, whose operators must not count as new
     before = torch.registered_operators()
     for module in modules:
         _import(module, folder)
@@ -149,13 +149,13 @@ def _is_inside(path: str, folder: Path) -> bool:
 
 
 def _keep_out(folder: Path) -> None:
-    """Import nothing from the folder of a dump, where ``python -m`` puts the folder that it is run in on the path."""
+    """Remove a dump's folder from the import path. ``python -m`` puts the working directory there."""
     sys.path[:] = [path for path in sys.path if not _is_inside(path, folder)]
 
 
 def _import(module: str, folder: Path) -> None:
     if os.getcwd() not in sys.path and not _is_inside("", folder):
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+        sys.path.insert(0, os.getcwd())  # `python -m` does so too
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -40,10 +40,10 @@ class Capability:
     """One thing that works here or does not.
 
     Attributes:
-        name: What.
-        usable: Whether it works.
+        name: The capability, for people.
+        usable: Whether it works here.
         required: Whether the package is of little use without it.
-        note: What follows from it, and how to get it.
+        note: What can be checked with it, and how to get it.
     """
 
     name: str
@@ -114,7 +114,7 @@ def diagnose() -> Diagnosis:
 
 
 def _is_candidate(backend: str) -> bool:
-    """Whether a backend compiles programs here: some test torch itself, some need what is not installed."""
+    """Whether a backend compiles programs here. Some only test torch itself; some need a package that is missing."""
     if backend.endswith(("_TESTING_ONLY", "minifier_backend")):
         return False
     if backend == "cudagraphs":
@@ -150,7 +150,7 @@ def _cpp() -> Capability:
 
 
 def _try_compiler(command: str) -> str:
-    """Compile a small library as Inductor would. Returns what went wrong, or nothing."""
+    """Compile a small library as Inductor would. Returns the error, or None."""
     if which(command) is None:
         return "is not on the PATH"
     with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:

@@ -1,4 +1,4 @@
-"""What several report files come to together."""
+"""Several report files as one result: the worst verdict, and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["encode_found", "worst_of"]
 
 
 def worst_of(found: ReadReports) -> Verdict:
-    """Return the worst verdict. A file that could not be read may hide a failure: it is never a pass."""
+    """Return the worst verdict. A file that could not be read counts as inconclusive: it may hide a failure."""
     verdicts = {report.verdict for report in found.reports}
     if found.broken:
         verdicts.add(Verdict.INCONCLUSIVE)
@@ -20,7 +20,7 @@ def worst_of(found: ReadReports) -> Verdict:
 
 
 def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
-    """Return them as JSON values."""
+    """Return reports and unreadable files as JSON values."""
     return {
         "schema": "checked_backend.reports",
         "version": 1,

@@ -1,4 +1,4 @@
-"""What the command line prints, whatever the terminal's encoding."""
+"""Print for the command line, whatever the terminal's encoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["complain", "print_reports", "print_text"]
 
 
 def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
-    """Print reports to stdout, in colour where that is a terminal."""
+    """Print reports to stdout, in colour if stdout is a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     for number, shown in enumerate(reports):
         if number:
@@ -27,11 +27,11 @@ def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print to stdout; what its encoding lacks is escaped."""
+    """Print to stdout. Characters that its encoding lacks are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201
 
 
 def complain(text: str) -> None:
-    """Print to stderr, under the program's name."""
+    """Print to stderr, after the program's name."""
     print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201

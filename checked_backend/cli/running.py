@@ -1,4 +1,4 @@
-"""The verb ``run``: a program as it is, every ``torch.compile`` in it checked."""
+"""The verb ``run``: run a program as it is, and check every ``torch.compile`` in it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(
 
 
 def _claimed(reports: Path) -> Path:
-    """A folder for this run."""
+    """Make a new folder for this run."""
     reports.mkdir(parents=True, exist_ok=True)
     for number in range(1000):
         folder = reports / f"run-{this_moment()}{f'-{number}' if number else ''}"
@@ -117,7 +117,7 @@ def _claimed(reports: Path) -> Path:
 
 
 def _hook() -> Mapping[str, str]:
-    """What the program's environment needs to start the checks: nothing where the hook is installed."""
+    """The environment variables that start the checks: none if the hook is installed."""
     places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     if any(Path(place, _HOOK).is_file() for place in places):
         return {}

@@ -1,4 +1,4 @@
-"""The verb ``sweep``, and what ``report`` does with a database of sweeps."""
+"""The verb ``sweep``, and the part of ``report`` that shows a database of sweeps."""
 
 from __future__ import annotations
 
@@ -152,13 +152,13 @@ def sweep(
 
 
 class Files:
-    """Where `report_sweep` writes.
+    """The files that `report_sweep` writes.
 
     Args:
-        html: One HTML page.
-        json_file: JSON; ``-`` prints it.
-        junit: JUnit XML.
-        csv: CSV.
+        html: Path of the HTML page.
+        json_file: Path of the JSON; ``-`` prints it.
+        junit: Path of the JUnit XML.
+        csv: Path of the CSV.
     """
 
     def __init__(
@@ -177,17 +177,17 @@ class Files:
         self.prints_json = json_file == _STDOUT
 
     def write(self, summary: Summary, comparison: Comparison | None) -> None:
-        """Write what was asked for."""
+        """Write each file that was asked for."""
         for path, render in self._writers:
             if path is not None:
                 write_whole(render(summary, comparison).rstrip("\n") + "\n", path)
 
 
 def refuse_outside_sweeps(**options: object) -> None:
-    """Raise if an option is given that only a database of sweeps has.
+    """Raise if an option is given that only applies to a database of sweeps.
 
     Raises:
-        BadParameter: It is.
+        BadParameter: Such an option is given.
     """
     for name, value in options.items():
         if value is not None:
@@ -199,12 +199,12 @@ def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -
 
     Args:
         path: The database.
-        run: Number, name or torch version; default the last run.
+        run: The run's number, name or torch version; default the last run.
         since: The run to compare with; default the one before, if there is one.
-        files: Where to write.
+        files: The files to write.
 
     Raises:
-        SuiteError: It is no such database, or has no such run.
+        SuiteError: The file is no database of sweeps, or has no such run.
     """
     with Database(path) as database:
         runs = database.runs()
@@ -226,12 +226,12 @@ def _compiler_options(words: Sequence[str]) -> dict[str, Any]:
 
 def _optimizer(text: str | None) -> str | None:
     if text is not None:
-        _parsers().parse_optimizer(text)  # a misspelt one is refused before anything runs
+        _parsers().parse_optimizer(text)  # refuses a misspelt optimizer before anything runs
     return text
 
 
 def _parsers() -> Any:
-    return importlib.import_module("checked_backend.checking.target")  # which needs torch
+    return importlib.import_module("checked_backend.checking.target")  # needs torch
 
 
 def _devices(words: Sequence[str]) -> list[str]:
@@ -258,5 +258,5 @@ def _memory(gib: float | None, jobs: int) -> int | None:
 def _cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux says which this process may use
+    except AttributeError:  # only Linux says which cores this process may use
         return os.cpu_count() or 1

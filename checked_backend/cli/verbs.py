@@ -47,7 +47,7 @@ _EXIT: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 
 _MISUSE = 3
 _STDOUT = "-"
 _IN_CHILD = (["replay"], ["localize"])
-"""Verbs that run the graph of a dump, which may kill the process that it runs in."""
+"""Verbs that run the graph of a dump. The graph may kill the process that runs it."""
 
 _Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
 _Compiler = Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")]
@@ -114,7 +114,7 @@ def report(
 ) -> Verdict:
     """Show reports, or a sweep and what changed since another. The exit code is that of the worst one."""
     if path is None and json_file not in (None, _STDOUT):
-        path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word is the folder
+        path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
     if is_database(path):
@@ -175,7 +175,7 @@ def check(
     factory = _later("checked_backend.checking.target")
     with _users_code(as_json):
         function, args, kwargs = factory.load_factory(target)
-    options: dict[str, Any] = {  # those that are None are left to their defaults
+    options: dict[str, Any] = {  # an option that is None keeps its default
         "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
         or None,
         "gradients": gradients,
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
     Args:
-        arguments: Without the program's name; default ``sys.argv[1:]``.
+        arguments: The words after the program's name; default ``sys.argv[1:]``.
 
     Raises:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
@@ -340,7 +340,7 @@ def _exit_code(produce: Callable[[], Any]) -> int:
 
 
 class _ChildEnded(Exception):
-    """A child process did the work."""
+    """Raised when a child process has done the work, with its exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -368,7 +368,7 @@ def _replayed(
 
 
 def _with_json_values(arguments: list[str]) -> list[str]:
-    """Give ``report --json`` without FILE the value ``-``: typer has no options whose value may be left out."""
+    """Turn ``report --json`` without FILE into ``--json=-``: typer has no option whose value may be left out."""
     if "report" not in arguments[:1]:
         return arguments
     out = []
@@ -381,7 +381,7 @@ def _with_json_values(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def _users_code(as_json: bool) -> Iterator[None]:
-    """Run what the user wrote: what it prints does not mix with JSON, and its exit code is no verdict."""
+    """Run the user's code. Its output does not mix with JSON, and its exit code is no verdict."""
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             yield

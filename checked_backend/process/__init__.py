@@ -1,1 +1,1 @@
-"""Run work in separate processes, and tell how they ended."""
+"""Run work in separate processes, and say how they ended."""

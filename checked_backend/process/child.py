@@ -57,7 +57,7 @@ class Ended:
     Attributes:
         status: Its exit status, negative if a signal killed it.
         stage: What the child was doing, as it noted itself.
-        overdue: The seconds that it had for that stage, if it was killed because they were over.
+        overdue: The seconds it had for that stage, if it was killed for exceeding them.
     """
 
     status: int
@@ -66,7 +66,7 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """How it died, as the end of a sentence that begins with "the process"."""
+        """How the child died, as the end of a sentence that begins with "the process"."""
         if self.overdue is not None:
             return f"had not ended after {self.overdue:g} s"
         if self.status >= 0:
@@ -98,7 +98,7 @@ class Noticeboard:
         self._shared[: len(text) + 1] = text + b"\0"
 
     def read(self) -> tuple[float, float, str]:
-        """The time by which the stage must have ended, how long it may take, and its name."""
+        """The stage's deadline, the seconds it may take, and its name."""
         end, allowed, stage = self._shared[:].partition(b"\0")[0].decode("utf-8", "replace").split(" ", 2)
         return float(end), float(allowed), stage
 
@@ -142,7 +142,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
     if child == 0:
         status = 70
         try:
-            os.setpgid(0, 0)  # in the parent's group Ctrl-C would reach it twice
+            os.setpgid(0, 0)  # in the parent's process group, Ctrl-C would reach the child twice
             die_with(parent)
             limit_memory(limits.memory)
             if output is not None:
@@ -184,7 +184,7 @@ def limit_memory(memory: int | None) -> None:
     """
     if sys.platform == "win32":
         return
-    import resource  # noqa: PLC0415  which Windows lacks
+    import resource  # noqa: PLC0415  Windows lacks it
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory is not None and sys.platform == "linux":

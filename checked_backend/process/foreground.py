@@ -1,4 +1,4 @@
-"""A program that takes this one's place in the terminal: signals reach it, and its end is told as it was."""
+"""Run a program in this one's place in the terminal: signals reach it, and this process ends as it ended."""
 
 from __future__ import annotations
 

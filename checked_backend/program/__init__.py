@@ -1,5 +1,5 @@
-"""A whole program of the user's, every ``torch.compile`` in it checked.
+"""Check every ``torch.compile`` of a whole program.
 
-`compile_calls` stands in the place of ``torch.compile``, here and in tests; `watch` does it for a program that was
-started with ``CHECKED_BACKEND=1``, `folder` has what its processes leave, `summary` the page at the end.
+`compile_calls` replaces ``torch.compile``, for programs and for tests. `watch` does so in a program that was started
+with ``CHECKED_BACKEND=1``. `folder` keeps the reports of the program's processes. `summary` makes the page at the end.
 """

@@ -1,4 +1,4 @@
-"""A ``torch.compile`` whose compiled programs are checked, whoever asks for it: a test's run, or a whole program's."""
+"""Replace ``torch.compile`` by one that checks what it compiles, in a test run or in a whole program."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Settings:
     """How ``torch.compile`` is checked.
 
     Attributes:
-        compiler: The backend where the code names none.
-        options: Options of ``numcheck``; what the environment has is not needed here.
+        compiler: The backend to use if the code names none.
+        options: Options of ``numcheck``. Options in the environment apply as well.
         enabled: Whether to check at all.
     """
 
@@ -43,16 +43,16 @@ class Settings:
 
 
 class CheckingBackend:
-    """A Dynamo backend that checks another one, and gathers what it finds.
+    """A Dynamo backend that checks another one and records its findings in a session.
 
-    Two of them are equal where the backends they check are, as torch's own wrappers are: code that Dynamo compiled for
-    one serves the other.
+    Two of them are equal if they check equal backends, as with torch's own wrappers. Dynamo then reuses code that it
+    compiled for the other.
 
     Args:
-        compiler: What to check.
+        compiler: The backend to check.
         options: Options of ``numcheck``.
         mode: Inductor's mode.
-        current: Says which session is to gather a call, and does not yet.
+        current: Returns the session that should record a call but is not active in this thread, or None.
     """
 
     compiler_name = "numcheck"
@@ -84,21 +84,21 @@ class CheckingBackend:
             session = self._current()
             if session is None:
                 return region(*args)
-            with session.entered():  # another thread
+            with session.entered():  # the call came from another thread
                 return region(*args)
 
         return run
 
 
 class CompileWatch:
-    """Replaces ``torch.compile`` while it is to be checked.
+    """Replaces ``torch.compile`` while checks are on.
 
-    A class of its own says what else there is to it: which session gathers what is found (`current`), and what a
-    program that asks torch to compile something is to be remembered for (`asked`).
+    A subclass says which session records the findings (`current`), and what to note when a program calls
+    ``torch.compile`` (`asked`).
 
     Args:
-        forced: Options of ``numcheck`` that count always.
-        defaults: Options that count where neither the settings nor the environment have them.
+        forced: Options of ``numcheck`` that override all others.
+        defaults: Options that apply if neither the settings nor the environment have them.
     """
 
     def __init__(self, *, forced: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> None:
@@ -108,20 +108,20 @@ class CompileWatch:
         self._settings: list[Settings] = []
 
     def check_everything(self, compiler: str) -> None:
-        """Check ``torch.compile`` from now on, until `close`; the first call counts.
+        """Check ``torch.compile`` from now on, until `close`. Only the first call has an effect.
 
         Args:
-            compiler: The backend where the code names none.
+            compiler: The backend to use if the code names none.
         """
         if not self._settings:
             self._settings.append(Settings(compiler))
             self._replace()
 
     def validate(self) -> None:
-        """See whether the options in the environment and the compiler are known.
+        """Check that the options in the environment and the compiler are known.
 
         Raises:
-            OptionError: They are not.
+            OptionError: One is unknown.
         """
         now = self._now()
         resolve_compiler(parse_options(CheckOptions, "numcheck", {**now.options, "compiler": now.compiler}))
@@ -144,14 +144,14 @@ class CompileWatch:
                 self._restore()
 
     def current(self) -> Session | None:
-        """The session that is to gather what a call finds, and does not yet."""
+        """The session that should record a call but is not active in this thread, or None."""
         raise NotImplementedError
 
     def asked(self) -> None:
-        """Note that the program asks torch to compile something, which will be checked."""
+        """Note that the program calls ``torch.compile``. The result will be checked."""
 
     def checking(self, original: Compile) -> Compile:
-        """A ``torch.compile`` that checks, made of one that does not."""
+        """Wrap a ``torch.compile`` so that it checks what it compiles."""
 
         @functools.wraps(original)
         def compile_checked(model: Any = None, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ class CompileWatch:
             off = not self._settings or not settings.enabled or kwargs.get("disable")
             if off or _checks_itself(kwargs) or _asked_by_this_package():
                 return original(model, **kwargs)
-            original(_nothing, **kwargs)  # what torch refuses is refused when and as torch does it
+            original(_nothing, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
             self.asked()
             return original(model, **self._redirected(settings, kwargs))
 
@@ -181,15 +181,15 @@ class CompileWatch:
             self._original = None
 
     def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of ``torch.compile`` with a backend that checks the one they name."""
+        """The arguments of ``torch.compile``, with the backend they name replaced by one that checks it."""
         rest = {name: value for name, value in kwargs.items() if name not in ("backend", "mode", "options")}
         backend, mode = kwargs.get("backend"), kwargs.get("mode")
         given = dict(kwargs.get("options") or {})
-        if "guard_filter_fn" in given:  # Dynamo's, not the backend's
+        if "guard_filter_fn" in given:  # an option of Dynamo, not of the backend
             rest["options"] = {"guard_filter_fn": given.pop("guard_filter_fn")}
         if backend is None:
             backend = settings.compiler
-            if backend != "inductor":  # they are Inductor's, which does not compile this
+            if backend != "inductor":  # mode and options are Inductor's; another backend compiles this
                 mode, given = None, {}
         if backend != "inductor" and mode is not None:
             compiler: Any = lookup_backend(backend) if isinstance(backend, str) else backend
@@ -203,11 +203,11 @@ class CompileWatch:
 
 
 def _nothing() -> None:
-    """Is never called."""
+    """A function for torch to inspect; it is never called."""
 
 
 def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
-    """Whether the backend is one of this package that checks: it is not checked in turn."""
+    """Whether the backend is a checking one of this package. Such a backend is not checked in turn."""
     backend = kwargs.get("backend")
     while isinstance(backend, functools.partial):
         backend = backend.func
@@ -218,7 +218,7 @@ def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _asked_by_this_package() -> bool:
-    """Whether it is a check that compiles, for example the stage at which a finding first shows."""
+    """Whether a check called ``torch.compile``, for example to find the stage at which a finding first shows."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in (__name__, autostart.__name__):
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What the processes of a run leave in its folder: a mark when one first compiles, and its report at its end."""
+"""The folder of a run: each process leaves a mark when it first compiles, and a report when it ends."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ProcessReport:
 
 
 class Mark:
-    """One process's place in the folder.
+    """The mark and the report of one process in the folder.
 
     Args:
         folder: The folder of the run.
-        program: What runs, for people.
+        program: The program's command line, for people.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -50,7 +50,7 @@ class Mark:
         write_whole(json.dumps({"program": program}) + "\n", self._mark)
 
     def save(self, found: ProcessReport) -> None:
-        """Write the report, over the one that was written before."""
+        """Write the report. It replaces the one that was written before."""
         spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
         report = replace(found.report, environment={**found.report.environment, **spent})
         if self._saved is None:
@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder, as who tells of the run reads it.
+    """Reads the folder of a run.
 
     Attributes:
         path: The folder.
@@ -75,17 +75,17 @@ class RunFolder:
     path: Path
 
     def hooked(self) -> bool:
-        """Whether any Python of the run has come to the hook."""
+        """Whether any Python of the run has reached the hook that starts the checks."""
         return (self.path / HOOKED).exists()
 
     def processes(self) -> Iterator[ProcessReport]:
-        """What the processes found that compiled something."""
+        """The reports of the processes that compiled something."""
         if self.path.is_dir():
             for report in read_reports(self.path).reports:
                 yield ProcessReport(report, _number(report, _SECONDS), _number(report, _CHECKING))
 
     def broken(self) -> list[str]:
-        """Files of reports that cannot be read, and why."""
+        """The report files that cannot be read, and why."""
         if not self.path.is_dir():
             return []
         return [f"{file.name}: {reason}" for file, reason in read_reports(self.path).broken]

@@ -1,4 +1,4 @@
-"""The page at the end of a run: what its processes compiled, what was checked of it, and what was found."""
+"""The page at the end of a run: what its processes compiled, how much of that was checked, and the findings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run of a program gave.
+    """The result of a run of a program.
 
     Attributes:
-        program: Its command line.
-        status: Its own exit code; negative: the signal that killed it; None if it is not known.
-        seconds: How long it ran.
-        processes: What those of its processes found that compiled something.
-        lost: Why the run is no pass beside what they found.
-        folder: Where their reports are.
+        program: The program's command line.
+        status: The program's exit code; negative: the signal that killed it; None if it is not known.
+        seconds: How long the program ran.
+        processes: The reports of the processes that compiled something.
+        lost: Reports that are missing or unreadable, in sentences. With any of these the run is no pass.
+        folder: The folder of the reports.
     """
 
     program: str
@@ -46,12 +46,12 @@ class RunResult:
 
     @property
     def used(self) -> list[ProcessReport]:
-        """Those in which Dynamo did anything. One that only imports a compiled function checks nothing of it."""
+        """The processes in which Dynamo ran. A process that only imports a compiled function checks nothing."""
         return [one for one in self.processes if _did_anything(one)]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all processes; one that was lost, or a program that compiled nothing, is no pass."""
+        """The worst verdict of all processes. A lost process, or nothing compiled, makes the run inconclusive."""
         verdicts = {one.report.verdict for one in self.used}
         if self.lost or not verdicts:
             verdicts.add(Verdict.INCONCLUSIVE)
@@ -59,7 +59,7 @@ class RunResult:
 
     @property
     def findings(self) -> list[Finding]:
-        """Of all processes."""
+        """The findings of all processes."""
         return [finding for one in self.used for finding in one.report.findings]
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,13 +136,13 @@ class RunResult:
 
 
 def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: float) -> RunResult:
-    """Read what the processes of a run left.
+    """Read the reports that the processes of a run left.
 
     Args:
         folder: The folder of the run.
         program: The words of its command line.
-        status: Its own exit code; negative for a signal, None if it is not known.
-        seconds: How long it ran.
+        status: The program's exit code; negative for a signal, None if it is not known.
+        seconds: How long the program ran.
     """
     kept = RunFolder(folder)
     lost = [f"a report cannot be read: {why}" for why in kept.broken()]
@@ -156,7 +156,7 @@ def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: 
 
 
 def exit_code(result: RunResult) -> int:
-    """The program's own exit code, unless it ended well and the verdict is worse; a signal counts as in a shell."""
+    """The program's own exit code, or the verdict's if the program's is 0. A signal counts as in a shell."""
     if result.status:
         return 128 - result.status if result.status < 0 else result.status
     return _CODES[result.verdict]
@@ -184,7 +184,7 @@ def tell(folder: str, program: Sequence[str], status: int | None, seconds: float
 
 
 def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines that GitHub shows beside the user's code."""
+    """The lines that make GitHub show findings beside the user's code."""
     for finding in findings:
         place = (finding.source or "").partition(" in ")[0]
         file, _, line = place.rpartition(":")
@@ -194,7 +194,7 @@ def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """As GitHub's commands want it."""
+    """Escape text for a GitHub workflow command."""
     return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{more}" else sign for sign in text)
 
 

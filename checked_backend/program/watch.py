@@ -1,4 +1,4 @@
-"""Checks every ``torch.compile`` of a program, and leaves a report of it."""
+"""Check every ``torch.compile`` of a program, and write a report for each of its processes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ProgramWatch(CompileWatch):
 
     Args:
         folder: The folder of the run.
-        began: When the process began, by `time.perf_counter`.
-        first: The process that began then; another one is a fork of it.
+        began: The time by `time.perf_counter` when the process began.
+        first: The id of that process. A process with another id is a fork of it.
 
     Raises:
-        OptionError: An unknown or bad option in the environment.
+        OptionError: The environment has an unknown or bad option.
     """
 
     def __init__(self, folder: str, began: float, first: int) -> None:
@@ -46,22 +46,22 @@ class ProgramWatch(CompileWatch):
         self._unsaved = False
         self._session = Session()
         self._entered = contextlib.ExitStack()
-        self._entered.enter_context(self._session.entered())  # also of what the program checks by itself
+        self._entered.enter_context(self._session.entered())  # records the checks that the program makes by itself, too
         health_of_run().add(self._note)
 
     def current(self) -> Session | None:
-        """The session of the program, for a thread that is not inside of it."""
+        """The session of the program if it is not active in this thread, else None."""
         self._here()
         if self._unsaved:
             self._save()
         return None if self._session in active_sessions() else self._session
 
     def asked(self) -> None:
-        """Mark the process as one that compiles."""
+        """Mark this process as one that compiles."""
         self._here()
 
     def _here(self) -> None:
-        """Mark this process. A fork has a mark of its own, and a session without what was found before."""
+        """Mark this process, once. A fork gets its own mark, and an empty session."""
         if os.getpid() in self._marks:
             return
         if os.getpid() != self._first:
@@ -74,7 +74,7 @@ class ProgramWatch(CompileWatch):
         with self._lock:
             self._checking += record.seconds
         if record.findings:
-            self._unsaved = True  # the finding is added after this; a process that is killed later leaves it on disk
+            self._unsaved = True  # the finding is added after this; the next call writes it, lest a kill loses it
             print(  # noqa: T201
                 f"checked-backend: call {record.call} of {record.region} differs from eager; the report follows at "
                 "the end of the program",
@@ -89,7 +89,7 @@ class ProgramWatch(CompileWatch):
         self._marks[os.getpid()].save(found)
 
     def write(self) -> None:
-        """Leave the report of a process that compiled; the process ends."""
+        """Write the final report of this process if it compiled something."""
         if os.getpid() not in self._marks:
             return
         self._session.close()

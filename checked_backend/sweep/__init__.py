@@ -1,4 +1,4 @@
-"""Many models, each in a process of its own: suites, rules, engines, the database of results and their comparison.
+"""Check many models, each in its own process: suites, rules, engines, the database of results, and comparisons.
 
-Nothing here loads torch but `worker` and `suites`, which run in the process of one case.
+Only `worker` and `suites` load torch. They run in the process of one case.
 """

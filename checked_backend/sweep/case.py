@@ -1,4 +1,4 @@
-"""Plain data: a case, what rules say about it, and what became of it."""
+"""Plain data: a case, its settings, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _COMPACT = (",", ":")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model, run in one way.
+    """One model in one mode, dtype, device and so on.
 
     Attributes:
         suite: The suite's label: ``huggingface``, ``python:models.py``.
-        model: Its name there.
+        model: The model's name in the suite.
         mode: ``inference`` or ``training``.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 under autocast.
         device: ``cpu`` or ``cuda``.
         compiler: A Dynamo backend's name.
-        dynamic: Whether its shapes are dynamic.
+        dynamic: Whether the shapes are dynamic.
     """
 
     suite: str
@@ -44,12 +44,12 @@ class Case:
 
     @property
     def key(self) -> str:
-        """What tells it from every other case, in any database."""
+        """A text that identifies the case in any database."""
         return json.dumps([getattr(self, entry.name) for entry in fields(self)], separators=_COMPACT)
 
     @property
     def way(self) -> str:
-        """How it is run, in words."""
+        """How the model is run, in words."""
         shapes = ", dynamic" if self.dynamic else ""
         return f"{self.mode} {self.dtype} {self.device}, {self.compiler}{shapes}"
 
@@ -59,20 +59,20 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What rules and the command line say about a case.
+    """How to run and check a case, from the rules and the command line.
 
     Attributes:
-        run_as: The dtype to run it in instead of the case's own.
-        batch_size: None for the model's own.
-        timeout: Seconds after which it counts as hung.
-        skip: Why it is not run.
-        tags: What is known of the model, and why: ``slow``, ``non_deterministic``, ``control_flow``.
-        ignore_outputs: Subjects whose findings are not to fail it, and why.
-        noise: Greatest relative error that is taken for noise, by subject, and why.
-        compiler_options: Handed to the candidate.
-        optimizer: Of ``torch.optim``, as ``NAME:KEY=VALUE,...``, which takes a step in training; None for none.
-        localize: Find the operator after a failure.
-        canary: Whether it is a model that the suite itself does not count on.
+        run_as: The dtype to run the model in, instead of the case's own.
+        batch_size: The batch size; None for the model's own.
+        timeout: Seconds after which the case counts as hung.
+        skip: The reason why the case is not run; empty if it is run.
+        tags: Known properties of the model, each with its reason: ``slow``, ``non_deterministic``, ``control_flow``.
+        ignore_outputs: Subjects whose findings do not fail the case, each with its reason.
+        noise: The greatest relative error that counts as noise, by subject, each with its reason.
+        compiler_options: Options for the candidate.
+        optimizer: An optimizer of ``torch.optim`` for training, as ``NAME:KEY=VALUE,...``; None for none.
+        localize: Whether to find the operator after a failure.
+        canary: Whether the suite itself lists the model as unreliable.
     """
 
     run_as: str | None = None
@@ -88,9 +88,9 @@ class Settings:
     canary: bool = False
 
     def digest(self, source: str) -> str:
-        """A short text that changes when the case would be run otherwise, or its suite's source is another.
+        """A short text that changes when the settings or the suite's source change.
 
-        Time limits and tags do not count: a result stands whatever they are.
+        Time limits and tags are left out, because a result stays valid when they change.
 
         Args:
             source: The suite's fingerprint.
@@ -104,14 +104,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a case costs. None is what could not be measured.
+    """Run times and memory of a case. A value that could not be measured is None.
 
     Attributes:
-        compile_seconds: The first compiled step, less a later one.
-        eager_step: Seconds of one step in eager, the median.
-        compiled_step: The same compiled.
-        eager_peak: Bytes that eager steps took at their peak, beyond what was held before.
-        compiled_peak: The same compiled.
+        compile_seconds: Seconds of the first compiled step, less those of a later one.
+        eager_step: Median seconds of a step in eager.
+        compiled_step: Median seconds of a compiled step.
+        eager_peak: Peak memory of eager steps in bytes, less what was held before.
+        compiled_peak: Peak memory of compiled steps in bytes, less what was held before.
     """
 
     compile_seconds: float | None = None
@@ -122,7 +122,7 @@ class Speed:
 
     @property
     def speedup(self) -> float | None:
-        """Eager's step by the compiled one."""
+        """The time of an eager step divided by that of a compiled one."""
         if not self.eager_step or not self.compiled_step:
             return None
         return self.eager_step / self.compiled_step
@@ -130,20 +130,20 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
-        status: The answer.
-        message: Why, in a sentence.
-        stage: What its process was doing.
-        expected: Why a rule takes this status for what the model is known for; it then counts for no exit code.
-        seconds: How long its process ran.
-        peak: Bytes that its process held at most; with the check's own copies.
-        noise: The greatest detection limit of its results: the relative error that its rounding noise would hide.
-        speed: What it costs.
+        status: Pass, fail, or why there is no verdict.
+        message: The reason, in a sentence.
+        stage: What the process was doing last.
+        expected: The rule's reason why this status is expected of the model. The exit code then ignores the case.
+        seconds: How long the process ran.
+        peak: Peak memory of the process in bytes, with the check's own copies.
+        noise: The greatest detection limit of the results: the relative error that rounding noise would hide.
+        speed: Run times and memory.
         report: The check's report as JSON.
-        log: The end of what its process printed.
-        host: Where it ran.
+        log: The end of what the process printed.
+        host: The machine that ran it.
     """
 
     status: Status
@@ -160,7 +160,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What it means for the whole sweep; None if it means nothing."""
+        """The verdict that counts for the whole sweep; None if the case does not count."""
         if self.status is Status.SKIPPED or self.expected:
             return None
         if self.status is Status.PASS:
@@ -168,7 +168,7 @@ class Outcome:
         return Verdict.FAIL if self.status.failed else Verdict.INCONCLUSIVE
 
     def to_json(self) -> str:
-        """As text, for another process."""
+        """The outcome as JSON text."""
         return json.dumps(asdict(self), separators=_COMPACT)
 
     @classmethod
@@ -176,7 +176,7 @@ class Outcome:
         """Read what `to_json` wrote.
 
         Raises:
-            SuiteError: It is something else.
+            SuiteError: The text is no outcome.
         """
         try:
             raw = json.loads(text)
@@ -204,12 +204,12 @@ _GREATEST = 1e18
 
 
 def decoded(cls: Any, raw: object, where: str) -> Any:
-    """Make one of these records of JSON values that a stranger may have written.
+    """Make a dataclass from JSON values. They are not trusted: a stranger may have written them.
 
     Args:
-        cls: The class; fields that are no plain values are left to their defaults.
-        raw: The values.
-        where: What they are, for the message.
+        cls: The dataclass. Fields that hold no plain values keep their defaults.
+        raw: The JSON values.
+        where: What the values are, for the message.
 
     Raises:
         SuiteError: A value has another type; the message names the field.
@@ -229,7 +229,7 @@ def decoded(cls: Any, raw: object, where: str) -> Any:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise SuiteError(f"{where}: {entry.name} got {value!r:.80}; expected {wanted}")
-        if isinstance(value, int | float) and not abs(value) < _GREATEST:  # nor NaN
+        if isinstance(value, int | float) and not abs(value) < _GREATEST:  # NaN is refused, too
             raise SuiteError(f"{where}: {entry.name} got {value!r:.80}; expected a number below {_GREATEST:g}")
         values[entry.name] = value
     try:

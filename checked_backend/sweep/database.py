@@ -1,6 +1,6 @@
 """The results of sweeps in one SQLite file, committed case by case.
 
-A stranger may have written the file: what is read is data, every field is checked, and nothing but tables is read.
+The file is not trusted, because a stranger may have written it: only tables are read, and every field is checked.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _TABLES = {"run", "result", "again"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Results of one set of versions.
+    """A run: results under one set of library versions.
 
     Attributes:
-        number: In this file.
-        name: The user's name of it; may be empty.
-        versions: Of the libraries that results depend on.
-        started: When.
+        number: The run's number in this file.
+        name: The user's name for the run; may be empty.
+        versions: Versions of the libraries that results depend on.
+        started: When the run started.
     """
 
     number: int
@@ -59,21 +59,21 @@ class Run:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The run's name for people."""
         torch = self.versions.get("torch", "?")
         return f"run {self.number}{f' {self.name!r}' if self.name else ''} (torch {torch}, {self.started[:10]})"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a case, once.
+    """The outcome of one attempt at a case.
 
     Attributes:
-        case: Which.
-        attempt: From 0.
-        finished: When.
-        state: Changes when the case would be run otherwise.
-        outcome: What became of it.
+        case: The case.
+        attempt: The number of the attempt, from 0.
+        finished: When the attempt ended.
+        state: A digest that changes when the settings or the suite's source change (`Settings.digest`).
+        outcome: Its outcome.
     """
 
     case: Case
@@ -84,7 +84,7 @@ class Result:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is one of SQLite's."""
+    """Whether a file is an SQLite database."""
     try:
         with path.open("rb") as stream:
             return stream.read(len(_MAGIC)) == _MAGIC
@@ -97,10 +97,10 @@ class Database:
 
     Args:
         path: The file.
-        write: Make it if it is not there, and hold it: no other sweep writes to it meanwhile.
+        write: Create the file if it is missing, and lock it against other sweeps.
 
     Raises:
-        SuiteError: It is no such file, or another sweep holds it.
+        SuiteError: The file is no database of sweeps, or another sweep has locked it.
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
@@ -142,7 +142,7 @@ class Database:
             raise SuiteError(f"{self.path}: of version {version}; this checked_backend reads version {_VERSION}")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file and release its lock."""
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
@@ -154,7 +154,7 @@ class Database:
         self.close()
 
     def begin(self, name: str, versions: Mapping[str, str]) -> Run:
-        """The run of these versions and this name, made if it is not there."""
+        """Return the run of these versions and this name. A new one is made if there is none."""
         text = json.dumps(dict(versions), sort_keys=True)
         with self._connection:
             self._connection.execute(
@@ -176,7 +176,7 @@ class Database:
         return {str(name): str(value) for name, value in raw.items()}
 
     def add(self, run: Run, result: Result) -> None:
-        """Write a result, at once and for good. One that is there already stays; but that of a rule is the latest."""
+        """Write a result and commit it. An existing result of the same attempt stays, but a rule's is replaced."""
         outcome = asdict(result.outcome)
         case = asdict(result.case)
         taken = "REPLACE" if result.outcome.status is Status.SKIPPED else "IGNORE"
@@ -197,7 +197,7 @@ class Database:
             )
 
     def attempts(self, run: Run) -> dict[tuple[str, str], dict[int, str]]:
-        """Of what has run, by case and state: the status of each attempt."""
+        """The status of each attempt that has run, by case and state."""
         rows = self._query("SELECT key, state, attempt, status FROM result WHERE run = ? ORDER BY id", (run.number,))
         found: dict[tuple[str, str], dict[int, str]] = {}
         for key, state, attempt, status in rows:
@@ -229,14 +229,14 @@ class Database:
             raise SuiteError(f"{self.path}: {error}") from None
 
     def ask_again(self, run: Run, wanted: Iterable[Job], sources: Mapping[str, str], which: Sequence[str]) -> list[Job]:
-        """Attempts to be made anew, which are remembered until they have a result.
+        """Request another attempt at cases by how their last attempt ended. Requests are kept until they have a result.
 
         Args:
-            run: Of which.
-            wanted: Cases that may be run.
+            run: The run.
+            wanted: The cases that may be run again.
             sources: Fingerprints of suites by label.
-            which: Statuses of last attempts that ask for another. While earlier requests have no result, only these
-                are returned.
+            which: Statuses of last attempts that ask for another. If earlier requests have no result yet, these
+                are returned and none is added.
         """
         attempts = self.attempts(run)
         jobs = {(job.case.key, job.settings.digest(sources[job.case.suite])): job for job in wanted}
@@ -266,14 +266,14 @@ class Database:
         ]
 
     def reruns(self, run: Run) -> dict[tuple[str, str], set[int]]:
-        """Attempts that were asked for because of how earlier ones had ended, by case and state."""
+        """The attempts that `ask_again` requested, by case and state."""
         found: dict[tuple[str, str], set[int]] = {}
         for key, state, attempt in self._query("SELECT key, state, attempt FROM again WHERE run = ?", (run.number,)):
             found.setdefault((str(key), str(state)), set()).add(self._whole(attempt))
         return found
 
     def merge(self, other: Database) -> int:
-        """Take over what another database has, and this one does not. Doing it twice changes nothing.
+        """Copy the results that another database has and this one lacks. A second merge changes nothing.
 
         Returns:
             How many results were new.
@@ -320,7 +320,7 @@ def _connected(path: Path, write: bool) -> sqlite3.Connection:
 
 def _held(path: Path) -> IO[bytes] | None:
     try:
-        import fcntl  # noqa: PLC0415  which Windows lacks
+        import fcntl  # noqa: PLC0415  Windows lacks it
     except ImportError:
         return None
     lock = path.with_name(f"{path.name}.lock").open("a+b")

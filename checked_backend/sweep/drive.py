@@ -1,4 +1,4 @@
-"""A sweep from its beginning to its end: list, plan, run what has no result yet, and keep each result at once."""
+"""Run a sweep: list the models, plan the cases, run those without a result, and keep each result at once."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a user asks for.
+    """A sweep as the user asked for it.
 
     Attributes:
-        suites: As the user names them.
-        db: Where results go.
+        suites: The suites, as the user names them.
+        db: The database for the results.
         request: How to run each model.
-        selection: Which to run.
-        rules: What is known of them.
-        name: The user's name of the run.
-        jobs: How many at a time.
-        place: What each may take.
+        selection: Which models to run.
+        rules: Known properties of models.
+        name: The user's name for the run.
+        jobs: How many jobs run at a time.
+        place: The resources of each job.
         engine: ``local`` or ``ray``.
-        address: Of a Ray cluster.
-        rerun: Statuses whose cases are to be run again.
+        address: The address of a Ray cluster.
+        rerun: Statuses whose cases run again.
         repeats: How often to run each case.
     """
 
@@ -62,13 +62,13 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep comes to.
+    """The cases of a sweep, and the versions they run under.
 
     Attributes:
-        jobs: All its cases, in order, with what rules say.
+        jobs: All cases of the sweep, in order, each with its settings.
         sources: Fingerprints of suites by label.
-        versions: Of the libraries that results depend on.
-        devices: How many CUDA devices there are here.
+        versions: Versions of the libraries that results depend on.
+        devices: The number of CUDA devices here.
     """
 
     jobs: Sequence[Job]
@@ -78,7 +78,7 @@ class Plan:
 
 
 def plan_sweep(asked: Sweep) -> Plan:
-    """Find out which cases a sweep has. Nothing is run but what lists a suite's models.
+    """Find out which cases a sweep has. The only code that runs is what lists a suite's models.
 
     Raises:
         SuiteError: A suite, a filter or a device cannot be used.
@@ -102,19 +102,19 @@ def plan_sweep(asked: Sweep) -> Plan:
 def run_sweep(
     asked: Sweep, console: Console, plan: Plan | None = None, engine: Engine | None = None
 ) -> tuple[Summary, int]:
-    """Run what has no result yet, and say what is known of all the cases asked for.
+    """Run the cases that have no result yet, and summarize all the cases asked for.
 
     Args:
         asked: The sweep.
-        console: Where progress is told.
-        plan: What it comes to, if that is known already.
-        engine: Where jobs run, if not where the sweep says.
+        console: Where to print progress.
+        plan: The plan of the sweep, if it has been made already.
+        engine: Where jobs run, instead of the engine that the sweep names.
 
     Returns:
-        The run's cases, of which only those asked for; and how many were run now.
+        A summary of the cases asked for, and the number of jobs that ran now.
 
     Raises:
-        SuiteError: Something cannot be used.
+        SuiteError: A suite, filter, device, engine or database cannot be used.
     """
     plan = plan or plan_sweep(asked)
     with Database(asked.db, write=True) as database:
@@ -166,10 +166,10 @@ def _engine(asked: Sweep, plan: Plan) -> Engine:
 
 
 def statuses_of(words: Sequence[str]) -> list[str]:
-    """What ``--rerun`` means: ``failed``, ``all``, or statuses by name.
+    """The statuses that ``--rerun`` names: ``failed``, ``all``, or statuses by name.
 
     Raises:
-        SuiteError: There is no such status.
+        SuiteError: A status is unknown.
     """
     found: list[str] = []
     for word in words:
@@ -187,10 +187,10 @@ def statuses_of(words: Sequence[str]) -> list[str]:
 
 
 def merge(into: Path, parts: Sequence[Path], tell: Callable[[str], None]) -> None:
-    """Put the results of several databases into one.
+    """Copy the results of several databases into one.
 
     Raises:
-        SuiteError: One is no database of sweeps, or it is the one to write to.
+        SuiteError: A source is no database of sweeps, or is the target itself.
     """
     if not parts:
         raise SuiteError("--merge: name the databases to merge; the result goes to --db")

@@ -1,4 +1,4 @@
-"""Run jobs on this machine: a thread for each that runs at a time, which waits for the job's process."""
+"""Run jobs on this machine. One thread for each concurrent job waits for the job's process."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from checked_backend.sweep.status import Status
 __all__ = ["Engine", "LocalEngine", "Runner"]
 
 Runner = Callable[[Job, Place, Callable[[int], None]], Outcome]
-"""Runs one job and waits for it; tells the id of its process."""
+"""Runs one job and waits for it. The callback receives the id of the job's process."""
 
 
 class Engine(Protocol):
-    """Where jobs run."""
+    """Runs jobs: on this machine, or on a cluster."""
 
     def run(self, jobs: Sequence[Job], begun: Callable[[Job], None], /) -> Generator[tuple[Job, Outcome], None, None]:
-        """Run all, each once, and tell of each when it is done. Closing this ends what still runs.
+        """Run each job once, and yield it with its outcome when it is done. Closing the generator ends running jobs.
 
         Args:
-            jobs: What to run.
-            begun: Told of each when it starts, maybe in another thread.
+            jobs: The jobs to run.
+            begun: Called with each job when it starts, maybe in another thread.
         """
 
 
 class LocalEngine:
-    """This machine.
+    """Runs jobs on this machine.
 
     Args:
-        jobs: How many run at a time.
-        place: What each may take.
-        gpus: How many there are; jobs get them in turn.
-        runner: Runs one.
+        jobs: How many jobs run at a time.
+        place: The resources of each job.
+        gpus: The number of GPUs; jobs get them in turn.
+        runner: Runs one job.
     """
 
     def __init__(self, jobs: int, place: Place, gpus: int = 0, runner: Runner = run_job) -> None:
@@ -70,7 +70,7 @@ class LocalEngine:
 
 
 class _Crew:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, runner: Runner, jobs: Sequence[Job], begun: Callable[[Job], None]) -> None:
         self.done: queue.SimpleQueue[tuple[Job, Outcome]] = queue.SimpleQueue()
@@ -102,12 +102,12 @@ class _Crew:
             self._begun(job)
             try:
                 outcome = self._runner(job, place, started)
-            except Exception:  # one job must not cost the others
+            except Exception:  # an exception in one job must not stop the others
                 outcome = Outcome(Status.LOST, "the engine failed", log=traceback.format_exc())
             with self._lock:
                 self._alive.difference_update(mine)
             mine.clear()
-            if not self._stopped:  # what was ended here has no result
+            if not self._stopped:  # a job that was stopped from here has no result
                 self.done.put((job, outcome))
 
     def stop(self) -> None:

@@ -39,7 +39,7 @@ def refuse_unknown(compiler: str) -> None:
     """Raise if a name is no Dynamo backend.
 
     Raises:
-        OptionError: It is none.
+        OptionError: There is no backend of that name.
     """
     resolve_compiler(parse_options(CheckOptions, "sweep", {"compiler": compiler}))
 
@@ -53,15 +53,15 @@ def examine(
     note: Callable[[str], None],
     answer: Callable[[Outcome], None],
 ) -> None:
-    """Find out what becomes of a case. Nothing raises; a death of this process tells by itself.
+    """Run a case and answer with its outcome. No exception escapes. If this process dies, its parent sees that.
 
     Args:
         spec: The suite.
         case: The case.
-        settings: What rules say about it.
-        speed: Whether to time it.
-        note: Told what is done.
-        answer: Given the outcome; and again once it has been timed.
+        settings: How to run and check the case.
+        speed: Whether to time the model.
+        note: Called with the name of each stage as it begins.
+        answer: Called with the outcome, and again with the timed outcome.
     """
     stage = "importing torch"
     built: Built | None = None
@@ -106,10 +106,10 @@ def _seed() -> None:
 
 
 def _refuse_what_eager_refuses(program: Prepared) -> None:
-    """Run the program once on copies: what it changes, the check must not start from."""
+    """Run the program once in eager, on copies: the check must start from the program's unchanged state."""
     try:
         trial = copy.deepcopy(program)
-    except Exception:  # some models cannot be copied; what the check makes of that is its own to say
+    except Exception:  # some models cannot be copied; the check reports that itself
         trial = program
     results = trial.step(trial.function)
     if program.training and scalar_loss(results) is None:
@@ -133,7 +133,7 @@ def _checked(built: Built, program: Prepared, case: Case, settings: Settings) ->
 
 
 def _refused(error: BaseException, stage: str) -> Outcome:
-    """What a model that cannot be built, or does not run in eager, is."""
+    """The outcome of a model that cannot be built or does not run in eager."""
     traceback.print_exception(error)
     for cause in _causes(error):
         if isinstance(cause, Exception) and is_out_of_memory(cause):
@@ -157,7 +157,7 @@ def _unchecked(error: BaseException, stage: str) -> Outcome:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was raised from."""
+    """An exception, and the exceptions that it was raised from."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -207,7 +207,7 @@ def _timed(outcome: Outcome, program: Prepared, case: Case, settings: Settings) 
     try:
         _seed()
         speed = measure_speed(program, case, settings.compiler_options)
-    except (Exception, SystemExit) as error:  # what the program does wrong, the check has told
+    except (Exception, SystemExit) as error:  # the check has reported the program's faults already
         note = f"not timed: {_told(error)}"
         message = "; ".join(part for part in (outcome.message, note) if part)
         return replace(outcome, message=message[: 2 * _LONGEST], speed=Speed())

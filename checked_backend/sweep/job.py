@@ -1,6 +1,6 @@
-"""One question to a process of its own: which models a suite has, or what becomes of one case.
+"""Ask a worker process one question: which models a suite has, or the outcome of one case.
 
-The process leads a session of its own, is killed with all that it started, and does not outlive who waits for it.
+The worker leads its own session. It is killed with every process it started, and does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checked_backend.sweep.status import Status
 __all__ = ["DONE_TIMING", "Answer", "Job", "Place", "run_job", "run_worker"]
 
 DONE_TIMING = "timing the compiled program"
-"""The stage of a worker in which there is a verdict already."""
+"""The stage of a worker that has given a verdict and is timing."""
 
 _RESULT, _STAGE, _LOG = "result.json", "stage", "log"
 _LOG_BYTES = 16 * 2**10
@@ -37,14 +37,14 @@ _NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA ou
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and with what a job runs.
+    """The resources and the working folder of a job.
 
     Attributes:
-        memory: Bytes that its process may hold; None for no limit.
-        threads: Of torch; None for torch's own choice.
-        gpu: The one that it sees; None for all.
-        speed: Whether to measure how fast the case is.
-        folder: Working folder of its process; None for this one's.
+        memory: Bytes that the job's process may hold; None for no limit.
+        threads: The number of torch's threads; None for torch's own choice.
+        gpu: The only GPU that the job sees; None for all.
+        speed: Whether to time the case.
+        folder: The working folder of the job's process; None for this process's own.
     """
 
     memory: int | None = None
@@ -56,13 +56,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to run.
+    """An attempt at a case.
 
     Attributes:
         spec: The suite as the worker finds it: ``python:/home/me/models.py``.
-        case: What.
-        settings: How.
-        attempt: From 0.
+        case: The case.
+        settings: How to run and check it.
+        attempt: The number of the attempt, from 0.
     """
 
     spec: str
@@ -73,14 +73,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker left behind.
+    """The result of a worker, and how it ended.
 
     Attributes:
-        text: Its result; empty if it died before it had one.
-        ended: How it ended.
-        log: The end of what it printed.
-        seconds: How long it ran.
-        starved: Whether the system killed processes for want of memory while it ran.
+        text: The worker's result; empty if it died before it had one.
+        ended: How the worker ended.
+        log: The end of what the worker printed.
+        seconds: How long the worker ran.
+        starved: Whether the system killed processes for lack of memory while the worker ran.
     """
 
     text: str
@@ -91,12 +91,12 @@ class Answer:
 
 
 def run_job(job: Job, place: Place, started: Callable[[int], None] = lambda _pid: None) -> Outcome:
-    """Run a case in a process of its own. Whatever becomes of that process is an outcome.
+    """Run a case in its own process. However that process ends, there is an outcome.
 
     Args:
         job: The case.
-        place: Where.
-        started: Told the process id, which leads its group.
+        place: Its resources.
+        started: Called with the id of the process, which leads a process group.
     """
     question = {
         "ask": "run",
@@ -149,13 +149,13 @@ def _ran_out_of_memory(answer: Answer) -> bool:
 def run_worker(
     question: Mapping[str, Any], timeout: float, place: Place, started: Callable[[int], None] = lambda _pid: None
 ) -> Answer:
-    """Ask a worker something, and see to it that nothing is left of it.
+    """Ask a worker one question, and kill every process that it leaves.
 
     Args:
-        question: JSON values; `checked_backend.sweep.worker` says which.
-        timeout: Seconds after which it is killed.
-        place: Where it runs.
-        started: Told its process id.
+        question: JSON values, described in `checked_backend.sweep.worker`.
+        timeout: Seconds after which the worker is killed.
+        place: The worker's resources.
+        started: Called with the worker's process id.
 
     Raises:
         OSError: The system gives no process, or no temporary folder.
@@ -196,7 +196,7 @@ def run_worker(
 
 def _environment(place: Place) -> dict[str, str]:
     environment = dict(os.environ)
-    environment.pop("CHECKED_BACKEND", None)  # a worker checks what it is told to, not all that compiles
+    environment.pop("CHECKED_BACKEND", None)  # a worker checks its case only, not every torch.compile
     if place.threads is not None:
         environment.update(OMP_NUM_THREADS=str(place.threads), MKL_NUM_THREADS=str(place.threads))
         environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(place.threads))
@@ -212,7 +212,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _killed_for_memory() -> int:
-    """How many processes the system has killed for want of memory; 0 where it does not say."""
+    """How many processes the system has killed for lack of memory; 0 if the system does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
             if line.startswith("oom_kill "):

@@ -1,4 +1,4 @@
-"""YAML with the line of every value, so that a message can say where. Only plain data is read."""
+"""YAML with the line number of every value, for messages. Only plain data is read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NO_TAG = "got the tag {}; expected plain text, numbers, true, false, lists and 
 
 @dataclass(frozen=True, slots=True)
 class Lined:
-    """A value and where it stands.
+    """A value of a YAML file, with its place.
 
     Attributes:
-        value: A mapping of text to these, a list of these, or a plain value.
+        value: A mapping from text to `Lined`, a list of `Lined`, or a plain value.
         path: The file.
-        line: From 1.
+        line: The line number, from 1.
     """
 
     value: Any
@@ -34,12 +34,12 @@ class Lined:
     line: int
 
     def error(self, message: str) -> SuiteError:
-        """What is wrong here, as an exception to raise."""
+        """An exception that names the file and the line."""
         return SuiteError(f"{self.path}:{self.line}: {message}")
 
     @property
     def kind(self) -> str:
-        """What it is, in the words of YAML."""
+        """The kind of value, in the words of YAML."""
         if self.value is None:
             return "nothing"
         names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a number"}
@@ -47,15 +47,15 @@ class Lined:
 
     @property
     def shown(self) -> str:
-        """It, or what it is, for a message."""
+        """The value or, if it is no plain value, its kind, for a message."""
         return self.kind if isinstance(self.value, (dict, list)) or self.value is None else repr(self.value)[:80]
 
 
 def load_lined(path: Path) -> Lined:
-    """Read a YAML file. Its aliases may not make more of it than a file of this size can hold.
+    """Read a YAML file. Aliases may not expand it beyond what a file of its size could hold.
 
     Raises:
-        SuiteError: It cannot be read, is no YAML, or is too large or too deep.
+        SuiteError: The file cannot be read, is no YAML, or is too large or too deeply nested.
     """
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else None
@@ -121,5 +121,5 @@ class _Reader:
             except (ValueError, yaml.YAMLError) as error:
                 raise here.error(f"{node.value!r:.80} is no {tag}: {error}") from None
         if node.tag == "tag:yaml.org,2002:timestamp":
-            return node.value  # a date is text here
+            return node.value  # dates stay text
         raise here.error(_NO_TAG.format(node.tag))

@@ -1,4 +1,4 @@
-"""What rules take out of a report: outputs that are not to be compared, and errors that a rule calls noise."""
+"""Remove findings from a report by rules: ignored outputs, and errors that a rule calls noise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OF_VALUES = (Kind.PRECISION, Kind.LOGIC)
 
 
 def override(report: Report, settings: Settings) -> Report:
-    """A report without what rules take out, which stays in its coverage, with the rule's reason.
+    """Remove the findings that rules ignore. The coverage keeps each of them, with the rule's reason.
 
     Args:
-        report: Of a check.
-        settings: What rules say.
+        report: The report of a check.
+        settings: The settings of the case, with its rules.
     """
     kept: list[Finding] = []
     ignored: list[Finding] = []

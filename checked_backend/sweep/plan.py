@@ -1,4 +1,4 @@
-"""Which cases a sweep has: models times ways, less what is filtered out, with what rules say of each."""
+"""The cases of a sweep: all models in all ways, without those filtered out, each with its settings."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 ]
 
 FIXED = "as dumped"
-"""The mode and the dtype of a case that has none to choose."""
+"""The mode and the dtype of a case in which both are fixed."""
 
 LISTING_SECONDS = 600.0
-"""After which a suite that has not told its models is given up."""
+"""Seconds after which listing a suite's models is given up."""
 
 _PLAIN = ("huggingface", "timm")
 _WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
@@ -37,14 +37,14 @@ _WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of all cases to run.
+    """Selects the cases to run.
 
     Attributes:
-        only: Patterns of models; none means all.
+        only: Patterns of models to run; none means all.
         exclude: Patterns of models not to run.
-        skip_tags: What rules call a model that is then skipped: ``slow``.
-        canary: Whether to run models that a suite itself does not count on.
-        shard: ``(which, of how many)``, from 1.
+        skip_tags: Tags of rules whose models are skipped: ``slow``.
+        canary: Whether to run models that the suite itself lists as unreliable.
+        shard: The shard's number, from 1, and the number of shards.
     """
 
     only: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Selection:
     shard: tuple[int, int] = (1, 1)
 
     def has(self, model: str) -> bool:
-        """Whether a model is wanted."""
+        """Whether the patterns select a model."""
         wanted = not self.only or any(pattern(name).fullmatch(model) for name in self.only)
         return wanted and not any(pattern(name).fullmatch(model) for name in self.exclude)
 
@@ -67,8 +67,8 @@ class Request:
         ways: Pairs of mode and dtype.
         devices: ``cpu``, ``cuda``.
         compilers: Names of candidates.
-        dynamic: With static shapes, dynamic ones, or both.
-        settings: What holds where no rule says otherwise.
+        dynamic: False for static shapes, True for dynamic ones; may have both.
+        settings: The settings that apply unless a rule changes them.
     """
 
     ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
@@ -80,15 +80,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a suite said of itself.
+    """A suite and its models.
 
     Attributes:
-        spec: The suite as a worker finds it.
-        label: What it is called in results.
+        spec: The suite, in the form that a worker takes.
+        label: The suite's name in results.
         models: Its models, as JSON values.
-        fingerprint: Changes when the models do.
-        versions: Of the libraries that results depend on.
-        devices: How many CUDA devices a process sees here.
+        fingerprint: A text that changes when the models do.
+        versions: Versions of the libraries that results depend on.
+        devices: The number of CUDA devices that a process sees here.
     """
 
     spec: str
@@ -100,7 +100,7 @@ class Listed:
 
 
 def spec_of(text: str) -> tuple[str, str]:
-    """A suite as a worker finds it from any folder, and its label.
+    """A suite's spec with an absolute path, which works from any folder, and the suite's label.
 
     Raises:
         SuiteError: There is no such kind of suite, or no such file.
@@ -120,7 +120,7 @@ def spec_of(text: str) -> tuple[str, str]:
 
 
 def list_suite(text: str, compilers: Sequence[str], place: Place) -> Listed:
-    """Ask a suite for its models, in a process of its own: that may run what its authors wrote.
+    """List a suite's models, in a separate process, because listing may run the code of the suite's authors.
 
     Raises:
         SuiteError: There is no such suite, it has no models, its library is missing, or its process died.
@@ -143,14 +143,14 @@ def _read(answer: Answer, text: str) -> dict[str, Any]:
 
 
 def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
-    """``inference``, ``training:amp,float32``: pairs of mode and dtype.
+    """Parse modes such as ``inference`` and ``training:amp,float32`` to pairs of mode and dtype.
 
     Args:
-        words: Modes; after a colon, the dtypes of this one.
-        dtypes: For modes that name none.
+        words: Modes, each with its dtypes after a colon if it has any.
+        dtypes: The dtypes of modes that name none.
 
     Raises:
-        SuiteError: There is no such mode or dtype.
+        SuiteError: A mode or a dtype is unknown.
     """
     pairs = []
     for word in words:
@@ -165,10 +165,10 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
 
 
 def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[Job]:
-    """The cases of a suite, with what rules say, in their order; those of other shards are not among them.
+    """The cases of a suite in this shard, in order, each with its settings.
 
     Raises:
-        SuiteError: Nothing is left.
+        SuiteError: No case is left.
     """
     jobs = [_job(listed, case, model, request, rules, selection) for model, case in _cases(listed, request, selection)]
     if not jobs:

@@ -1,4 +1,4 @@
-"""A model and its inputs in the mode, the dtype and on the device that a case asks for."""
+"""Bring a model and its inputs to the mode, the dtype and the device of a case."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Prepared:
     """A program to run.
 
     Attributes:
-        function: The module, with autocast within it where that was asked for, or a function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        training: Whether its gradients matter.
+        function: A function or a module. The module applies autocast itself if the case asks for it.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        training: Whether a step has a backward pass.
     """
 
     function: Callable[..., Any]
@@ -33,13 +33,13 @@ class Prepared:
     training: bool
 
     def step(self, function: Callable[..., Any]) -> object:
-        """One step of inference, or forward and backward of a training step.
+        """Run one step: forward, and in training backward, too.
 
         Args:
-            function: The program's, or what a compiler made of it.
+            function: The program's function, or the compiled one.
 
         Returns:
-            What the program returned.
+            The results of the program.
         """
         if not self.training:
             with torch.no_grad():
@@ -53,7 +53,7 @@ class Prepared:
         return results
 
     def parameters(self) -> Sequence[torch.Tensor]:
-        """What gets gradients in a step."""
+        """The tensors that get gradients in a step."""
         module = self.function
         own = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
         given = [leaf for leaf in tree_leaves([self.args, self.kwargs]) if isinstance(leaf, torch.Tensor)]
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def scalar_loss(results: object) -> torch.Tensor | None:
-    """A loss that depends on every result that has gradients; None if none has."""
+    """A loss that depends on every result that requires grad; None if no result does."""
     leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not leaves:
         return None
@@ -70,12 +70,12 @@ def scalar_loss(results: object) -> torch.Tensor | None:
 
 
 def prepare(built: Built, mode: str, dtype: str, device: str) -> Prepared:
-    """Bring a program into a mode, a dtype and on a device.
+    """Bring a program to a mode, a dtype and a device.
 
     Args:
         built: The program.
         mode: ``inference`` or ``training``.
-        dtype: The case's, or what a rule says instead.
+        dtype: The case's dtype, or the one that a rule replaces it with.
         device: ``cpu`` or ``cuda``.
     """
     training = mode == "training"
@@ -105,11 +105,11 @@ def _moved(leaf: object, device: str, dtype: torch.dtype | None) -> object:
 
 
 class Autocast(torch.nn.Module):
-    """A model whose forward pass runs under autocast; its backward pass does not, as it should.
+    """A model whose forward pass runs under autocast. Its backward pass does not, as torch recommends.
 
     Args:
         model: The model.
-        device: Where it runs.
+        device: The device that it runs on.
     """
 
     def __init__(self, model: torch.nn.Module, device: str) -> None:

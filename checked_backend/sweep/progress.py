@@ -1,4 +1,4 @@
-"""What a person sees of a sweep while it runs: a live table in a terminal, else a line for each case."""
+"""Show the progress of a sweep: a live table in a terminal, else a line for each case."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SHOWN = 12
 
 
 class Progress:
-    """Tells of each case, and of the whole.
+    """Shows each case, and the progress of the whole sweep.
 
     Args:
-        total: Cases to run.
-        done: Cases that an earlier sweep has done.
-        console: Where to.
-        clock: Tells seconds.
+        total: The number of cases to run.
+        done: The number of cases that an earlier sweep has done.
+        console: Where to print.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, total: int, done: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,12 +57,12 @@ class Progress:
             self._live.stop()
 
     def begun(self, job: Job) -> None:
-        """A case starts; maybe told in another thread."""
+        """Note that a case starts. May be called in another thread."""
         with self._lock:
             self._running[id(job)] = (job, self._clock())
 
     def done(self, job: Job, outcome: Outcome) -> None:
-        """A case has ended."""
+        """Note that a case has ended."""
         with self._lock:
             self._running.pop(id(job), None)
             self._counts[outcome.status] += 1
@@ -78,7 +78,7 @@ class Progress:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def time_left(self) -> float | None:
-        """Seconds until all is done, if it goes on like this; None before the first has ended."""
+        """Estimated seconds until all cases are done; None before the first has ended."""
         finished = sum(self._counts.values())
         if not finished:
             return None

@@ -1,4 +1,4 @@
-"""Run jobs on a Ray cluster: the same processes, started by Ray's workers wherever there is room."""
+"""Run jobs on a Ray cluster. Ray's workers start the same processes as `LocalEngine`, on nodes with free resources."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from checked_backend.sweep.status import Status
 __all__ = ["RayEngine"]
 
 RETRIES = 1
-"""How often a job whose node or Ray worker was lost is tried again, before it is recorded as lost."""
+"""How often a job is retried whose node or Ray worker was lost. Then it is recorded as lost."""
 
 _POLL_SECONDS = 1.0
 
 
 class RayEngine:
-    """A Ray cluster. This package must be installed on its nodes, and suites lie where they lie here.
+    """Runs jobs on a Ray cluster. Its nodes need this package, and the suites at the same paths as here.
 
     A job takes as many CPUs as it has threads, and a whole GPU if its case asks for CUDA.
 
     Args:
-        address: Of the cluster; None for the one that Ray finds, or else one on this machine.
-        place: What each job may take.
-        runner: Runs one, on a node.
+        address: The cluster's address; None for the one that Ray finds, or else a new one on this machine.
+        place: The resources of each job.
+        runner: Runs one job, on a node.
 
     Raises:
         SuiteError: Ray is not installed, or there is no cluster at the address.
@@ -47,12 +47,12 @@ class RayEngine:
         if not self._ray.is_initialized():
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
-            except Exception as error:  # Ray raises what its transport raises
+            except Exception as error:  # Ray raises any exception of its transport
                 first = (str(error).strip().splitlines() or [""])[0]
                 raise SuiteError(f"--engine ray: no cluster at {address or 'this machine'}: {first}") from error
 
     def run(self, jobs: Sequence[Job], _begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
-        """See `Engine`. Of no job it is told that it begins: only the cluster knows when."""
+        """See `Engine`. The callback ``begun`` is never called: only the cluster knows when a job starts."""
         remote = self._ray.remote(max_retries=RETRIES, retry_exceptions=False)(_run_there)
         waiting: dict[Any, Job] = {}
         for job in jobs:
@@ -66,7 +66,7 @@ class RayEngine:
                     yield waiting.pop(reference), self._outcome(reference)
         finally:
             for reference in waiting:
-                with contextlib.suppress(Exception):  # the cluster may be gone
+                with contextlib.suppress(Exception):  # the cluster may have ended
                     self._ray.cancel(reference, force=True)
 
     def _outcome(self, reference: Any) -> Outcome:
@@ -82,7 +82,7 @@ class RayEngine:
 
 
 def _run_there(job: Job, place: Place, runner: Runner) -> str:
-    """On a node. Text goes back, which no version of this package on another node can misread unseen."""
+    """Run a job on a node. It returns JSON text, so that nodes with another version of this package are noticed."""
     outcome = runner(job, place, lambda _pid: None)
     return replace(outcome, host=outcome.host or socket.gethostname()).to_json()
 

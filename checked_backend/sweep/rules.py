@@ -1,4 +1,4 @@
-"""What is known of models, as YAML: which to skip, batch sizes, what is slow or noisy, each with its reason."""
+"""Rules about models, in YAML: which to skip, batch sizes, which are slow or noisy, each with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUITES = ("torchbench", "huggingface", "timm", "python", "dumps")
 """Kinds of suites."""
 
 TAGS = ("slow", "non_deterministic", "control_flow")
-"""What a rule can say of a model that does not change how it is run."""
+"""Properties of a model that a rule can note and that do not change how the model is run."""
 
 _VERSION = 1
 _WHERE = {"mode": MODES, "dtype": DTYPES, "device": ("cpu", "cuda"), "compiler": None, "dynamic": None}
@@ -31,10 +31,10 @@ class Rule:
     """One rule of a file.
 
     Attributes:
-        models: Patterns of names, in which ``*`` stands for any text.
-        suite: The kind of suite that it is for; None for every.
-        when: Values of a case that it is for, by field.
-        change: What it does to the settings of such a case.
+        models: Patterns of model names, in which ``*`` stands for any text.
+        suite: The kind of suite that the rule applies to; None for every.
+        when: Values that a case must have, by field.
+        change: Changes the settings of such a case.
     """
 
     models: tuple[re.Pattern[str], ...]
@@ -43,7 +43,7 @@ class Rule:
     change: Callable[[Settings], Settings]
 
     def applies(self, case: Case) -> bool:
-        """Whether it is for a case."""
+        """Whether the rule applies to a case."""
         return (
             self.suite in (None, case.suite.partition(":")[0])
             and all(getattr(case, name) in values for name, values in self.when.items())
@@ -53,16 +53,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules in their order: a later one has the last word."""
+    """Rules in their order: a later one overrides an earlier one."""
 
     rules: tuple[Rule, ...] = ()
 
     def apply(self, case: Case, settings: Settings) -> Settings:
-        """The settings of a case.
+        """Apply the rules to the settings of a case.
 
         Args:
-            case: Which.
-            settings: What holds without rules.
+            case: The case.
+            settings: Its settings without rules.
         """
         for rule in self.rules:
             if rule.applies(case):
@@ -71,10 +71,10 @@ class Rules:
 
 
 def load_rules(paths: Sequence[Path]) -> Rules:
-    """Read the rules that come with this package, then files of the user, which add to them.
+    """Read the rules that come with this package, then those in the user's files.
 
     Raises:
-        SuiteError: A file is not as it must be; the message names file and line, and what was expected.
+        SuiteError: A file is malformed. The message names the file, the line, and what was expected.
     """
     with resources.as_file(resources.files("checked_backend.sweep") / "rules.yaml") as shipped:
         return Rules(tuple(rule for path in (shipped, *paths) for rule in _rules_of(load_lined(path))))
@@ -124,7 +124,7 @@ def _suite(entry: Lined) -> str:
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """A name in which ``*`` stands for any text, and everything else for itself: names have brackets."""
+    """Compile a pattern in which only ``*`` is special. ``fnmatch`` does not fit, because names have brackets."""
     return re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
 
 
@@ -239,7 +239,7 @@ def _text(entry: Lined, what: str) -> str:
 
 
 def _texts(entry: Lined, what: str) -> list[str]:
-    """One text or several; lists within lists, which aliases of YAML make, are one list."""
+    """One text or several. Nested lists, which YAML aliases make, are flattened."""
     return list(_folded(entry, what, 0))
 
 

@@ -1,4 +1,4 @@
-"""What a program costs: compile time, steps in eager and compiled, and the memory that these take."""
+"""Time a program: compilation, steps in eager and compiled, and the memory that steps take."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def measure_speed(program: Prepared, case: Case, compiler_options: Mapping[str, 
     """Time a program in eager and compiled, without any check.
 
     Args:
-        program: It.
-        case: Its candidate, and whether shapes are dynamic.
-        compiler_options: Handed to the candidate.
+        program: The program.
+        case: The case, which names the candidate and says whether shapes are dynamic.
+        compiler_options: Options for the candidate.
 
     Raises:
         Exception: Whatever the program or the candidate raises.
@@ -57,7 +57,7 @@ def eager_speed(program: Prepared, device: str) -> Speed:
 
 
 def _steps(step: Callable[[], object], device: str) -> tuple[float, int | None]:
-    """The median time of a step, after one to warm up, and the memory that steps took at their peak."""
+    """The median time of a step, and the peak memory of steps, after a step to warm up."""
     step()
     _wait(device)
     before = _begin_peak(device)
@@ -77,7 +77,7 @@ def _wait(device: str) -> None:
 
 
 def _begin_peak(device: str) -> int | None:
-    """What is held now; from here on the peak counts. None where the system cannot tell."""
+    """Reset the peak, and return the memory held now; None if the system cannot tell."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -101,9 +101,9 @@ def _status(name: str) -> int | None:
 
 
 def peak_of_process() -> int | None:
-    """Bytes that this process has held at most; None where the system cannot tell."""
+    """The peak memory of this process in bytes; None if the system cannot tell."""
     try:
-        import resource  # noqa: PLC0415  which Windows lacks
+        import resource  # noqa: PLC0415  Windows lacks it
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What can become of a case."""
+"""The possible results of a case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Status"]
 
 
 class Status(str, Enum):
-    """The answer for one case. The first three are verdicts of a check; of the others there is no verdict."""
+    """The result of one case. The first three are verdicts of a check; with the others there is no verdict."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -35,20 +35,20 @@ class Status(str, Enum):
 
     @property
     def means(self) -> str:
-        """What it says, for people."""
+        """An explanation for people."""
         return _MEANS[self]
 
     @classmethod
     def of_verdict(cls, verdict: Verdict) -> Status:
-        """The same in this list."""
+        """The status of a verdict."""
         return cls(verdict.value)
 
     @classmethod
     def of(cls, word: object, where: str) -> Status:
-        """Read one that a stranger may have written.
+        """Read a status by name. The name is not trusted.
 
         Raises:
-            SuiteError: There is no such status.
+            SuiteError: The status is unknown.
         """
         try:
             return cls(word)

@@ -1,4 +1,4 @@
-"""What is known of each case of a run, and what changed between two runs."""
+"""Summarize the cases of a run, and compare two runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from checked_backend.sweep.status import Status
 __all__ = ["CaseSummary", "Change", "Comparison", "Summary", "compare", "find_run", "summarize"]
 
 NOISIER = 2.0
-"""How many times greater the noise must be to be told."""
+"""The least factor of greater noise that is reported."""
 
 SLOWER = 1.5
-"""How many times longer a compiled step, or compiling, must take to be told: machines are busy at times."""
+"""The least factor of longer steps or compilation that is reported. Smaller ones may come from a busy machine."""
 
 LEAST_SECONDS = 1e-3
-"""By how much longer at least: a step of microseconds is told by none."""
+"""The least difference in seconds that is reported. Steps of microseconds vary too much."""
 
 _WORST = (
     Status.FAIL,
@@ -39,7 +39,7 @@ _WORST = (
 
 
 _OF_THE_PLACE = frozenset({Status.IMPORT_ERROR, Status.UNSUPPORTED, Status.LOST, Status.SKIPPED})
-"""What another attempt ends otherwise for, because somebody has mended the place where it runs."""
+"""Statuses that depend on the machine, so that another attempt may end differently without a flaky model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class CaseSummary:
     """A case of a run.
 
     Attributes:
-        case: It.
-        outcome: The answer: the worst of the attempts that count.
-        attempts: All, the first one first.
+        case: The case.
+        outcome: The worst outcome of the attempts that count.
+        attempts: All attempts that count, in order.
     """
 
     case: Case
@@ -58,22 +58,22 @@ class CaseSummary:
 
     @property
     def flaky(self) -> bool:
-        """Whether attempts under the same versions ended in different ways that are the model's own."""
+        """Whether attempts under the same versions ended differently, for reasons other than the machine."""
         return len({result.outcome.status for result in self.attempts} - _OF_THE_PLACE) > 1
 
     @property
     def status(self) -> Status:
-        """The answer."""
+        """The status of the outcome."""
         return self.outcome.status
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run.
+    """The cases of a run.
 
     Attributes:
-        run: It.
-        cases: By suite, model and way.
+        run: The run.
+        cases: Its cases, sorted by suite, model and way.
     """
 
     run: Run
@@ -81,13 +81,13 @@ class Summary:
 
     @property
     def counts(self) -> Mapping[Status, int]:
-        """How many cases ended in each way."""
+        """The number of cases by status."""
         counted = Counter(case.status for case in self.cases)
         return {status: counted[status] for status in Status if counted[status]}
 
     @property
     def verdict(self) -> Verdict:
-        """The worst one that counts; of nothing checked it is inconclusive."""
+        """The worst verdict that counts; inconclusive if nothing was checked."""
         verdicts = {case.outcome.verdict for case in self.cases}
         order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
         return next((verdict for verdict in order if verdict in verdicts), Verdict.INCONCLUSIVE)
@@ -95,12 +95,12 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A case that two runs have.
+    """A change of a case between two runs.
 
     Attributes:
-        before: In the earlier run.
-        after: In the later one.
-        factor: How many times more, where it is about a number.
+        before: The case in the earlier run.
+        after: The case in the later run.
+        factor: The number in the later run divided by that in the earlier one, if a number changed.
     """
 
     before: CaseSummary
@@ -109,7 +109,7 @@ class Change:
 
     @property
     def words(self) -> str:
-        """What changed."""
+        """The change, in words."""
         if self.factor is not None:
             return f"{self.factor:.2g} times"
         return f"{self.before.status} -> {self.after.status}"
@@ -117,20 +117,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from one run to another.
+    """The differences between two runs.
 
     Attributes:
-        before: The earlier.
-        after: The later.
-        newly_failing: Failed now, and did not.
-        fixed: Passes now, and failed.
-        changed: Ended in another way that is neither.
-        noisier: The same answer, with greater noise.
-        slower: The same answer, with slower compiled steps.
-        faster: The same answer, with faster compiled steps.
-        slower_to_compile: The same answer, with longer compile time.
-        new: Only in the later.
-        gone: Only in the earlier.
+        before: The earlier run.
+        after: The later run.
+        newly_failing: Cases that fail now and did not before.
+        fixed: Cases that pass now and failed before.
+        changed: Cases whose status changed otherwise.
+        noisier: Cases with the same status and greater noise.
+        slower: Cases with the same status and slower compiled steps.
+        faster: Cases with the same status and faster compiled steps.
+        slower_to_compile: Cases with the same status and longer compilation.
+        new: Cases of the later run only.
+        gone: Cases of the earlier run only.
     """
 
     before: Run
@@ -147,10 +147,10 @@ class Comparison:
 
 
 def summarize(database: Database, run: Run) -> Summary:
-    """What is known of each case of a run.
+    """Summarize each case of a run.
 
-    Of a case that would now be run otherwise (another source, another rule), only the last state counts. Attempts that
-    were asked for with ``--rerun`` replace those before them.
+    If a case's source or rules have changed, only results of the last state count. Attempts that ``--rerun`` requested
+    replace earlier ones.
     """
     reruns = database.reruns(run)
     by_case: dict[str, list[Result]] = {}
@@ -171,10 +171,10 @@ def _summary(results: Sequence[Result], reruns: Mapping[tuple[str, str], set[int
 
 
 def find_run(runs: Sequence[Run], word: str) -> Run:
-    """A run by number, name, or torch version; the last of several.
+    """Find a run by number, name, or torch version. If several match, the last one is returned.
 
     Raises:
-        SuiteError: There is none.
+        SuiteError: No run matches.
     """
     for run in reversed(runs):
         if word in (str(run.number), run.name) or (run.versions.get("torch", "").split("+")[0] == word.split("+")[0]):
@@ -184,7 +184,7 @@ def find_run(runs: Sequence[Run], word: str) -> Run:
 
 
 def compare(before: Summary, after: Summary) -> Comparison:
-    """What changed between two runs."""
+    """Compare two runs."""
     old = {case.case.key: case for case in before.cases}
     now = {case.case.key: case for case in after.cases}
     both = [Change(old[key], now[key]) for key in now if key in old]

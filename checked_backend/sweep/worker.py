@@ -1,7 +1,7 @@
-"""The process of one case: ``python -m checked_backend.sweep.worker FOLDER PARENT``, a question as JSON on stdin.
+"""The worker process: ``python -m checked_backend.sweep.worker FOLDER PARENT``, with a question as JSON on stdin.
 
-``{"ask": "models", "spec": ...}`` answers with the models of a suite; ``{"ask": "run", ...}`` runs a case. The answer
-is a file in the folder, and so is what the process is doing, which outlives it.
+``{"ask": "models", "spec": ...}`` answers with the models of a suite; ``{"ask": "run", ...}`` runs a case. The worker
+writes its answer and its current stage to files in the folder, which outlive it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from checked_backend.sweep.case import Case, Settings
 __all__ = ["main"]
 
 
-class Desk:
-    """Where a worker leaves what it has to say.
+class AnswerFolder:
+    """The folder in which a worker leaves its answer and its current stage.
 
     Args:
-        folder: Its own.
+        folder: The path.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def note(self, stage: str) -> None:
-        """Say what is done from now on."""
+        """Write the name of the stage that begins now."""
         self._write("stage", stage)
 
     def answer(self, text: str) -> None:
-        """Say the result; a later one replaces it."""
+        """Write the answer. A later one replaces it."""
         self._write("result.json", text)
 
     def _write(self, name: str, text: str) -> None:
@@ -49,17 +49,17 @@ def main(folder: Path, parent: int) -> None:
     """Answer one question.
 
     Args:
-        folder: Where the answer goes.
-        parent: Who asks; this process ends when that one does.
+        folder: The folder for the answer.
+        parent: The id of the process that asks. This process ends with it.
     """
     die_with(parent)
     faulthandler.enable()
     question = json.loads(sys.stdin.read())
     limit_memory(question.get("memory"))
-    desk = Desk(folder)
-    desk.note("importing torch")
+    answers = AnswerFolder(folder)
+    answers.note("importing torch")
     if question["ask"] == "models":
-        desk.answer(
+        answers.answer(
             importlib.import_module("checked_backend.sweep.suites").models_as_json(
                 question["spec"], question["compilers"]
             )
@@ -72,8 +72,8 @@ def main(folder: Path, parent: int) -> None:
         Case(**question["case"]),
         _settings(question["settings"]),
         speed=bool(question["speed"]),
-        note=desk.note,
-        answer=lambda outcome: desk.answer(outcome.to_json()),
+        note=answers.note,
+        answer=lambda outcome: answers.answer(outcome.to_json()),
     )
 
 
@@ -91,4 +91,4 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what the model has started, and its destructors, have no say in the result
+    os._exit(0)  # skips threads and destructors of the model, which could change the exit status

@@ -1,6 +1,6 @@
 """Starts the checks of ``checked-backend run`` where the package's ``.pth`` file is not installed, as in a source tree.
 
-Python imports the first ``sitecustomize`` on its path. This one goes from the path, and the one behind it has its turn.
+Python imports the first ``sitecustomize`` on its path. This one removes itself from the path and runs the next one.
 """
 
 import importlib.machinery

@@ -1,1 +1,1 @@
-"""A run and what changed since another, as text, JSON, CSV, JUnit XML and one HTML page."""
+"""Render a run, and what changed since another run, as text, JSON, CSV, JUnit XML and one HTML page."""

@@ -1,4 +1,4 @@
-"""A run as JSON and as CSV."""
+"""Render a run as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render_json(summary: Summary, comparison: Comparison | None = None) -> str:
-    """Return a run as strict JSON: every case with what is known of it, its check's report, and what changed."""
+    """Return a run as strict JSON: every case with its settings and its report, and what changed."""
     found: dict[str, Any] = {
         "schema": "checked_backend.sweep",
         "version": _VERSION,

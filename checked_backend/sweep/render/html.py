@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing but itself: a table to filter and sort, and a page for each model."""
+"""Render a run as one self-contained HTML page: a table to filter and sort, and a section for each model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOISE_DECADES = 12.0
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """A number as a bar."""
+    """A number drawn as a bar."""
 
     label: str
     text: str
@@ -36,7 +36,7 @@ class _Bar:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A case on its model's page."""
+    """A case in its model's section."""
 
     summary: CaseSummary
     values: Mapping[str, Any]
@@ -48,7 +48,7 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A model."""
+    """A model's section."""
 
     anchor: str
     suite: str
@@ -115,7 +115,7 @@ def _speed_bars(values: Mapping[str, Any]) -> list[_Bar]:
 
 
 def _noise_bar(subject: str, limit: float) -> _Bar:
-    """On a logarithmic scale, from 1e-12 to 1."""
+    """A bar for noise, on a logarithmic scale from 1e-12 to 1."""
     share = (
         1.0 if not math.isfinite(limit) else (math.log10(limit) + _NOISE_DECADES) / _NOISE_DECADES if limit > 0 else 0.0
     )

@@ -1,4 +1,4 @@
-"""A run as JUnit XML, which continuous integration services show."""
+"""Render a run as JUnit XML, which continuous integration services show."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["render_junit"]
 def render_junit(summary: Summary) -> str:
     """Return a run as JUnit XML: a test case for each case.
 
-    A *fail* is a ``failure``; what has no verdict is an ``error``; only what a rule skips, or what a rule says is
-    known, is ``skipped``.
+    A *fail* is a ``failure``. A case without a verdict is an ``error``. A case is ``skipped`` only if a rule skips it
+    or expects its status.
     """
     suite = ElementTree.Element("testsuite", name="checked_backend sweep")
     counted = {"failure": 0, "error": 0, "skipped": 0}

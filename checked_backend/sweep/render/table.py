@@ -1,4 +1,4 @@
-"""What every rendering says of a case, as plain values."""
+"""The fields of a case that every rendering shows, as plain values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def row(summary: CaseSummary) -> Mapping[str, Any]:
-    """A case by `COLUMNS`."""
+    """The values of a case, by the names in `COLUMNS`."""
     case, outcome = summary.case, summary.outcome
     speed = outcome.speed
     values = (
@@ -71,7 +71,7 @@ def row(summary: CaseSummary) -> Mapping[str, Any]:
 
 
 def sections_of(comparison: Comparison) -> Iterator[tuple[str, Sequence[Change]]]:
-    """What changed, by heading; the worst first. Empty ones are not among them."""
+    """The changes by heading, the worst first, without empty headings."""
     for heading, changes in (
         ("newly failing", comparison.newly_failing),
         ("fixed", comparison.fixed),
@@ -86,7 +86,7 @@ def sections_of(comparison: Comparison) -> Iterator[tuple[str, Sequence[Change]]
 
 
 def report_of(summary: CaseSummary) -> Report | None:
-    """The check's report, if there is one that can be read."""
+    """The check's report; None if there is none or it cannot be read."""
     if not summary.outcome.report:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A run as text."""
+"""Render a run as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 40
 
 
 def render_text(summary: Summary, comparison: Comparison | None = None) -> str:
-    """Return a run as text: counts, what did not pass and why, speed, and what changed since another run."""
+    """Return a run as text: counts, cases that did not pass, speed, and what changed since another run."""
     return "\n".join(_lines(summary, comparison))
 
 

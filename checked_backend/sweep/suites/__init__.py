@@ -1,4 +1,4 @@
-"""Where models come from. Loaded in the process of one case only: it runs what the suite's authors wrote."""
+"""The sources of models. Only worker processes load this package, because it runs the code of the suite's authors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def suite_of(spec: str) -> Suite:
-    """Make a suite.
+    """Make a suite from its spec.
 
     Args:
         spec: ``huggingface``, ``timm``, ``torchbench:DIR``, ``python:FILE.py`` or ``dumps:DIR``.
 
     Raises:
-        ImportError: The library that has its models is not here.
+        ImportError: The library with the suite's models is not installed.
     """
     kind, colon, where = spec.partition(":")
     module, name = _MODULES[kind]
@@ -44,12 +44,11 @@ def suite_of(spec: str) -> Suite:
 
 
 def models_as_json(spec: str, compilers: Sequence[str]) -> str:
-    """The models of a suite, and what else the driver must know of this machine, as JSON.
+    """The models of a suite, with the versions and devices of this machine, as JSON.
 
     Args:
         spec: The suite.
-        compilers: Names of candidates. Those that are no Dynamo backends, now that the suite's code has run, are an
-            error.
+        compilers: Names of candidates. Each must be a Dynamo backend once the suite's code has run.
     """
     try:
         suite = suite_of(spec)

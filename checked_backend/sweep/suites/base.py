@@ -1,4 +1,4 @@
-"""What every suite can say: which models it has, and how one is made."""
+"""The interface of a suite: it lists its models and builds one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Built", "Model", "Suite", "Unsupported"]
 
 
 class Unsupported(Exception):
-    """The model cannot be run in this way here, and that is nobody's fault."""
+    """Raised if a model cannot run in this way here, without a bug in the model or the compiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Model:
     """One model of a suite.
 
     Attributes:
-        name: In the suite.
-        canary: Whether the suite itself does not count on it.
-        fixed: Whether how it runs is part of it, so that it has no mode and no dtype to choose.
+        name: The model's name in the suite.
+        canary: Whether the suite itself lists the model as unreliable.
+        fixed: Whether the model fixes its mode and its dtype, so that they cannot be chosen.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A program that is ready to be run.
+    """A program that can be run.
 
     Attributes:
         function: A module or a function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        ready: Whether mode, dtype and device are as asked for already.
-        check: Checks it, if `checked_backend.check` is not how.
-        shrunk: Whether the suite made it smaller than its authors had it: that it does not run is the suite's doing.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        ready: Whether it already has the mode, dtype and device of the case.
+        check: A function that checks it instead of `checked_backend.check`; None for that one.
+        shrunk: Whether the suite made the model smaller. If it does not run, the suite is the cause.
     """
 
     function: Callable[..., Any]
@@ -53,27 +53,27 @@ class Built:
 
 
 class Suite(Protocol):
-    """Many models."""
+    """A collection of models."""
 
     def models(self) -> Sequence[Model]:
-        """All, in a fixed order.
+        """All models, in a fixed order.
 
         Raises:
-            SuiteError: There are none, or they cannot be listed.
-            ImportError: The library that has them is not here.
+            SuiteError: The suite has no models, or they cannot be listed.
+            ImportError: The library with the models is not installed.
         """
 
     def fingerprint(self) -> str:
-        """A text that changes when the models do; empty where the versions of libraries say that."""
+        """A text that changes when the models do; empty if the versions of libraries suffice for that."""
 
     def build(self, case: Case, settings: Settings) -> Built:
         """Make a model and its inputs.
 
         Args:
-            case: Which, and how it will be run.
-            settings: Its batch size.
+            case: The model and how it will be run.
+            settings: The settings of the case, with its batch size.
 
         Raises:
-            Unsupported: It cannot be run in this way here.
-            Exception: Whatever the model's own code raises.
+            Unsupported: The model cannot run in this way here.
+            Exception: Any exception of the model's own code.
         """

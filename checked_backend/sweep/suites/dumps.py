@@ -1,4 +1,4 @@
-"""Graphs on disk: ``dumps:DIR``, each a case. Their code is never run from a pickle; see `checked_backend.dump`."""
+"""The suite ``dumps:DIR``: each dumped graph is a model. Nothing is unpickled; see `checked_backend.dump`."""
 
 from __future__ import annotations
 

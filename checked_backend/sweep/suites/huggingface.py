@@ -1,4 +1,4 @@
-"""Architectures of the installed transformers, from its own registry, shrunk so that nothing is downloaded."""
+"""The suite ``huggingface``: architectures of the installed transformers, shrunk, and without any download."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _BATCH = 2
 
 
 class HuggingFace:
-    """One class for each model type of the registry: the one with the head that the type is known for."""
+    """One class for each model type in the registry of transformers: the one with the head the type is known for."""
 
     def models(self) -> Sequence[Model]:
         """See `Suite`."""
         return [Model(name) for name in sorted(set(_architectures()), key=str.lower)]
 
     def fingerprint(self) -> str:
-        """See `Suite`. The version of transformers says it."""
+        """See `Suite`. The version of transformers suffices."""
         return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
@@ -69,7 +69,7 @@ class HuggingFace:
 
 
 def _architectures() -> Mapping[str, str]:
-    """Classes by name, with the model type of each."""
+    """The classes by name, each with its model type."""
     registry = importlib.import_module(_REGISTRY)
     by_type: dict[str, str] = {}
     for head in _HEADS:
@@ -82,11 +82,11 @@ def _architectures() -> Mapping[str, str]:
 
 
 def _refuse_giants(made: Any, config: Any) -> None:
-    """Count parameters without memory for them: what could not be shrunk is not made."""
+    """Raise for a model that could not be shrunk. Its parameters are counted without allocating them."""
     try:
         with torch.device("meta"):
             count = sum(parameter.numel() for parameter in made(config).parameters())
-    except (RuntimeError, NotImplementedError):  # it computes with its weights while it is made
+    except (RuntimeError, NotImplementedError):  # the model computes with its weights while it is built
         return
     if count > _MOST_PARAMETERS:
         raise Unsupported(f"not small without its own configuration: {count / 1e6:.0f} million parameters")

@@ -1,4 +1,4 @@
-"""The user's own models: ``python:FILE.py``, with a factory for each."""
+"""The suite ``python:FILE.py``: the user's own models, with a factory for each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NAMED = "MODELS"
 
 
 class PythonFile:
-    """A file whose public functions make ``(fn_or_module, args, kwargs)`` each, or that names them in ``MODELS``.
+    """A file of factories, which return ``(fn_or_module, args, kwargs)``: its public functions, or those in ``MODELS``.
 
-    A factory that takes ``batch_size``, ``device`` or ``training`` by keyword is given them. The file is run: trust it.
+    A factory may take ``batch_size``, ``device`` and ``training`` by keyword. The file is run: trust it.
 
     Args:
         path: The file.
@@ -42,7 +42,7 @@ class PythonFile:
         return [Model(name) for name in names]
 
     def fingerprint(self) -> str:
-        """See `Suite`. Files that it imports are not in it."""
+        """See `Suite`. A change in a file that this one imports does not change it."""
         return hashlib.sha256(self._path.read_bytes()).hexdigest()[:16]
 
     def build(self, case: Case, settings: Settings) -> Built:
@@ -87,6 +87,6 @@ def _optional(parameter: inspect.Parameter) -> bool:
 def _keywords(factory: Callable[..., Any]) -> set[str]:
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return set()
     return {parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY}

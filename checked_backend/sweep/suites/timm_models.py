@@ -1,4 +1,4 @@
-"""Models of the installed timm, with random weights."""
+"""The suite ``timm``: models of the installed timm, with random weights."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HINT = (
 
 
 class Timm:
-    """timm's own registry."""
+    """The models in timm's own registry."""
 
     def models(self) -> Sequence[Model]:
         """See `Suite`."""
         return [Model(name) for name in _timm().list_models()]
 
     def fingerprint(self) -> str:
-        """See `Suite`. The version of timm says it."""
+        """See `Suite`. The version of timm suffices."""
         return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
@@ -43,5 +43,5 @@ def _timm() -> Any:
         return importlib.import_module("timm")
     except ImportError:
         raise
-    except Exception as error:  # what a torchvision of another torch raises, at import
+    except Exception as error:  # a torchvision built for another torch raises it at import
         raise Unsupported(_HINT.format(error=error)) from error

@@ -1,4 +1,4 @@
-"""Configurations of transformers shrunk to a few layers of a few numbers, by the names that its models share."""
+"""Shrink configurations of transformers to a few small layers, by attribute names that its models share."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ _LAYERS = 2
 
 
 def tiny_config(config_class: Any) -> Any:
-    """A small configuration of a class. What no rule here knows stays as it is.
+    """Make a small configuration. Attributes without a rule here keep their values.
 
     Args:
-        config_class: Of a model type.
+        config_class: The configuration class of a model type.
     """
     config = config_class(**_shrunk(config_class))
     _turn_caches_off(config)

@@ -1,4 +1,4 @@
-"""Inputs that a shrunk model of transformers takes, by the names of its forward pass."""
+"""Make inputs for a shrunk model of transformers, by the parameter names of its forward pass."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SAMPLES = 4000
 
 
 def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a forward pass.
+    """Make the keyword arguments of a forward pass.
 
     Args:
-        model: The model, whose main input says what it is about.
-        config: Its configuration.
-        batch: How many examples.
-        parameters: Of its forward pass.
+        model: The model. Its main input says whether it takes text, images or sound.
+        config: The model's configuration.
+        batch: The number of examples.
+        parameters: The parameter names of the forward pass.
 
     Raises:
         Unsupported: No rule here knows its main input.
@@ -49,7 +49,7 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
 
 
 def _of(config: Any, name: str, default: Any) -> Any:
-    """A number of the configuration, or of the part of it that has it."""
+    """A number of the configuration, or of the first part of it that has one of the names."""
     for part in (config, *(getattr(config, sub, None) for sub in getattr(type(config), "sub_configs", {}) or {})):
         value = getattr(part, name, None)
         if value is not None:

@@ -1,4 +1,4 @@
-"""A checkout of pytorch/benchmark: ``torchbench:DIR``."""
+"""The suite ``torchbench:DIR``: a checkout of pytorch/benchmark."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MODELS, _CANARIES, _INTERNAL = "models", "canary_models", "fb"
 
 
 class TorchBench:
-    """The models of a checkout, found by its folders; a model's code is imported when it is built.
+    """The models of a checkout, listed by their folders. A model's code is imported when the model is built.
 
-    Its code is run: trust it. It expects the checkout as working folder and on Python's path, and some models write
-    there.
+    The checkout's code is run: trust it. It expects the checkout as working folder and on Python's path. Some models
+    write there.
 
     Args:
         folder: The checkout.
@@ -51,7 +51,7 @@ class TorchBench:
         return sorted([*map(Model, own), *(Model(name, canary=True) for name in canaries)], key=lambda m: m.name)
 
     def fingerprint(self) -> str:
-        """See `Suite`. The commit, where git tells."""
+        """See `Suite`. The commit, if git knows it."""
         git = ["git", "-C", str(self._folder), "rev-parse", "HEAD"]
         try:
             done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
@@ -81,7 +81,7 @@ class TorchBench:
         return Built(model, tuple(inputs))
 
     def _enter(self) -> None:
-        os.environ.setdefault("KALDI_ROOT", tempfile.gettempdir())  # else the audio models complain
+        os.environ.setdefault("KALDI_ROOT", tempfile.gettempdir())  # without it the audio models raise
         os.chdir(self._folder)
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
@@ -104,11 +104,11 @@ def _named(folder: Path, without: str = "") -> list[str]:
 
 
 _ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType(
-    # all its boxes, sorted by scores that nearly tie, cannot be compared
+    # it sorts boxes by scores that nearly tie, so its results cannot be compared
     {("vision_maskrcnn", "train"): {"model_kwargs": {"box_detections_per_img": 4}}}
 )
 
 _INPUTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
-    # its own example is a data loader's
+    # the model's own example comes from a data loader
     {"yolov3": lambda benchmark: (torch.rand(benchmark.batch_size, 3, 384, 512, device=benchmark.device),)}
 )

@@ -1,4 +1,4 @@
-"""What results depend on besides a model: versions of libraries, and how many devices there are."""
+"""The versions of libraries and the number of devices, on which results depend besides the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("checked-backend", "triton", "transformers", "timm", "torchvision")
 
 
 def versions() -> dict[str, str]:
-    """Versions by name; what is not here is left out."""
+    """Versions by library name, without libraries that are not installed."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for package in _PACKAGES:
         try:
@@ -24,5 +24,5 @@ def versions() -> dict[str, str]:
 
 
 def device_count() -> int:
-    """How many CUDA devices this process sees."""
+    """The number of CUDA devices that this process sees."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
