@@ -35,5 +35,5 @@ def test_every_room_is_on_the_page(room: str) -> None:
 
 @pytest.mark.parametrize("name", ["CheckedRegion", "Finding", "Kind"])
 def test_every_class_on_the_page_is_in_the_file_it_is_said_to_be_in(name: str) -> None:
-    homes = {"CheckedRegion": "regions/region.py", "Finding": "findings.py", "Kind": "findings.py"}
+    homes = {"CheckedRegion": "regions/region.py", "Finding": "findings/finding.py", "Kind": "findings/kinds.py"}
     assert f"class {name}" in (PACKAGE / homes[name]).read_text(encoding="utf-8")

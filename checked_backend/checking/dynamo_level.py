@@ -26,7 +26,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
 from checked_backend.diagnose.reduce import Untranslatable, write_source_repro
-from checked_backend.findings import Finding
+from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
@@ -80,11 +80,12 @@ def with_dynamo_cause(
     if not any(_is_dynamos(finding) for finding in findings):
         return list(findings)
     evidence: dict[str, str] = {}
+    confirmed = True
     cause, repro = None, None
     try:
         cause = find_cause_in_dynamo(program, dynamic=dynamic)
     except Exception as error:  # the verdict stands without it
-        evidence["how it was localized"] = f"not: {type(error).__name__}: {error}".splitlines()[0]
+        evidence[EvidenceKey.LOCALIZATION] = f"not: {type(error).__name__}: {error}".splitlines()[0]
     first = next(finding for finding in findings if _is_dynamos(finding))
     op, source = (None, None) if cause is None else (cause.op, cause.source)
     try:
@@ -99,32 +100,40 @@ def with_dynamo_cause(
             dynamic=dynamic,
         )
     except (Untranslatable, OSError) as error:
-        evidence["repro"] = f"none: {error}"
+        evidence[EvidenceKey.REPRO] = f"none: {error}"
     else:
         repro = str(written.path)
-        if not written.confirmed:
+        confirmed = written.confirmed
+        if not confirmed:
             last = (written.output.strip().splitlines() or ["nothing"])[-1]
-            evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+            evidence[EvidenceKey.REPRO] = f"the script does not show it in a fresh process; it said: {last}"
     if cause is not None:
-        evidence["at the operator"] = cause.why
-    return [_told(finding, cause, repro, evidence) if _is_dynamos(finding) else finding for finding in findings]
+        evidence[EvidenceKey.AT_OPERATOR] = cause.why
+    return [
+        _told(finding, cause, repro, evidence, confirmed) if _is_dynamos(finding) else finding for finding in findings
+    ]
 
 
 def _is_dynamos(finding: Finding) -> bool:
     return finding.kind.fails and finding.stage == "eager" and finding.op is None
 
 
-def _told(finding: Finding, cause: DynamoCause | None, repro: str | None, evidence: dict[str, str]) -> Finding:
+def _told(
+    finding: Finding, cause: DynamoCause | None, repro: str | None, evidence: dict[str, str], confirmed: bool
+) -> Finding:
     op, source = (None, None) if cause is None else (cause.op, cause.source)
     workaround = _left_to_eager(source)
     if workaround is not None:
-        evidence = {**evidence, "workaround": "not tried: it is a change of the program"}
+        evidence = {**evidence, EvidenceKey.WORKAROUND: "not tried: it is a change of the program"}
     return replace(
         finding,
         op=op,
         source=source or finding.source,
         workaround=workaround,
+        workaround_confirmed=False,
         repro=repro,
+        repro_confirmed=confirmed,
+        searched=True,
         evidence={**finding.evidence, **evidence},
     )
 

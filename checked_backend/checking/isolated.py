@@ -11,7 +11,7 @@ from typing import Any
 
 from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
-from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.process.worker import Death, NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
@@ -113,7 +113,7 @@ def _stopped(report: Report, death: Death) -> Report:
     """The findings of a process that died while it localized them."""
     words = f"the process that looked for the operator died: {death.words}"
     findings = tuple(
-        replace(finding, evidence={**finding.evidence, "stopped": words}) if finding.fails else finding
+        replace(finding, evidence={**finding.evidence, EvidenceKey.STOPPED: words}) if finding.fails else finding
         for finding in report.findings
     )
     return replace(report, findings=findings, environment=environment())

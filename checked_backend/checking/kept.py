@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from checked_backend.findings import Coverage, Finding
+from checked_backend.findings import Coverage, EvidenceKey, Finding
 from checked_backend.options import CheckOptions
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
@@ -37,7 +37,10 @@ class KeptFindings:
         if not self._localizes or not any(finding.fails and not finding.region for finding in findings):
             return
         self._begun = True
-        told = tuple(replace(finding, evidence={**finding.evidence, "localized": _NOT_YET}) for finding in findings)
+        told = tuple(
+            replace(finding, searched=True, evidence={**finding.evidence, EvidenceKey.LOCALIZED: _NOT_YET})
+            for finding in findings
+        )
         self._file.progress(Report(told, Coverage(checked={"program runs": 1}), "check", environment()))
 
     def complete(self, report: Report) -> Report:

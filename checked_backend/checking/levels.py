@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 
 __all__ = ["Failing", "with_levels"]
 
@@ -63,7 +63,9 @@ def with_levels(
     for place, finding in enumerate(findings):
         if finding.kind.fails:
             stage, words = levels.get(place, _LAST)
-            finding = replace(finding, stage=finding.stage or stage, evidence={**finding.evidence, "level": words})
+            finding = replace(
+                finding, stage=finding.stage or stage, evidence={**finding.evidence, EvidenceKey.LEVEL: words}
+            )
             if stage == "eager" and not numpy and finding.detail in _OF_VALUES and not finding.region:
                 finding = _judged_again(finding, same_in_float64(place))
         told.append(finding)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Call
 from checked_backend.checking.program_run import ProgramRun
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting
 
 __all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]
@@ -126,10 +126,12 @@ def told(shown: Shown, trial: ProgramRun) -> Finding:
             return finding
         step = f"{shown.calls[0] + 1} of {steps}"
         return replace(
-            finding, message=f"{finding.message}; first in step {step}", evidence={**finding.evidence, "step": step}
+            finding,
+            message=f"{finding.message}; first in step {step}",
+            evidence={**finding.evidence, EvidenceKey.STEP: step},
         )
     labels = [calls[index].label or _USERS_OWN for index in shown.calls]
     if labels == [_USERS_OWN]:
         return finding
     message = finding.message if labels[0] == _USERS_OWN else f"{finding.message}; {labels[0]}"
-    return replace(finding, message=message, evidence={**finding.evidence, "calls that show it": _listed(labels)})
+    return replace(finding, message=message, evidence={**finding.evidence, EvidenceKey.FAILING_CALLS: _listed(labels)})

@@ -102,7 +102,7 @@ def _structure(reference: Outcome, candidate: Outcome, again: Outcome, ledger: L
     else:
         itself = {(found.detail, found.subject) for found in compare_structure(reference, again, ledger)[0]}
         found = [each for each in compare_structure(reference, candidate, ledger)[0] if _key(each) not in itself]
-    return [replace(each, stage="compiled", message=f"{each.message}, {_HOW}") for each in found]
+    return [replace(each, stage="compiled", searched=True, message=f"{each.message}, {_HOW}") for each in found]
 
 
 def _key(finding: Finding) -> tuple[str, str]:
@@ -199,6 +199,7 @@ def _found(subject: str, detail: str, message: str, expected: str, actual: str) 
         expected=expected,
         actual=actual,
         stage="compiled",
+        searched=True,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from checked_backend._torch.settings import changed_settings
-from checked_backend.findings import Finding
+from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.options import CheckOptions
 from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
@@ -78,7 +78,7 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         "",
         "## Script",
         "",
-        f"It exits 1 while the bug is there. {finding.evidence.get('repro', _SHOWN)}",
+        f"It exits 1 while the bug is there. {finding.evidence.get(EvidenceKey.REPRO, _SHOWN)}",
         *(
             [f"It reads `{script.with_suffix('.safetensors').name}`: attach that file."]
             if script.with_suffix(".safetensors").exists()
@@ -91,7 +91,7 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         *(["## Workaround", "", *_fenced(finding.workaround, "python"), ""] if finding.workaround else []),
         "## What was tried",
         "",
-        *(f"- {key}: {value}" for key, value in finding.evidence.items()),
+        *(f"- {EvidenceKey.phrase_of(str(key))}: {value}" for key, value in finding.evidence.items()),
         "",
         "## Versions and settings",
         "",

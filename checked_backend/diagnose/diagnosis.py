@@ -11,7 +11,7 @@ from typing import Any
 
 from checked_backend.diagnose.localize import Location
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import Death
 
@@ -27,6 +27,7 @@ class Diagnosis:
 
     Attributes:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
+        repro_confirmed: Whether a fresh process that ran the script showed the finding.
         output: The output of the repro's script.
         evidence: The steps that were tried, for people.
     """
@@ -39,18 +40,19 @@ class Diagnosis:
     workaround: str | None = None
     repro: str | None = None
     output: str = ""
+    repro_confirmed: bool = True
     evidence: dict[str, str] | None = None
 
     @classmethod
     def of(cls, location: Location) -> Diagnosis:
         """The diagnosis that localization gives."""
-        evidence = {}
+        evidence: dict[str, str] = {}
         if location.message:
-            evidence["at the operator"] = location.message.splitlines()[0]  # a compiler's message may have pages
+            evidence[EvidenceKey.AT_OPERATOR] = location.message.splitlines()[0]  # a compiler's message may have pages
         if location.within:
-            evidence["decomposition"] = location.within
+            evidence[EvidenceKey.DECOMPOSITION] = location.within
         if location.notes:
-            evidence["how it was localized"] = "; ".join(location.notes)
+            evidence[EvidenceKey.LOCALIZATION] = "; ".join(location.notes)
         node = location.node
         found = cls(location.stage, location.graph, evidence=evidence)
         if node is not None:
@@ -66,7 +68,7 @@ class Diagnosis:
         """As text, for another process."""
         return json.dumps(asdict(self))
 
-    def add_evidence(self, about: str, words: str) -> None:
+    def add_evidence(self, about: EvidenceKey, words: str) -> None:
         """Add one more step that was tried."""
         self.evidence = {**(self.evidence or {}), about: words}
 
@@ -84,6 +86,8 @@ class Diagnosis:
             source=self.source or finding.source,
             workaround=self.workaround,
             repro=self.repro,
+            repro_confirmed=self.repro_confirmed,
+            searched=True,
             evidence=evidence,
         )
 
@@ -121,5 +125,5 @@ class Checkpoint:
         if not self.path.exists():
             raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
         found = Diagnosis.from_json(self.path.read_text("utf-8"))
-        found.add_evidence("stopped", f"the process that looked further died: {death.words}")
+        found.add_evidence(EvidenceKey.STOPPED, f"the process that looked further died: {death.words}")
         return found

@@ -28,7 +28,7 @@ from checked_backend.diagnose.reduce import (
 )
 from checked_backend.diagnose.reduce.journal import Places
 from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
@@ -176,7 +176,7 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         )
     except KeyboardInterrupt:
         found = Diagnosis.of(last[0])
-        found.add_evidence("stopped", "by the user")
+        found.add_evidence(EvidenceKey.STOPPED, "by the user")
         return found
     known(location)
     found = Diagnosis.of(location)
@@ -188,9 +188,9 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         for reached in search.steps():
             context.checkpoint.note(reached)
     except KeyboardInterrupt:
-        evidence["stopped"] = "by the user"
+        evidence[EvidenceKey.STOPPED] = "by the user"
     except Exception as error:  # the operator is known; a later failure must not lose it
-        evidence["stopped"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
@@ -240,9 +240,10 @@ class _Search:
         repro = self._repro(reduced)
         if repro is not None:
             self.found.repro, self.found.output = str(repro.path), repro.output
+            self.found.repro_confirmed = repro.confirmed
         yield self.found
         if reduced.interrupted:
-            self.evidence["settings"] = "not tried: stopped by the user"
+            self.evidence[EvidenceKey.SETTINGS] = "not tried: stopped by the user"
             return
         workaround = self._workaround(reduced)
         self.found.workaround = None if workaround is None else workaround.code
@@ -255,7 +256,7 @@ class _Search:
     def _reduced(self, cut: Cut) -> _Reduced:
         whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
         if cut.trial.cotangents is not None:
-            self.evidence["reduced"] = "no: only programs without gradients are reduced"
+            self.evidence[EvidenceKey.REDUCED] = "no: only programs without gradients are reduced"
             return whole
         reduction = reduce(
             cut.trial,
@@ -271,9 +272,9 @@ class _Search:
             self.context.stop.heard()
             self.context.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
         if not reduction.shown and not stopped:
-            self.evidence["reduced"] = "no: it did not show again in a process of its own"
+            self.evidence[EvidenceKey.REDUCED] = "no: it did not show again in a process of its own"
             return whole
-        self.evidence["reduced"] = (
+        self.evidence[EvidenceKey.REDUCED] = (
             f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
         )
         return _Reduced(reduction.trial, reduction.subject, reduction.kind, stopped)
@@ -281,7 +282,7 @@ class _Search:
     def _repro(self, reduced: _Reduced) -> Repro | None:
         cut = self.location.cut
         if reduced.trial.cotangents is not None:
-            self.evidence["repro"] = "none: a script of a part with its gradients is not written"
+            self.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
             return None
         self.context.tell("writing a script and running it in a fresh process")
         name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
@@ -298,11 +299,11 @@ class _Search:
                 known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
             )
         except (Untranslatable, OSError) as error:
-            self.evidence["repro"] = f"none: {error}"
+            self.evidence[EvidenceKey.REPRO] = f"none: {error}"
             return None
         if not repro.confirmed:
             last = (repro.output.strip().splitlines() or ["nothing"])[-1]
-            self.evidence["repro"] = f"the script does not show it in a fresh process; it said: {last}"
+            self.evidence[EvidenceKey.REPRO] = f"the script does not show it in a fresh process; it said: {last}"
         return repro
 
     @property
@@ -327,4 +328,4 @@ def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diag
         log.warning("no bug report: %s", error)
         return
     if path is not None:
-        found.add_evidence("to be pasted into a bug report", str(path))
+        found.add_evidence(EvidenceKey.BUG_REPORT, str(path))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from checked_backend.errors import MetadataError
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import module_path, source_line
 from checked_backend.metadata.attribution import attribute
@@ -19,7 +19,6 @@ from checked_backend.metadata.script import operator_script
 __all__ = ["Problem", "depended_on", "metadata_error", "subject_of", "to_finding"]
 
 _LISTED = 10  # findings spelled out in a message; the others usually follow from these
-_DEPENDED_ON = "depended on"  # for people: why the layout of a node matters
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
 
 
@@ -95,13 +94,13 @@ def to_finding(problem: Problem) -> Finding:
         fault = attribute(node, mismatch, problem.inputs)
         lines.append(f"    likely at fault: {fault}")
         script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
-    evidence: dict[str, Any] = {"inherited": problem.inherited}
-    evidence |= {_DEPENDED_ON: problem.depended} if problem.depended else {}
-    evidence |= {"likely at fault": fault} if fault else {}
-    evidence |= {"module": module} if module else {}
-    evidence |= {"remark": mismatch.remark} if mismatch.remark else {}
-    evidence |= {"script": script} if script else {}
-    evidence |= {"ignored": problem.ignored} if problem.ignored else {}
+    evidence: dict[str, Any] = {EvidenceKey.INHERITED: problem.inherited}
+    evidence |= {EvidenceKey.DEPENDED_ON: problem.depended} if problem.depended else {}
+    evidence |= {EvidenceKey.AT_FAULT: fault} if fault else {}
+    evidence |= {EvidenceKey.MODULE: module} if module else {}
+    evidence |= {EvidenceKey.REMARK: mismatch.remark} if mismatch.remark else {}
+    evidence |= {EvidenceKey.SCRIPT: script} if script else {}
+    evidence |= {EvidenceKey.IGNORED: problem.ignored} if problem.ignored else {}
     return Finding(
         kind=problem.kind,
         subject=problem.subject,
@@ -119,6 +118,7 @@ def to_finding(problem: Problem) -> Finding:
         inherited=problem.inherited,
         ignored=problem.ignored,
         script=script,
+        at_fault=fault,
     )
 
 
@@ -129,7 +129,7 @@ def depended_on(finding: Finding, why: str) -> Finding:
         finding: The finding.
         why: What depends on the layout.
     """
-    return replace(finding, more_than_layout=why, evidence={**finding.evidence, _DEPENDED_ON: why})
+    return replace(finding, more_than_layout=why, evidence={**finding.evidence, EvidenceKey.DEPENDED_ON: why})
 
 
 def _difference(mismatch: Mismatch) -> str:

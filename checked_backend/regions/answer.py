@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-from checked_backend.findings import Finding
+from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Cotangents
@@ -73,8 +73,8 @@ class RegionAnswer:
             if all(finding.node is not None for finding in reported if finding.kind.fails):
                 return reported  # the operator is known
             if self._investigated:  # this takes long, and later findings mostly follow from the first
-                known = {"localized": _NOT_ANEW}
-                return [replace(finding, evidence={**finding.evidence, **known}) for finding in reported]
+                known: dict[str, object] = {EvidenceKey.LOCALIZED: _NOT_ANEW}
+                return [replace(f, searched=True, evidence={**f.evidence, **known}) for f in reported]
             self._investigated = True
             return asked(call, cotangents, reported, keep)
 

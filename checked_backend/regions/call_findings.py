@@ -8,7 +8,7 @@ from typing import Any
 
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend.errors import is_out_of_memory
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 
 __all__ = [
     "candidate_crashed",
@@ -137,7 +137,7 @@ def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
         ),
         expected="the state eager leaves",
         actual="another state",
-        evidence={} if times is None else {"the difference repeats": f"in {times} of {of} more runs of both"},
+        evidence={} if times is None else {EvidenceKey.DIFFERENCE_REPEATS: f"in {times} of {of} more runs of both"},
     )
 
 
@@ -157,7 +157,7 @@ def host_random_state_differs(generator: str) -> Finding:
         ),
         expected="the state eager leaves",
         actual="another state",
-        evidence={"generator": generator},
+        evidence={EvidenceKey.GENERATOR: generator},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
 from checked_backend.regions.inputs import storage_key
@@ -60,7 +60,7 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                     ),
                     expected=difference.expected,
                     actual=difference.actual,
-                    evidence={_LOST: True} if lost else {},
+                    evidence={EvidenceKey.GRADIENTS_LOST: True} if lost else {},
                     more_than_layout=_LOST if lost else "",
                     source=part.source or None,
                 )

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from checked_backend.findings import Finding
+from checked_backend.findings import EvidenceKey, Finding
 
-__all__ = ["EXPLAINS", "fold_other_random_numbers"]
-
-EXPLAINS = "explains"
-"""The name, in the evidence, of the other subjects that were seen to agree on eager's random numbers."""
+__all__ = ["fold_other_random_numbers"]
 
 
 def fold_other_random_numbers(findings: Sequence[Finding], known: Finding | None = None) -> list[Finding]:
@@ -23,17 +20,19 @@ def fold_other_random_numbers(findings: Sequence[Finding], known: Finding | None
         known: The finding of the region's forward pass, if these are of its backward pass.
 
     Returns:
-        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, whose evidence
-        names the subjects of the others.
+        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, which then
+        ``explains`` the others.
     """
     streams = [finding for finding in findings if finding.detail == "rng.stream"]
     if not streams:
         return list(findings)
     first = streams[0] if known is None else known
-    before = tuple(first.evidence.get(EXPLAINS, ()))
     others = tuple(finding.subject for finding in streams if finding.subject != first.subject)
-    explained = tuple(dict.fromkeys((*before, *others)))
-    folded = replace(first, evidence={**first.evidence, EXPLAINS: explained}) if explained else first
+    explained = tuple(dict.fromkeys((*first.explains, *others)))
+    folded = first
+    if explained:
+        evidence = {**first.evidence, EvidenceKey.EXPLAINS: explained}
+        folded = replace(first, explains=explained, evidence=evidence)
     rest = [finding for finding in findings if finding.detail != "rng.stream"]
     place = next(place for place, finding in enumerate(findings) if finding.detail == "rng.stream")
     return [*rest[:place], folded, *rest[place:]]

@@ -41,7 +41,7 @@ from checked_backend._torch.settings import (
     set_fp32_precision,
     sparse_invariants_checked,
 )
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.subjects import SubjectKind
 
 __all__ = [
@@ -298,7 +298,7 @@ def settings_changed(
                 ),
                 expected=_shown(name, expected),
                 actual=_shown(name, actual),
-                evidence={"before the call": _shown(name, before)},
+                evidence={EvidenceKey.BEFORE_CALL: _shown(name, before)},
             )
         )
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.errors import DivergenceError, DivergenceWarning
-from checked_backend.findings import Finding, Kind, Severity, Skip
+from checked_backend.findings import EvidenceKey, Finding, Kind, Severity, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.folding import fold_other_random_numbers
@@ -179,7 +179,7 @@ class RegionReporter(Reporter):
         Hardware may be at fault for that one.
         """
         rank = this_rank()
-        where = {"rank": rank, "first seen in call": self.call} if rank else {}
+        where: dict[str, object] = {EvidenceKey.RANK: rank, EvidenceKey.FIRST_CALL: self.call} if rank else {}
         if finding.detail != NOT_REPRODUCED.detail:
             return where
         return {**where, **here_and_now(self.devices)}
@@ -266,4 +266,7 @@ class RegionReporter(Reporter):
 
 
 def _told(findings: Sequence[Finding], words: str) -> list[Finding]:
-    return [replace(finding, evidence={**finding.evidence, "localized": words}) for finding in findings]
+    return [
+        replace(finding, searched=True, evidence={**finding.evidence, EvidenceKey.LOCALIZED: words})
+        for finding in findings
+    ]

@@ -165,12 +165,12 @@ def advise(
 
 
 def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
-    tried = ["workaround" not in finding.evidence for finding in findings if finding.workaround]
+    tried = [finding.workaround_confirmed for finding in findings if finding.workaround]
     if any(tried):
         yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."
     elif tried:
         yield "Today: paste the workaround shown with the finding. It was not tried, so check again with it."
-    shown = ["repro" not in finding.evidence for finding in findings if finding.repro]
+    shown = [finding.repro_confirmed for finding in findings if finding.repro]
     if any(shown):
         yield "To see it again: run the repro shown with the finding. It needs nothing but its own folder."
     elif shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checked_backend.findings import Finding, Metrics, NoiseScale, Severity
+from checked_backend.findings import EvidenceKey, Finding, Metrics, NoiseScale, Severity
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.one_line import is_line_blamed
 
@@ -83,7 +83,10 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
         rows.extend(_metrics(finding.metrics))
     if finding.noise is not None:
         rows.extend(_noise(finding.noise, finding.metrics))
-    rows.extend(Row("evidence", f"{clean(str(key))}: {clean(str(value))}") for key, value in finding.evidence.items())
+    rows.extend(
+        Row("evidence", f"{clean(EvidenceKey.phrase_of(str(key)))}: {clean(str(value))}")
+        for key, value in finding.evidence.items()
+    )
     place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
     rows.append(row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
     rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from checked_backend.findings import EvidenceKey
+
 __all__ = ["compiler_command", "environment", "here_and_now"]
 
 _PACKAGES = ("triton", "transformers", "numpy")
@@ -53,9 +55,9 @@ def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
     """
     used = sorted(set(devices)) or ["cpu"]
     return {
-        "host": socket.gethostname(),
-        "device": ", ".join(f"{device}: {_device_name(device)}" for device in used),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        EvidenceKey.HOST: socket.gethostname(),
+        EvidenceKey.DEVICE: ", ".join(f"{device}: {_device_name(device)}" for device in used),
+        EvidenceKey.TIME: datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 

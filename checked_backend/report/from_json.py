@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from typing import Any, NoReturn, TypeVar
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip, Verdict
-from checked_backend.report.schema import LAYOUT_REASONS, MAX_DEPTH, READ, RENAMED, SCHEMA
+from checked_backend.report.older import upgraded
+from checked_backend.report.schema import MAX_DEPTH, READ, SCHEMA, VERSION
 
 __all__ = ["check_verdict", "decode", "loads"]
 
@@ -45,42 +46,9 @@ def decode(raw: object) -> dict[str, Any]:
     if type(version) is not int or version not in READ:
         _fail("report.version", f"one of {list(READ)}, the versions that this release reads", version)
     given = {key: value for key, value in top.items() if key not in ("schema", "version", "verdict")}
-    if version == 1:
-        given = _from_version_1(given)
+    if version < VERSION:
+        given = upgraded(given, version)
     return _members(given, "report", _REPORT, required=("findings", "coverage"))
-
-
-def _from_version_1(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a report by the names that they have since version 2. Whether they are right is checked later."""
-    result = dict(report)
-    if "findings" in result:
-        result["findings"] = _renamed_findings(result["findings"], "report.findings")
-    coverage = _renamed(result.get("coverage"), "report.coverage")
-    if isinstance(coverage, dict):
-        if "ignored" in coverage:
-            coverage["ignored"] = _renamed_findings(coverage["ignored"], "report.coverage.ignored")
-        result["coverage"] = coverage
-    return result
-
-
-def _renamed_findings(findings: object, where: str) -> object:
-    if not isinstance(findings, list):
-        return findings
-    return [
-        {**finding, "noise": _renamed(finding["noise"], f"{where}[{position}].noise")}
-        if isinstance(finding, dict) and "noise" in finding
-        else finding
-        for position, finding in enumerate(findings)
-    ]
-
-
-def _renamed(members: object, where: str) -> object:
-    if not isinstance(members, dict):
-        return members
-    for key in RENAMED.values():
-        if key in members:
-            _fail(where, "only the keys of version 1", key)
-    return {RENAMED.get(key, key): entry for key, entry in members.items()}
 
 
 def check_verdict(raw: object, verdict: Verdict) -> None:
@@ -249,6 +217,11 @@ _FINDING: Mapping[str, _Decoder] = {
     "inherited": _bool,
     "ignored": _text,
     "script": _optional(_text),
+    "at_fault": _text,
+    "explains": _tuple_of(_text),
+    "searched": _bool,
+    "repro_confirmed": _bool,
+    "workaround_confirmed": _bool,
     **dict.fromkeys(
         ("expected", "actual", "graph", "stage", "node", "op", "source", "workaround", "repro"), _optional(_text)
     ),
@@ -259,19 +232,7 @@ _REGION: Mapping[str, _Decoder] = {
     **dict.fromkeys(("nodes", "calls", "checked_calls", "checked_backwards", "last_checked_call"), _count),
 }
 _SKIP: Mapping[str, _Decoder] = {"subject": _text, "reason": _text, "matters": _bool, "region": _text}
-_plain_finding = _record(Finding, _FINDING)
-
-
-def _finding(value: object, where: str) -> Finding:
-    """A finding. In older files its evidence alone says why a difference in layout matters."""
-    finding: Finding = _plain_finding(value, where)
-    reasons = [(key, finding.evidence[key]) for key in LAYOUT_REASONS if finding.evidence.get(key)]
-    if finding.more_than_layout or not reasons:
-        return finding
-    key, reason = reasons[0]
-    return replace(finding, more_than_layout=reason if isinstance(reason, str) else key)
-
-
+_finding = _record(Finding, _FINDING)
 _COVERAGE: Mapping[str, _Decoder] = {
     "regions": _tuple_of(_record(RegionInfo, _REGION)),
     "checked": _mapping_of(_count),

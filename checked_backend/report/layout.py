@@ -93,8 +93,8 @@ def layout_warning(findings: Sequence[Finding]) -> str:
         operator = f" ({finding.op})" if finding.of_node else ""
         where = f", at {finding.source}" if finding.source else ""
         lines.append(f"  {finding.subject}{operator}: {_difference(finding)}{where}")
-        if finding.of_node and (fault := finding.evidence.get("likely at fault")):
-            lines.append(f"    likely at fault: {fault}")
+        if finding.of_node and finding.at_fault:
+            lines.append(f"    likely at fault: {finding.at_fault}")
     if len(findings) > _SHOWN:
         lines.append(f"  and {len(findings) - _SHOWN} more")
     lines += [_UNUSED] if any(finding.of_node for finding in findings) else []

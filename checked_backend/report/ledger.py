@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from checked_backend.findings import Coverage, Finding, RegionInfo, Skip
+from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Skip
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 
@@ -171,7 +171,7 @@ class Ledger:
         with self._lock:
             findings = tuple(self._findings.values()) if only is None else tuple(only)
             return tuple(
-                replace(finding, evidence={**finding.evidence, "seen in calls": times})
+                replace(finding, evidence={**finding.evidence, EvidenceKey.SEEN_IN_CALLS: times})
                 if (times := self._repeats[_key(finding)]) > 1
                 else finding
                 for finding in findings

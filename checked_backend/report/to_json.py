@@ -44,6 +44,7 @@ def _encode_finding(finding: Finding) -> dict[str, Any]:
     out["metrics"] = None if finding.metrics is None else _encode_metrics(finding.metrics)
     out["noise"] = None if finding.noise is None else _encode_noise(finding.noise)
     out["evidence"] = {str(key): _encode_any(value, 0) for key, value in finding.evidence.items()}
+    out["explains"] = [str(subject) for subject in finding.explains]
     return {key: str(value) if isinstance(value, str) else value for key, value in out.items()}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from checked_backend.findings import Coverage, Finding, Severity, Verdict
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
 from checked_backend.report.advice import PROGRAM_RUNS, advise
 from checked_backend.report.causes import Cause, causes_of, short_region
 from checked_backend.report.clean import clean, first_line, plural
@@ -28,18 +28,18 @@ _SHOWN_RESULTS = 8
 _SHOWN_LINES = 20
 _SHORT_LINES = 5
 
-_TOLD: Mapping[str, str] = MappingProxyType(
+_TOLD: Mapping[EvidenceKey, str] = MappingProxyType(
     {
-        "explains": "explains",
-        "likely at fault": "at fault",
-        "localized": "localized",
-        "stopped": "stopped",
-        "workaround": "workaround",
-        "repro": "repro",
-        "host": "host",
-        "device": "device",
-        "time": "time",
-        "to be pasted into a bug report": "bug report",
+        EvidenceKey.EXPLAINS: "explains",
+        EvidenceKey.AT_FAULT: "at fault",
+        EvidenceKey.LOCALIZED: "localized",
+        EvidenceKey.STOPPED: "stopped",
+        EvidenceKey.WORKAROUND: "workaround",
+        EvidenceKey.REPRO: "repro",
+        EvidenceKey.HOST: "host",
+        EvidenceKey.DEVICE: "device",
+        EvidenceKey.TIME: "time",
+        EvidenceKey.BUG_REPORT: "bug report",
     }
 )
 """What of the evidence a person needs at once, and its label; all of it is told in full."""
@@ -160,8 +160,7 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
 
 def _was_localized(finding: Finding) -> bool:
     """Whether the operator was looked for: a whole program's stage alone is known without that."""
-    sought = any(key in finding.evidence for key in ("how it was localized", "localized", "at the operator"))
-    return finding.op is not None or sought or (finding.stage is not None and "level" not in finding.evidence)
+    return finding.op is not None or finding.searched
 
 
 def _nothing(coverage: Coverage) -> tuple[bool, bool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 
-from checked_backend.findings import Finding, Skip
+from checked_backend.findings import EvidenceKey, Finding, Skip
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import CHANGES_IN_FLOAT64, Classification, singular
 from checked_backend.verdict.context import Context
@@ -16,6 +18,14 @@ from checked_backend.verdict.steps.float64 import wants_twin
 from checked_backend.verdict.steps.fused_rounding import is_there
 
 __all__ = ["close_as", "close_as_noise", "close_unjudged", "is_as_near_as_eager"]
+
+_MISSING = MappingProxyType(
+    {
+        Control.FLOAT64: EvidenceKey.FLOAT64_MISSING,
+        Control.TWIN: EvidenceKey.TWIN_MISSING,
+        Control.MONTE_CARLO: EvidenceKey.MONTE_CARLO_MISSING,
+    }
+)
 
 
 def close_as_noise(context: Context, case: Evidence) -> None:
@@ -45,9 +55,9 @@ def close_unjudged(context: Context, case: Evidence, reason: str) -> None:
 def close_as(context: Context, case: Evidence, named: Classification) -> None:
     """Decide that a tensor is wrong, and record a finding."""
     is_as_near_as_eager(case)
-    for control in (Control.FLOAT64, Control.TWIN, Control.MONTE_CARLO):
+    for control, key in _MISSING.items():
         if control in context.runs.missing:
-            case.evidence.setdefault(f"{control.value} could not run", context.runs.missing[control])
+            case.evidence.setdefault(key, context.runs.missing[control])
     context.decisions.findings.append(
         Finding(
             kind=named.kind,
@@ -73,8 +83,8 @@ def is_as_near_as_eager(case: Evidence) -> bool:
         high_precision=case.high_precision,
         up_to=case.outside.largest * 2**thresholds.NEIGHBOUR_BITS if case.outside else float("inf"),
     )
-    case.evidence["eager's distance from float64, rms"] = closeness.eager
-    case.evidence["candidate's distance from float64, rms"] = closeness.candidate
+    case.evidence[EvidenceKey.EAGER_DISTANCE] = closeness.eager
+    case.evidence[EvidenceKey.CANDIDATE_DISTANCE] = closeness.candidate
     return closeness.as_good
 
 
@@ -118,6 +128,6 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
     spread = root_mean_square(difference(case.high_precision, sample))
     if spread <= thresholds.FLOAT64_REPEATS * root_mean_square(case.high_precision):
         return False
-    case.evidence["eager's own spread between two runs in float64, rms"] = spread
+    case.evidence[EvidenceKey.EAGER_SPREAD_OF_FLOAT64] = spread
     close_as(context, case, CHANGES_IN_FLOAT64)
     return True

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from checked_backend.findings import EvidenceKey
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
@@ -88,8 +89,8 @@ def is_rounding(case: Evidence, repeated: Values | None) -> bool:
     in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
     if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * spread:
         return True
-    case.evidence["eager's own spread between two runs, rms"] = spread
-    case.evidence["the same in float64"] = "could not be found out" if in_float64 is None else in_float64
+    case.evidence[EvidenceKey.EAGER_SPREAD] = spread
+    case.evidence[EvidenceKey.NOISE_IN_FLOAT64] = "could not be found out" if in_float64 is None else in_float64
     return False
 
 

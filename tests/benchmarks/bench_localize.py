@@ -152,7 +152,7 @@ def main() -> None:
     [first, *_] = investigate.Investigation(clock.mark)(failure, findings)
     clock.mark("all done")
     print(f"op {first.op}, {first.evidence.get('reduced')}, repro {first.repro}, workaround {first.workaround}")
-    print("repro confirmed:", "repro" not in first.evidence)
+    print("repro confirmed:", first.repro_confirmed)
     if chosen.minifier:
         print("PyTorch's minifier:")
         run_minifier(failure, chosen.minifier)

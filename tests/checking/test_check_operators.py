@@ -65,7 +65,7 @@ def test_dynamic_sizes(library: torch.library.Library) -> None:
 
     agreed(cb.check(function, (batch(5),), compiler=COMPILER))
     report = cb.check(function, (batch(5),), compiler=COMPILER, dynamic=True)
-    shown = [finding.evidence.get("calls that show it", "") for finding in report.findings]
+    shown = [finding.evidence.get("failing_calls", "") for finding in report.findings]
     assert shown
     assert all("with x 7" in text or "with x 6" in text for text in shown)
 
@@ -183,7 +183,7 @@ def test_data_that_are_baked_into_the_trace(library: torch.library.Library) -> N
     report = cb.check(function, (batch(8),), compiler=COMPILER, vary_data=True)
     (finding,) = report.findings
     assert finding.subject == "output[0]"
-    assert finding.evidence["calls that show it"].startswith("on fresh data (1)")
+    assert finding.evidence["failing_calls"].startswith("on fresh data (1)")
 
 
 def test_preconditions_on_data_are_skipped_and_not_passed(library: torch.library.Library) -> None:

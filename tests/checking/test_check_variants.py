@@ -44,7 +44,7 @@ def test_a_value_that_is_baked_in_is_found_and_called_so() -> None:
     finding = only(cb.check(lambda x, y: x.sin() + y, (x, y), compiler=baking, vary_data=True))
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.LOGIC, "logic.baked", "output[0]")
     assert "fresh data (1)" in finding.message
-    assert "fresh data (2)" in finding.evidence["calls that show it"]
+    assert "fresh data (2)" in finding.evidence["failing_calls"]
 
 
 def test_a_branch_on_data_is_compiled_anew_and_agrees() -> None:
@@ -62,7 +62,7 @@ def test_a_branch_that_tracing_lost_is_found_at_dynamos_level() -> None:
         return x * 2 if bool(n > 2) else x + 1
 
     finding = only(cb.check(branch, (batch(4), torch.tensor(3)), compiler="eager", vary_data=True))
-    assert finding.evidence["calls that show it"] == "on other values of n"
+    assert finding.evidence["failing_calls"] == "on other values of n"
     assert finding.stage == "eager"
 
 
@@ -101,7 +101,7 @@ def test_fresh_data_keeps_metadata_and_the_arguments() -> None:
 def test_the_size_at_which_it_fails_is_told() -> None:
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 7)
     finding = only(cb.check(lambda x: x * 2, (batch(3, 5),), compiler=wrong, dynamic=True))
-    assert finding.evidence["calls that show it"] == "with x 7x5"
+    assert finding.evidence["failing_calls"] == "with x 7x5"
 
 
 def test_sizes_vary_consistently_and_one_compiled_program_serves_them() -> None:
@@ -121,7 +121,7 @@ def test_sizes_at_a_guards_boundary_are_tried() -> None:
 
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 10)
     finding = only(cb.check(guarded, (batch(4, 5),), compiler=wrong, dynamic=True))
-    assert finding.evidence["calls that show it"] == "with x 10x5"
+    assert finding.evidence["failing_calls"] == "with x 10x5"
 
 
 def test_sizes_that_eager_refuses_are_skipped() -> None:
@@ -169,7 +169,7 @@ def test_inputs_that_alias_are_tried() -> None:
     report = agreed(cb.check(add, args, compiler="aot_eager", dynamic=True))
     assert report.coverage.checked["program runs"] > 8
     report = cb.check(add, args, compiler=wrong_where(aliased), dynamic=True)
-    shown = [finding.evidence["calls that show it"] for finding in report.findings]
+    shown = [finding.evidence["failing_calls"] for finding in report.findings]
     assert shown
     assert all("y the same tensor as x" in calls or "y on the memory of x" in calls for calls in shown)
 
@@ -185,7 +185,7 @@ def test_a_program_without_dynamic_sizes_says_so() -> None:
 def test_the_layout_at_which_it_fails_is_told() -> None:
     wrong = wrong_where(lambda tensors: not tensors[0].is_contiguous())
     finding = only(cb.check(lambda x: x * 2 + 1, (batch(3, 5),), compiler=wrong, vary_layout=True))
-    shown = finding.evidence["calls that show it"]
+    shown = finding.evidence["failing_calls"]
     assert shown == "with x transposed; with x expanded; with x with gaps"
 
 

@@ -54,8 +54,8 @@ def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
     assert (finding.stage, finding.op) == ("eager", "aten.mul.Tensor")
     assert "test_dynamo_level.py:" in str(finding.source)
     assert "in differs_in_dynamo: return torch.mul(y, 3 if" in str(finding.source)
-    assert "eager calls aten.mul.Tensor(float32[4], 2)" in finding.evidence["at the operator"]
-    assert "Dynamo's graph calls aten.mul.Tensor(float32[4], 3)" in finding.evidence["at the operator"]
+    assert "eager calls aten.mul.Tensor(float32[4], 2)" in finding.evidence["at_operator"]
+    assert "Dynamo's graph calls aten.mul.Tensor(float32[4], 3)" in finding.evidence["at_operator"]
     assert "differs_in_dynamo = torch.compiler.disable(differs_in_dynamo)" in str(finding.workaround)
     assert "repro" not in finding.evidence  # it was confirmed
     assert Path(str(finding.repro)).parent == reports
@@ -78,7 +78,7 @@ def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> Non
     report = cb.check(function, (torch.randn(4),), compiler="eager", gradients=False, localize=True)
     finding = next(found for found in report.findings if found.kind.fails)
     assert (finding.stage, finding.op) == ("eager", "checked_backend_tests.doubled.default")
-    told = finding.evidence["at the operator"]
+    told = finding.evidence["at_operator"]
     assert told == "its fake kernel makes float32[4] where the real one makes float32[8]"
     assert "y = doubled(torch.sin(x))" in str(finding.source)
     assert "does not show it in a fresh process" in finding.evidence["repro"]  # which has no such operator
@@ -146,7 +146,7 @@ def test_a_shape_changed_in_place_that_dynamo_forgets(function: Callable[[Tensor
     [finding] = report.findings
     assert (finding.stage, finding.op) == ("eager", "aten.transpose_.default")
     assert "y.transpose_(0, 1)" in str(finding.source)
-    assert words in finding.evidence["at the operator"]
+    assert words in finding.evidence["at_operator"]
 
 
 def test_without_localize_nothing_is_looked_for(reports: Path) -> None:

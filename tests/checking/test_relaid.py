@@ -105,7 +105,7 @@ def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_to
     assert report.verdict is cb.Verdict.FAIL
     for finding in report.findings:
         assert finding.subject.startswith("grad[")
-        assert finding.evidence["calls that show it"] == f"with incoming gradients {words}"
+        assert finding.evidence["failing_calls"] == f"with incoming gradients {words}"
         assert f"with incoming gradients {words}" in finding.message
 
 
@@ -114,7 +114,7 @@ def test_it_is_found_beside_training_and_beside_other_variants() -> None:
     for how in ({"iterations": 2}, {"optimizer": torch.optim.SGD}, {"vary_layout": True}):
         report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
         assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how
-        assert all("incoming gradients" in finding.evidence["calls that show it"] for finding in report.findings)
+        assert all("incoming gradients" in finding.evidence["failing_calls"] for finding in report.findings)
 
 
 MAGNITUDES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
@@ -136,7 +136,7 @@ def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnit
     report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=faults.spoiled_tangents(fault))
     assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}
     for finding in report.findings:
-        assert finding.evidence["calls that show it"] == f"with incoming gradients of {words} magnitudes"
+        assert finding.evidence["failing_calls"] == f"with incoming gradients of {words} magnitudes"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

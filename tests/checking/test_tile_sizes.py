@@ -25,14 +25,14 @@ def test_a_kernel_that_is_wrong_for_some_large_sizes_is_found(name: str) -> None
     wrong = wrong_where(lambda tensors: WRONG[name](tensors[0].shape[0]))
     report = cb.check(lambda x: x * 2, (batch(6),), compiler=wrong, dynamic=True)
     assert report.verdict is cb.Verdict.FAIL
-    assert all(finding.evidence["calls that show it"].startswith("with x ") for finding in report.findings)
+    assert all(finding.evidence["failing_calls"].startswith("with x ") for finding in report.findings)
 
 
 def test_each_dimension_varies_alone() -> None:
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 6 and tensors[0].shape[1] > 64)
     report = cb.check(lambda x: x * 2, (batch(6, 5),), compiler=wrong, dynamic=True)
     (finding,) = report.findings
-    assert finding.evidence["calls that show it"].startswith("with x 6x255")
+    assert finding.evidence["failing_calls"].startswith("with x 6x255")
 
 
 @pytest.mark.parametrize("compiler", [rounding_otherwise, "aot_eager"])

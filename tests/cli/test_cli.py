@@ -338,7 +338,7 @@ def test_check_with_variants(checked: Checked, option: str, fault: str, detail: 
     assert (code, finding.detail) == (1, detail)
     # what is baked in is the same memory each time
     assert {other.detail for other in report.findings[1:]} <= {"alias.overwritten"}
-    assert call in finding.evidence["calls that show it"]
+    assert call in finding.evidence["failing_calls"]
 
 
 @pytest.mark.forks

@@ -179,7 +179,7 @@ def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkey
     [finding] = report.findings
     assert (finding.stage, finding.graph) == ("compiled", "forward")
     assert finding.evidence["stopped"] == "by the user"
-    assert finding.evidence["at the operator"] == "wrong"
+    assert finding.evidence["at_operator"] == "wrong"
 
 
 def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,8 +120,8 @@ def test_a_layout_that_a_later_node_depends_on_is_an_error(library: Any, name: s
     with pytest.raises(cb.MetadataError, match=r"what ran does not have") as caught:
         compiled(x())
     assert (caught.value.finding.node, caught.value.finding.detail) == ("lie", detail)
-    assert reason in caught.value.finding.evidence["depended on"]
-    assert f"it matters: {caught.value.finding.evidence['depended on']}" in str(caught.value)
+    assert reason in caught.value.finding.evidence["depended_on"]
+    assert f"it matters: {caught.value.finding.evidence['depended_on']}" in str(caught.value)
     with cb.collect() as session, suppress(RuntimeError):  # a view that these strides do not allow
         interpreted(lambda x: then(operator(x * 2)), on_divergence="record")(x())
     assert session.report.verdict is Verdict.FAIL
@@ -151,7 +151,7 @@ def test_strides_that_travel_to_a_result_name_the_operator_that_made_them(librar
     with pytest.raises(cb.MetadataError) as caught:
         interpreted(program)(x())
     assert (caught.value.finding.node, caught.value.finding.detail) == ("lie", "structure.stride")
-    assert caught.value.finding.evidence["depended on"] == "node[cos] follows from it"
+    assert caught.value.finding.evidence["depended_on"] == "node[cos] follows from it"
     assert "node[harmless]" not in str(caught.value)
     report = record(program, (x(),))
     told = [(finding.node, finding.fails) for finding in report.findings]
@@ -282,7 +282,7 @@ def test_a_write_depends_on_the_layout() -> None:
     gm = make_fx(lambda x: x.relu().add_(1).sum(), tracing_mode="fake")(torch.randn(3, 4))
     assert any("add_" in str(node.target) for node in gm.graph.nodes)
     MetadataInterpreter(fx.GraphModule(nn.Module(), gm.graph), "inference", found.extend)([torch.randn(4, 3).t()])
-    evidence = {finding.node: finding.evidence.get("depended on") for finding in found}
+    evidence = {finding.node: finding.evidence.get("depended_on") for finding in found}
     assert "writes to it" in str(evidence["relu"])
     assert evidence["x_1"] == "node[relu] follows from it"
 

@@ -168,7 +168,7 @@ def test_a_lie_is_found_on_its_node(library: Any, lie: str, dynamic: bool) -> No
     assert finding.source is not None
     assert "operator(x * 2)" in finding.source
     assert "test_lies.py:" in finding.source
-    assert f"{NAME}.lie.default" in finding.evidence["likely at fault"]
+    assert f"{NAME}.lie.default" in finding.evidence["at_fault"]
     if lie not in SEEN_IN_ITS_GRAPH_ONLY:
         assert alone(finding) == "THEY DIFFER"
 
@@ -313,7 +313,7 @@ def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
     for operator, function in ((own, own_fake), (defined, fake)):
         torch._dynamo.reset()
         ((finding, *_), _) = found(operator, dynamic=False)
-        assert f"({__file__}:{function.__code__.co_firstlineno})" in finding.evidence["likely at fault"]
+        assert f"({__file__}:{function.__code__.co_firstlineno})" in finding.evidence["at_fault"]
 
 
 def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:
@@ -363,7 +363,7 @@ def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) ->
         handle.destroy()
     ((got, op),) = {(finding.detail, finding.op) for finding in findings}
     assert (got, op, verdict) == (detail, f"{NAME}.lie.default", Verdict.FAIL)
-    assert f"{NAME}.lie.default" in findings[0].evidence["likely at fault"]
+    assert f"{NAME}.lie.default" in findings[0].evidence["at_fault"]
     assert alone(findings[0]) == "THEY DIFFER"
 
 

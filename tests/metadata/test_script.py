@@ -114,7 +114,7 @@ def test_an_operator_that_writes_to_its_arguments_is_shown_alone(library: Any, l
     if lie == "mutation":
         assert "['z']" in printed
     else:
-        assert "given these inputs it says something else" in finding.evidence["likely at fault"]
+        assert "given these inputs it says something else" in finding.evidence["at_fault"]
     if version == 2:
         assert "memory_0" in finding.evidence["script"]  # two of its arguments lie in one memory
 
@@ -148,7 +148,7 @@ def test_what_torchs_cache_of_fake_results_forgets_is_named_and_shown() -> None:
         "0",
         "6",
     )
-    assert "torch's cache of fake results" in finding.evidence["likely at fault"]
+    assert "torch's cache of fake results" in finding.evidence["at_fault"]
     ended, printed = run_alone(finding)
     assert ended == "THEY DIFFER"
     assert printed.count("storage offset=6") == 2

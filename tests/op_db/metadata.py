@@ -118,7 +118,7 @@ def _mismatch(finding: Finding) -> dict[str, Any]:
         "output": finding.subject.partition("]")[2].strip("[]"),
         "recorded": finding.expected,
         "ran": finding.actual,
-        "fault": str(finding.evidence.get("likely at fault", "")).replace(_SITE, ""),
+        "fault": str(finding.evidence.get("at_fault", "")).replace(_SITE, ""),
     }
 
 

@@ -33,7 +33,8 @@ def train(compiler: faults.Compiler) -> None:
 def test_what_follows_from_other_random_numbers_is_one_finding() -> None:
     report = gathered(lambda: train(faults.other_random_numbers("aot")))
     [finding] = [one for one in report.findings if one.detail == "rng.stream"]
-    explained = {finding.subject, *finding.evidence["explains"]}
+    explained = {finding.subject, *finding.explains}
+    assert finding.evidence["explains"] == finding.explains
     assert {"output[0]", "output[1]", "grad[second.weight]", "grad[first.weight]"} <= explained
     assert "output[2]" not in explained
     assert {detail for detail, _ in found(report)} <= {"rng.stream", "rng.state"}

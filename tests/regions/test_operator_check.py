@@ -98,7 +98,7 @@ def test_finding_names_operator_line_and_what_it_reaches() -> None:
     assert finding.node is not None
     assert "x = x + self.down(F.gelu(self.up(x)))" in str(finding.source)
     assert "is off by 0.03 in float16" in finding.message
-    assert finding.evidence["common factor"] == pytest.approx(1.03, abs=1e-3)
+    assert finding.evidence["operator_bias"] == pytest.approx(1.03, abs=1e-3)
 
 
 def test_gradient_of_a_percent_too_much_is_found_in_bfloat16() -> None:
@@ -328,7 +328,7 @@ def test_one_element_that_is_wrong_at_16_bits_alone_is_found(operator: str, dtyp
     assert {finding.detail for finding in report.findings} == {"logic.this_dtype"}
     finding = report.findings[0]
     assert "is off in one element of" in finding.message
-    assert finding.evidence["elements that are wrong"] == 1
+    assert finding.evidence["wrong_elements"] == 1
 
 
 def test_a_fault_beside_one_of_the_probe_alone_is_found() -> None:

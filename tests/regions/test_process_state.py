@@ -94,8 +94,8 @@ def test_a_setting_that_is_left_changed_is_found_and_set_back(name: str, when: A
     assert found(report) == {(f"mutation.{name.partition('.')[0]}", f"state[{name}]")} | crashed
     assert state.changed(ProcessState.capture()) == ()
     (finding,) = [finding for finding in report.findings if finding.subject.startswith("state")]
-    assert finding.evidence["before the call"] == finding.expected != finding.actual
-    assert finding.evidence["seen in calls"] == 2
+    assert finding.evidence["before_call"] == finding.expected != finding.actual
+    assert finding.evidence["seen_in_calls"] == 2
     assert f"the compiled program changes the setting {name}, and eager leaves it as it was" in finding.message
     assert "leaves a setting of this process" in " ".join(str(report).split())
 
@@ -195,7 +195,7 @@ def test_check_finds_what_only_the_compiled_program_sets(state: ProcessState) ->
         "torch.float64",
         "torch.float16",
     )
-    assert (finding.evidence["before the call"], finding.stage) == ("torch.float32", "eager")
+    assert (finding.evidence["before_call"], finding.stage) == ("torch.float32", "eager")
     assert "eager leaves another" in finding.message
     assert found(cb.check(forgets, (torch.randn(3),), compiler="eager")) == {("mutation.grad_mode", "state[grad_mode]")}
     assert state.changed(ProcessState.capture()) == ()

@@ -127,7 +127,7 @@ def test_record_and_collect() -> None:
     compiled(data()).sum().backward()  # in no session
     assert found(outer.report) == found(inner.report)
     assert {subject for _detail, subject in found(outer.report)} == {"grad[layers.4.bias]"}
-    assert outer.report.findings[0].evidence["seen in calls"] == 2
+    assert outer.report.findings[0].evidence["seen_in_calls"] == 2
     assert (calls(outer.report), calls(inner.report)) == (2, 1)
     assert outer.report.verdict is cb.Verdict.FAIL
     with pytest.raises(cb.DivergenceError):

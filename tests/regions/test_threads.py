@@ -87,7 +87,7 @@ def sharing_a_wrong_model() -> None:
     for report in in_threads(work):
         assert found(report) == {("logic", "output[0]")}, str(report)
         # threads that compile at the same time may each get a region of their own
-        assert sum(finding.evidence.get("seen in calls", 1) for finding in report.findings) == 3
+        assert sum(finding.evidence.get("seen_in_calls", 1) for finding in report.findings) == 3
 
 
 def drawing_meanwhile() -> None:

@@ -17,6 +17,9 @@ from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScal
 from checked_backend.report import Report
 from checked_backend.report.schema import RENAMED
 
+ADDED = ("at_fault", "explains", "searched", "repro_confirmed", "workaround_confirmed")
+"""Members of a finding since version 3."""
+
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]
 
 texts = st.text(max_size=20) | st.sampled_from(HOSTILE)
@@ -75,6 +78,11 @@ findings = st.builds(
     source=maybe,
     workaround=maybe,
     repro=maybe,
+    at_fault=texts,
+    explains=st.lists(texts, max_size=2).map(tuple),
+    searched=st.booleans(),
+    repro_confirmed=st.booleans(),
+    workaround_confirmed=st.booleans(),
 )
 coverages = st.builds(
     Coverage,
@@ -208,8 +216,8 @@ def edited(**changes: object) -> str:
             "not a report: not JSON: the constant NaN is not JSON; a report writes it as a string",
         ),
         (
-            edited(version=3),
-            "not a report: report.version: expected one of [1, 2], the versions that this release reads, got 3",
+            edited(version=4),
+            "not a report: report.version: expected one of [1, 2, 3], the versions that this release reads, got 4",
         ),
         (edited(version=True), None),
         (edited(title=3), "not a report: report.title: expected text, got 3"),
@@ -307,7 +315,7 @@ def test_older_files_say_in_the_evidence_why_layout_matters(
     told = Finding(Kind.STRUCTURE, subject, "", detail=detail, evidence=evidence)
     raw = json.loads(Report((told,), Coverage()).to_json())
     raw["version"] = version
-    for name in ("more_than_layout", "inherited", "ignored", "script"):
+    for name in ("more_than_layout", "inherited", "ignored", "script", *ADDED):
         del raw["findings"][0][name]
     raw["coverage"] = {}
     (read,) = Report.from_json(json.dumps(raw)).findings

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.findings import Coverage, Kind
+from checked_backend.findings import Coverage, EvidenceKey, Kind
 from checked_backend.report import Report
 from checked_backend.verdict.control_runs import ControlRuns, Values
 from checked_backend.verdict.decide import decide
@@ -78,12 +78,12 @@ def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size
 # evidence
 
 EVERY = {
-    "eager repeats itself",
-    "eager's distance from float64, rms",
-    "candidate's distance from float64, rms",
-    "float64 twin differs from float64 reference, relative",
-    "the difference repeats",
-    "elements outside of the noise",
+    EvidenceKey.EAGER_REPEATS,
+    EvidenceKey.EAGER_DISTANCE,
+    EvidenceKey.CANDIDATE_DISTANCE,
+    EvidenceKey.TWIN_ERROR,
+    EvidenceKey.DIFFERENCE_REPEATS,
+    EvidenceKey.ELEMENTS_OUTSIDE_NOISE,
 }
 
 
@@ -106,7 +106,7 @@ def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make,
     [finding] = judged(controls, candidate(), kind=own).findings
     assert str(finding.kind) == kind
     assert set(finding.evidence) == EVERY
-    assert finding.evidence["the difference repeats"] == "in 2 of 2 more runs of the candidate"
+    assert finding.evidence["difference_repeats"] == "in 2 of 2 more runs of the candidate"
     assert finding.noise is not None
     assert finding.noise.rms > 0
     assert finding.noise.source.startswith("Monte Carlo arithmetic on eager, ")
@@ -116,8 +116,8 @@ def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make,
     assert "Monte Carlo arithmetic on eager" in words
     assert kept["noise"]["rms"] == finding.noise.rms
     for name in EVERY:
-        assert name in words
-        assert kept["evidence"][name] == finding.evidence[name]
+        assert name.phrase in words
+        assert kept["evidence"][name.value] == finding.evidence[name]
     assert cb.Report.from_json(report.to_json()).findings[0].evidence == dict(finding.evidence)
 
 
@@ -149,18 +149,18 @@ def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
 
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right)
     [finding] = judged(controls, fused()).findings
-    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+    assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_difference_that_does_not_repeat_says_so() -> None:
     controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
     [finding] = judged(controls, exact() * 1.0001).findings
-    assert finding.evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+    assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_missing_control_is_in_the_evidence() -> None:
     [finding] = judged(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
-    assert finding.evidence["float64 twin could not run"] == "MissingError: not here"
+    assert finding.evidence["float64_twin_missing"] == "MissingError: not here"
 
 
 def test_eager_that_does_not_repeat_itself() -> None:
@@ -168,4 +168,4 @@ def test_eager_that_does_not_repeat_itself() -> None:
     controls = Scripted(torch.float32, exact(), lambda: exact() * 2, again=lambda: spread.float(), jumps=(1, 2))
     [finding] = judged(controls, exact() * 1.25).findings
     assert finding.kind is Kind.NONDETERMINISTIC
-    assert finding.evidence["eager's own spread between two runs, rms"] > 0.5
+    assert finding.evidence["eager_spread"] > 0.5

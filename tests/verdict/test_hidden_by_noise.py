@@ -88,5 +88,5 @@ def test_a_first_call_that_alone_is_wrong_is_found() -> None:
 
     report = gathered(lambda: checked(torch.sin, once)(torch.randn(50)))
     assert {finding.subject for finding in report.findings} == {"output[0]"}
-    assert report.findings[0].evidence["the difference repeats"] == "in 0 of 2 more runs of the candidate"
+    assert report.findings[0].evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
     assert not any("random" in skip.reason for skip in report.coverage.skipped)

@@ -28,7 +28,7 @@ from checked_backend.diagnose.reduce import (
     without_line,
 )
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.source_line import source_line
 from checked_backend.options import CheckOptions
@@ -129,7 +129,7 @@ class WorkaroundSearch:
         code = workaround.code if setting is None else setting.code_with(self._own)
         if cost is None:
             return replace(workaround, code=code)
-        self.evidence["cost of the workaround"] = f"it {cost} (this region, on one thread of this machine)"
+        self.evidence[EvidenceKey.WORKAROUND_COST] = f"it {cost} (this region, on one thread of this machine)"
         return replace(workaround, code=f"# {cost}\n{code}")
 
     @property
@@ -150,11 +150,13 @@ class WorkaroundSearch:
         try:
             answer = self._apart(produce, setting)
         except Exception as error:  # the workaround helps, whatever it costs
-            self.evidence["cost of the workaround"] = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
+            self.evidence[EvidenceKey.WORKAROUND_COST] = f"not measured: {type(error).__name__}: {error}".splitlines()[
+                0
+            ]
             return None
         if isinstance(answer, str):
             return Cost(**json.loads(answer))
-        self.evidence["cost of the workaround"] = f"not measured: the process that measured it died: {answer.words}"
+        self.evidence[EvidenceKey.WORKAROUND_COST] = f"not measured: the process that measured it died: {answer.words}"
         return None
 
     def _compiler_of(self, workaround: Workaround) -> Compiler | None:
@@ -173,7 +175,7 @@ class WorkaroundSearch:
             cheap: Whether cheap settings are tried before these.
         """
         if time.monotonic() >= self.deadline:
-            self.evidence.setdefault("settings", "not tried: the time was over")
+            self.evidence.setdefault(EvidenceKey.SETTINGS, "not tried: the time was over")
             return None
         self.tell("trying settings")
         refused: list[str] = []
@@ -190,9 +192,9 @@ class WorkaroundSearch:
         found = search() if cheap else search(settings=(), process=(), fallbacks=False)
         if refused:
             helped = "helps" if len(refused) == 1 else "help"
-            self.evidence["settings"] = f"{', '.join(refused)} {helped} the small program, but not the region"
+            self.evidence[EvidenceKey.SETTINGS] = f"{', '.join(refused)} {helped} the small program, but not the region"
         elif found is None and time.monotonic() >= limit:
-            self.evidence["settings"] = "none found in the time there was"
+            self.evidence[EvidenceKey.SETTINGS] = "none found in the time there was"
         return found
 
     def line(self, op: str, source: str | None) -> Workaround | None:
@@ -206,20 +208,24 @@ class WorkaroundSearch:
             The workaround; None if it does not help, or could not be tried.
         """
         if source is None:
-            self.evidence["workaround"] = f"none found: the user's line that calls {op} is not known"
+            self.evidence[EvidenceKey.WORKAROUND] = f"none found: the user's line that calls {op} is not known"
             return None
         calls = _calls_from(self.failure.graph, source)
         if not calls:
-            self.evidence["workaround"] = "none found: no call of the region is from that line"
+            self.evidence[EvidenceKey.WORKAROUND] = "none found: no call of the region is from that line"
             return None
         outer = source_line(calls[0]) or source  # of cond, checkpoint, an autograd.Function, if the line is in a body
         self.tell("trying it with that line outside of the compiler")
         answer = self._again(without_line(resolve_compiler(self.options), outer))
         if not answer.tried:
-            self.evidence["workaround"] = f"that line outside of the compiler could not be tried: {answer.why}"
+            self.evidence[EvidenceKey.WORKAROUND] = (
+                f"that line outside of the compiler could not be tried: {answer.why}"
+            )
             return None
         if answer.why:
-            self.evidence["workaround"] = f"none found: with that line outside of the compiler too, {answer.why}"
+            self.evidence[EvidenceKey.WORKAROUND] = (
+                f"none found: with that line outside of the compiler too, {answer.why}"
+            )
             return None
         single = outer == source and len(calls) == 1
         found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from checked_backend.findings import Finding, Kind, NoiseScale
+from checked_backend.findings import EvidenceKey, Finding, Kind, NoiseScale
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import source_line
 from checked_backend.numerics.measure import measure
@@ -54,18 +54,18 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     if first.output is not None:
         what = f"what is returned of {name}"
     evidence: dict[str, object] = {
-        "judged": "by itself, on the compiled program's own inputs"
+        EvidenceKey.JUDGED: "by itself, on the compiled program's own inputs"
         + (" and gradients" if first.gradient else "")
         + ", with its intermediate tensors handed out",
-        "relative error of the operator": error.relative,
-        "common factor": 1 + error.bias,
-        "found from a relative error of": error.limit,
-        "error, in units of its own noise": error.spread,
+        EvidenceKey.OPERATOR_ERROR: error.relative,
+        EvidenceKey.OPERATOR_BIAS: 1 + error.bias,
+        EvidenceKey.OPERATOR_LIMIT: error.limit,
+        EvidenceKey.OPERATOR_ERROR_IN_NOISE: error.spread,
     }
     if len(group) > 1:
-        evidence["also wrong"] = ", ".join(one.node.name for one in group[1:9])
+        evidence[EvidenceKey.ALSO_WRONG] = ", ".join(one.node.name for one in group[1:9])
     if error.in_few:
-        evidence["elements that are wrong"] = error.outliers
+        evidence[EvidenceKey.WRONG_ELEMENTS] = error.outliers
     far = error.in_few or error.excess >= FAR
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,

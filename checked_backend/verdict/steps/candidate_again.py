@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from checked_backend.findings import EvidenceKey
 from checked_backend.verdict.closing import close_as, close_as_noise, close_unjudged
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control, Values
@@ -28,7 +29,7 @@ def try_candidate_again(context: Context) -> None:
         again = [sample for values in runs if (sample := case.sample(values)) is not None]
         if again:
             times = sum(_still_differs(case, sample) for sample in again)
-            case.evidence["the difference repeats"] = f"in {times} of {len(again)} more runs of the candidate"
+            case.evidence[EvidenceKey.DIFFERENCE_REPEATS] = f"in {times} of {len(again)} more runs of the candidate"
             case.only_then = not times and context.draws.only_then(case)
     # The twin was compiled apart from the user's program. Is it right only because of that?
     for case in differing:

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from checked_backend.findings import EvidenceKey
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
@@ -160,9 +161,7 @@ def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
     for case, shadow in zip(excused, shadows, strict=True):
         if shadow.logic_differs:
             case.logic_differs = True
-            case.evidence["the same, both given eager's indices, comparisons and rounded values"] = (
-                shadow.twin_difference
-            )
+            case.evidence[EvidenceKey.TWIN_ERROR_GIVEN_CHOICES] = shadow.twin_difference
 
 
 def _in_range(case: Evidence, value: torch.Tensor | None) -> torch.Tensor | None:
@@ -187,12 +186,12 @@ def _compare(cases: Iterable[Evidence]) -> None:
             blind=case.blind,
         )
         if case.all_blind:
-            case.evidence["float64 twin"] = "says nothing: float64 has NaN or infinity wherever eager has a number"
+            case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
         case.logic_differs = found.differs
         case.twin_is_equal = found.equal
         case.twin_difference = found.relative
-        case.evidence["float64 twin differs from float64 reference, relative"] = found.relative
+        case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
 
 
 def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:

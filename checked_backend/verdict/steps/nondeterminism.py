@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checked_backend.findings import EvidenceKey
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
@@ -37,9 +38,9 @@ def close_what_changes(context: Context) -> None:
             continue
         spread = difference(case.pair.reference, again)
         if not bool((spread != 0).any()):
-            case.evidence["eager repeats itself"] = "bit for bit"
+            case.evidence[EvidenceKey.EAGER_REPEATS] = "bit for bit"
             continue
-        case.evidence["eager's own spread between two runs, rms"] = root_mean_square(spread)
+        case.evidence[EvidenceKey.EAGER_SPREAD] = root_mean_square(spread)
         drifting.append(case)
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
     spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from checked_backend.findings import Kind
+from checked_backend.findings import EvidenceKey, Kind
 from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
@@ -82,10 +82,10 @@ class OtherDraws:
             self._others.append(self._runs.run(Control.OTHER_THREADS, self._controls.others_drew))
         evidence = self._others[0]
         if evidence is None:
-            case.evidence["another thread"] = "nothing shows that one drew random numbers"
+            case.evidence[EvidenceKey.OTHER_THREADS] = "nothing shows that one drew random numbers"
             return None
         if not self._plausible(case):
-            case.evidence["another thread"] = "drew random numbers, but no others make such a difference"
+            case.evidence[EvidenceKey.OTHER_THREADS] = "drew random numbers, but no others make such a difference"
             return None
         return f"another thread drew random numbers: {evidence}"
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from checked_backend.findings import Skip
+from checked_backend.findings import EvidenceKey, Skip
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict.classify import UNSUPPORTED, classify, is_many_times_its_noise, singular
 from checked_backend.verdict.closing import close_as, close_unjudged
@@ -61,7 +61,7 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
         close_unjudged(context, case, singular(case.outside.count))
         return
     if not case.same_bits:
-        case.evidence["elements outside of the noise"] = case.outside.count
+        case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count
     close_as(context, case, classify(case))
 
 

@@ -267,7 +267,7 @@ def _described(finding: Finding) -> dict[str, Any]:
         "graph": finding.graph,
         "kinds": [str(finding.kind)],
         "calls": _calls(text),
-        "confirmed": bool(text) and "repro" not in evidence,
+        "confirmed": bool(text) and finding.repro_confirmed,
         "workaround": finding.workaround,
         "evidence": evidence,
     }

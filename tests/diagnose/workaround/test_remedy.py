@@ -189,7 +189,7 @@ def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_wit
     )
     assert found is not None
     assert found.code.endswith("\nless")
-    told = re.search(r"it costs (\S+) times the compiled region; eager costs (\S+)", evidence["cost of the workaround"])
+    told = re.search(r"it costs (\S+) times the compiled region; eager costs (\S+)", evidence["workaround_cost"])
     assert told is not None
     assert 2 < float(told[1]) < 6
     assert found.code.startswith(f"# costs {told[1]} times the compiled region")
@@ -208,7 +208,7 @@ def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
     assert found is not None
     assert found.code.endswith("\ncheap")
     assert "amounts to eager" not in found.code
-    assert evidence["cost of the workaround"].startswith("it costs 1 times the compiled region; eager costs 3")
+    assert evidence["workaround_cost"].startswith("it costs 1 times the compiled region; eager costs 3")
 
 
 def test_what_amounts_to_eager_says_so(
@@ -219,7 +219,7 @@ def test_what_amounts_to_eager_says_so(
     assert found is not None
     assert found.code.endswith("\neverything")
     assert "it amounts to eager, at eager's speed" in found.code
-    assert "it amounts to eager, at eager's speed" in evidence["cost of the workaround"]
+    assert "it amounts to eager, at eager's speed" in evidence["workaround_cost"]
 
 
 def test_where_compiled_code_does_not_run_the_cost_is_told_against_eager(

@@ -1,0 +1,81 @@
+"""What a check did and did not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checked_backend.findings.finding import Finding
+from checked_backend.findings.metrics import renamed
+
+__all__ = ["Coverage", "RegionInfo", "Skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Something that was not checked.
+
+    Attributes:
+        subject: What was not checked.
+        reason: Why.
+        matters: Whether an error could hide there, so that the verdict cannot be *pass*.
+        region: In which region.
+    """
+
+    subject: str
+    reason: str
+    matters: bool = False
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """One region that Dynamo handed to the backend, and how much of it was checked.
+
+    Attributes:
+        name: Its name.
+        sources: Lines of the user's that it was traced from.
+        nodes: Nodes of its graph.
+        calls: How often it was called.
+        checked_calls: How many of these calls were checked.
+        checked_backwards: How many of its backward passes were.
+        last_checked_call: The last call that was checked, counted from 1; 0 if none was.
+    """
+
+    name: str
+    sources: tuple[str, ...] = ()
+    nodes: int = 0
+    calls: int = 0
+    checked_calls: int = 0
+    checked_backwards: int = 0
+    last_checked_call: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What was checked and what was not.
+
+    Attributes:
+        regions: The regions seen.
+        checked: How often each kind of comparison ran: ``outputs``, ``mutated inputs``, ``gradients``, ...
+        skipped: What was not checked, and why.
+        ignored: Findings that the user asked not to report.
+        notes: Remarks that change no verdict (``fusion-rounding``, a control that was not needed).
+        detection_limit: Per subject, the smallest relative error that the check would have caught.
+        own_precision_limit: Per subject, the relative error that noise hides at the tensor's own precision where
+            float64 does not show it: of kernels that are wrong in that precision alone, and of what Dynamo traced
+            wrongly. Where each operator was judged by itself, at the calls that are judged anew, it is the error of an
+            operator's whole result that its own noise hides. It comes from the noise alone; what exceeds it is held
+            against more and larger roundings, which may hide a few times as much.
+    """
+
+    regions: tuple[RegionInfo, ...] = ()
+    checked: Mapping[str, int] = field(default_factory=dict)
+    skipped: tuple[Skip, ...] = ()
+    ignored: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    detection_limit: Mapping[str, float] = field(default_factory=dict)
+    own_precision_limit: Mapping[str, float] = field(default_factory=dict)
+
+    detection_power = renamed("detection_power", "detection_limit")
+    own_precision_power = renamed("own_precision_power", "own_precision_limit")

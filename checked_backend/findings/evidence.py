@@ -1,0 +1,99 @@
+"""What the evidence of a finding is called: a stable identifier in JSON, and a phrase where a person reads it.
+
+A report file has the identifiers. They are part of its schema: one that is renamed makes a new version of it.
+"""
+
+from __future__ import annotations
+
+from checked_backend.findings.kinds import Word
+
+__all__ = ["EvidenceKey"]
+
+
+class EvidenceKey(Word):
+    """A piece of evidence. Evidence is for people; what code reads is a field of the finding.
+
+    Attributes:
+        phrase: What people read.
+    """
+
+    phrase: str
+
+    def __new__(cls, identifier: str, phrase: str) -> EvidenceKey:
+        """Make a key of its identifier and its phrase."""
+        key = str.__new__(cls, identifier)
+        key._value_ = identifier
+        key.phrase = phrase
+        return key
+
+    # the verdict's control runs
+    EAGER_REPEATS = "eager_repeats", "eager repeats itself"
+    EAGER_SPREAD = "eager_spread", "eager's own spread between two runs, rms"
+    EAGER_SPREAD_OF_FLOAT64 = "eager_spread_of_float64", "eager's own spread between two runs in float64, rms"
+    NOISE_IN_FLOAT64 = "noise_in_float64", "the same in float64"
+    EAGER_DISTANCE = "eager_distance", "eager's distance from float64, rms"
+    CANDIDATE_DISTANCE = "candidate_distance", "candidate's distance from float64, rms"
+    TWIN = "float64_twin", "float64 twin"
+    TWIN_ERROR = "float64_twin_error", "float64 twin differs from float64 reference, relative"
+    TWIN_ERROR_GIVEN_CHOICES = (
+        "float64_twin_error_given_choices",
+        "the same, both given eager's indices, comparisons and rounded values",
+    )
+    DIFFERENCE_REPEATS = "difference_repeats", "the difference repeats"
+    ELEMENTS_OUTSIDE_NOISE = "elements_outside_noise", "elements outside of the noise"
+    OTHER_THREADS = "other_threads", "another thread"
+    FLOAT64_MISSING = "float64_missing", "high-precision reference could not run"
+    TWIN_MISSING = "float64_twin_missing", "float64 twin could not run"
+    MONTE_CARLO_MISSING = "monte_carlo_missing", "Monte Carlo arithmetic could not run"
+
+    # an operator that was judged by itself
+    JUDGED = "judged", "judged"
+    OPERATOR_ERROR = "operator_error", "relative error of the operator"
+    OPERATOR_BIAS = "operator_bias", "common factor"
+    OPERATOR_LIMIT = "operator_limit", "found from a relative error of"
+    OPERATOR_ERROR_IN_NOISE = "operator_error_in_noise", "error, in units of its own noise"
+    ALSO_WRONG = "also_wrong", "also wrong"
+    WRONG_ELEMENTS = "wrong_elements", "elements that are wrong"
+
+    # where and when
+    LEVEL = "level", "level"
+    STEP = "step", "step"
+    FAILING_CALLS = "failing_calls", "calls that show it"
+    SEEN_IN_CALLS = "seen_in_calls", "seen in calls"
+    FIRST_CALL = "first_call", "first seen in call"
+    RANK = "rank", "rank"
+    HOST = "host", "host"
+    DEVICE = "device", "device"
+    TIME = "time", "time"
+    GENERATOR = "generator", "generator"
+    BEFORE_CALL = "before_call", "before the call"
+    EXPLAINS = "explains", "explains"
+    GRADIENTS_LOST = "gradients_lost", "gradients are lost"
+
+    # a node whose metadata is wrong
+    AT_FAULT = "at_fault", "likely at fault"
+    DEPENDED_ON = "depended_on", "depended on"
+    INHERITED = "inherited", "inherited"
+    IGNORED = "ignored", "ignored"
+    MODULE = "module", "module"
+    REMARK = "remark", "remark"
+    SCRIPT = "script", "script"
+
+    # looking for the operator
+    LOCALIZED = "localized", "localized"
+    LOCALIZATION = "localization", "how it was localized"
+    AT_OPERATOR = "at_operator", "at the operator"
+    DECOMPOSITION = "decomposition", "decomposition"
+    REDUCED = "reduced", "reduced"
+    REPRO = "repro", "repro"
+    SETTINGS = "settings", "settings"
+    WORKAROUND = "workaround", "workaround"
+    WORKAROUND_COST = "workaround_cost", "cost of the workaround"
+    BUG_REPORT = "bug_report", "to be pasted into a bug report"
+    STOPPED = "stopped", "stopped"
+
+    @classmethod
+    def phrase_of(cls, key: str) -> str:
+        """What people read for a key. A key of another release, or of a user's own, is its own phrase."""
+        known = cls._value2member_map_.get(key)
+        return known.phrase if isinstance(known, cls) else key

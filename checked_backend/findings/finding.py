@@ -1,0 +1,88 @@
+"""One problem that a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from checked_backend.findings.kinds import Kind, Severity
+from checked_backend.findings.metrics import Metrics, NoiseScale
+from checked_backend.subjects import Subject, SubjectKind
+
+__all__ = ["Finding"]
+
+_LAYOUT = frozenset({"structure.stride", "structure.requires_grad", "logic.sign_of_zero"})
+_LAYOUT_OF_NODES = frozenset({"structure.stride", "structure.offset"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem. The names of its fields are the package's public interface.
+
+    A finding about layout alone (option ``layout``) may have the severity of a warning: it is told and fails nothing.
+    ``evidence`` is for people, by `EvidenceKey`; what code reads is a field.
+
+    Attributes:
+        more_than_layout: Why a difference in layout matters: a later node depends on it, or gradients are lost; or "".
+        inherited: Whether it is about a node of a graph, an input of which was wrong already.
+        ignored: Which of the user's options hides it, or that it follows from a node that is hidden; or "".
+        script: A Python script that shows the operator alone.
+        at_fault: Whose fault wrong metadata of a node probably is, in words; or "".
+        explains: Other results that differ because this one does.
+        searched: Whether the operator was looked for, with whatever success.
+        repro_confirmed: Whether ``repro``, if there is one, showed the finding in a fresh process.
+        workaround_confirmed: Whether ``workaround``, if there is one, was seen to help.
+    """
+
+    kind: Kind
+    subject: str
+    message: str
+    detail: str = ""
+    region: str = ""
+    expected: str | None = None
+    actual: str | None = None
+    metrics: Metrics | None = None
+    noise: NoiseScale | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    graph: str | None = None
+    stage: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    workaround: str | None = None
+    repro: str | None = None
+    severity: Severity = Severity.ERROR
+    more_than_layout: str = ""
+    inherited: bool = False
+    ignored: str = ""
+    script: str | None = None
+    at_fault: str = ""
+    explains: tuple[str, ...] = ()
+    searched: bool = False
+    repro_confirmed: bool = True
+    workaround_confirmed: bool = True
+
+    @property
+    def fails(self) -> bool:
+        """Whether it makes the verdict *fail*."""
+        return self.kind.fails and self.severity is Severity.ERROR
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether it is about layout alone: the same values with other strides, ``requires_grad`` or signs of zeros.
+
+        A result through which gradients flow in eager and not in the compiled program is more than that. A node of a
+        graph has other strides, or begins elsewhere in its storage, than was traced, and nothing depends on that.
+        """
+        return self.detail in (_LAYOUT_OF_NODES if self.of_node else _LAYOUT) and not self.more_than_layout
+
+    @property
+    def about(self) -> Subject:
+        """What it is about, as data."""
+        return Subject(self.subject)
+
+    @property
+    def of_node(self) -> bool:
+        """Whether it is about what was traced of a node of a graph, not about results of a program."""
+        return self.about.kind is SubjectKind.NODE

@@ -1,0 +1,50 @@
+"""The enumerations of a report: verdicts, severities, and kinds of findings."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Kind", "Severity", "Verdict", "Word"]
+
+
+class Word(str, Enum):
+    """A string enumeration that prints as its value on every Python (``enum.StrEnum`` is 3.11)."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Verdict(Word):
+    """The answer of a check. Never a bool: *inconclusive* is neither a pass nor a fail."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Severity(Word):
+    """Whether a finding fails a check, or is only told."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Kind(Word):
+    """What sort of problem a finding is."""
+
+    STRUCTURE = "structure"
+    ALIAS = "alias"
+    MUTATION = "mutation"
+    LOGIC = "logic"
+    PRECISION = "precision"
+    NONFINITE = "nonfinite"
+    RNG = "rng"
+    EXCEPTION = "exception"
+    CRASH = "crash"
+    NONDETERMINISTIC = "nondeterministic"
+    UNSUPPORTED = "unsupported"
+
+    @property
+    def fails(self) -> bool:
+        """Whether a finding of this kind makes the verdict *fail* (the other kinds make it *inconclusive*)."""
+        return self not in (Kind.NONDETERMINISTIC, Kind.UNSUPPORTED)

@@ -1,0 +1,92 @@
+"""How far two tensors are apart, and how far rounding alone takes them apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+__all__ = ["Metrics", "NoiseScale", "renamed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How two tensors differ. Knows no tolerance: `NoiseScale` and a judge give it a meaning.
+
+    Differences are over elements that are finite on both sides. Elements that are NaN on both sides, or the same
+    infinity on both sides, are equal.
+
+    Attributes:
+        total: Number of elements.
+        mismatched: Number of elements that are not equal (NaN equals NaN, ``-0.0`` equals ``0.0``).
+        max_abs_diff: Greatest absolute difference.
+        max_rel_diff: Greatest ``|candidate - reference| / |reference|``; infinite where the reference is 0 and the
+            candidate is not.
+        max_ulp: Greatest distance in representable numbers of the dtype (real floating point only).
+        rmse: Root of the mean squared difference.
+        reference_rms: Root mean square of the reference's finite elements.
+        reference_max: Greatest magnitude of the reference's finite elements.
+        nonfinite_mismatched: Number of elements whose class (finite, NaN, +inf, -inf) differs.
+        nan_reference: Number of NaNs in the reference.
+        nan_candidate: Number of NaNs in the candidate.
+        inf_reference: Number of infinities in the reference.
+        inf_candidate: Number of infinities in the candidate.
+        index: Where the greatest difference is (an element whose class differs comes before all others); None if
+            all elements are equal.
+        reference_value: The reference's value at ``index``.
+        candidate_value: The candidate's value at ``index``.
+        dtype: The reference's dtype: ``float32``; empty if it is not known.
+    """
+
+    total: int
+    mismatched: int
+    max_abs_diff: float
+    max_rel_diff: float
+    max_ulp: int | None
+    rmse: float
+    reference_rms: float
+    reference_max: float
+    nonfinite_mismatched: int
+    nan_reference: int
+    nan_candidate: int
+    inf_reference: int
+    inf_candidate: int
+    index: tuple[int, ...] | None
+    reference_value: float | int | bool | complex | None
+    candidate_value: float | int | bool | complex | None
+    dtype: str = ""
+
+    @property
+    def bitwise_equal(self) -> bool:
+        """Whether no element differs."""
+        return self.mismatched == 0
+
+
+def renamed(old: str, new: str) -> property:
+    """An attribute's old name, which tells the new one."""
+
+    def read(self: object) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__}.{old} is called {new}: it is the smallest error that would have been caught, and "
+            "statistical power is a probability"
+        )
+
+    return property(read, doc=f"Raises AttributeError: it is called `{new}`.")
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """The rounding noise that a tensor must have at its precision, and where that number came from.
+
+    Attributes:
+        rms: Root mean square of the noise, in units of the tensor.
+        max: Greatest noise of one element, in units of the tensor.
+        source: How it was obtained, in words.
+        detection_limit: The smallest relative error (of the tensor's root mean square) that would have been caught.
+    """
+
+    rms: float
+    max: float
+    source: str
+    detection_limit: float | None = None
+
+    detection_power = renamed("detection_power", "detection_limit")
