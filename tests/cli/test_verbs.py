@@ -1,0 +1,150 @@
+"""The verb ``report``, misuse, help, and output that somebody reads only in part."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from checked_backend.cli import verbs as cli
+from checked_backend.findings import Coverage, Finding, Kind, Skip
+from checked_backend.report import Report
+from checked_backend.report.write import read_reports, write_report
+from tests.support.cli_tools import Run
+
+PASS = Report((), Coverage(checked={"outputs": 1}), "fine")
+FAIL = replace(PASS, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),), title="bad")
+VAGUE = replace(PASS, coverage=Coverage(checked={"outputs": 1}, skipped=(Skip("x", "y", matters=True),)), title="vague")
+
+
+@pytest.mark.parametrize(
+    ("reports", "code"), [([PASS], 0), ([PASS, FAIL], 1), ([VAGUE, PASS], 2), ([VAGUE, FAIL], 1), ([], 3)]
+)
+def test_exit_code_is_the_worst_verdict(run: Run, tmp_path: Path, reports: list[Report], code: int) -> None:
+    for report in reports:
+        write_report(report, tmp_path)
+    got, out, err = run("report", tmp_path)
+    assert got == code
+    for report in reports:
+        assert str(report).partition("\n")[0] in out
+    if not reports:
+        assert err == f"checked-backend: no reports in {tmp_path}\n"
+
+
+def test_one_file(run: Run, tmp_path: Path) -> None:
+    path = write_report(FAIL, tmp_path)
+    code, out, _ = run("report", path)
+    assert (code, out) == (1, str(replace(FAIL, path=path)) + "\n")
+
+
+def test_broken_file_is_said_and_is_not_a_pass(run: Run, tmp_path: Path) -> None:
+    write_report(PASS, tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    code, _, err = run("report", tmp_path)
+    assert code == 2
+    assert err.startswith(f"checked-backend: {tmp_path / 'bad.json'}: not a report: not JSON: ")
+    code, _, err = run("report", tmp_path / "bad.json")
+    assert code == 3
+    assert "no reports in" in err
+
+
+@pytest.mark.parametrize("order", ["{path} --json", "--json {path}", "{path} --json -", "{path} --json=-"])
+def test_json_to_stdout(run: Run, tmp_path: Path, order: str) -> None:
+    path = write_report(FAIL, tmp_path)
+    code, out, err = run("report", *order.format(path=tmp_path).split())
+    assert (code, err) == (1, "")
+    read = json.loads(out)
+    assert (read["verdict"], read["broken"]) == ("fail", [])
+    assert read["reports"][0]["path"] == str(path)
+    assert Report.from_json(json.dumps(read["reports"][0]["report"])) == FAIL
+
+
+def test_verbose_and_certificate_and_version(run: Run, tmp_path: Path) -> None:
+    path = write_report(FAIL, tmp_path)
+    _, short, _ = run("report", path)
+    code, full, _ = run("report", path, "-v")
+    assert code == 1
+    assert "Finding 1 of 1: logic, output[0]" in full
+    assert "Finding 1 of 1" not in short
+    code, text, _ = run("report", path, "--certificate")
+    assert code == 1
+    assert "This is no certificate" in text
+    code, text, _ = run("--version")
+    assert (code, text.split()[0]) == (0, "checked-backend")
+
+
+def test_files(run: Run, tmp_path: Path) -> None:
+    write_report(FAIL, tmp_path / "in")
+    html, junit, text = tmp_path / "r.html", tmp_path / "r.xml", tmp_path / "r.json"
+    code, out, _ = run("report", tmp_path / "in", "--html", html, "--json", text, "--junit", junit)
+    assert code == 1
+    assert out.startswith("FAIL: ")
+    assert "<!DOCTYPE html>" in html.read_text()
+    assert ElementTree.parse(junit).getroot().tag == "testsuites"
+    assert json.loads(text.read_text())["verdict"] == "fail"
+    assert read_reports(tmp_path / "in").reports[0].title == "bad"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nonsense"], ["report"], ["report", "--json"], ["report", "--bogus"], ["doctor", "extra"]]
+)
+def test_misuse(run: Run, words: list[str]) -> None:
+    code, _, _ = run(*words)
+    assert code == 3
+
+
+def test_missing_path_and_unwritable_file(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("report", tmp_path / "nowhere")
+    assert (code, err) == (3, f"checked-backend: {tmp_path / 'nowhere'}: No such file or directory\n")
+    write_report(PASS, tmp_path)
+    code, _, err = run("report", tmp_path, "--html", tmp_path / "no" / "page.html")
+    assert code == 3
+    assert "No such file or directory" in err
+
+
+def test_internal_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> None:
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(cli, "read_reports", broken)
+    code, _, err = run("report", tmp_path)
+    assert code == 3
+    assert "RuntimeError: oops" in err
+    assert "internal error: this is a bug in checked_backend" in err
+
+
+def test_help(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert "doctor" in out
+    assert run("report", "-h")[0] == 0
+
+
+def test_python_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
+    for _ in range(30):
+        write_report(FAIL, tmp_path)
+    command = [sys.executable, "-m", "checked_backend", "report", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("FAIL: ")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_output_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    write_report(replace(PASS, title="naïve ∑"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "checked_backend", "report", str(tmp_path)],
+        env={"PYTHONIOENCODING": "ascii", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "na\\xefve \\u2211" in done.stdout

@@ -1,0 +1,101 @@
+"""The operator check as a whole: its probe is compiled once, and operators that it leaves out are in the coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import checked_backend as cb
+from checked_backend.regions.operator_check import check as operator_check
+from tests.support import faults
+from tests.support.low_precision import Block, times, trained
+from tests.support.region_tools import agreed, checked, gathered
+
+
+@pytest.mark.parametrize("rows", [(8, 12, 40)])
+def test_region_for_any_size_is_compiled_for_them_once(rows: Sequence[int]) -> None:
+    sizes: list[int] = []
+
+    def compiler(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        sizes.append(len(given))
+        return gm.forward
+
+    weight = torch.randn(16, 8, dtype=torch.bfloat16, requires_grad=True)
+    compiled = checked(lambda x: F.silu(x @ weight).exp(), compiler, dynamic=True)
+
+    def run() -> None:
+        for count in rows:
+            compiled(torch.randn(count, 16, dtype=torch.bfloat16)).sum().backward()
+
+    report = gathered(run)
+    assert agreed(report)
+    assert not any("operators" in skip.subject for skip in report.coverage.skipped)
+    assert len({size for size in sizes if sizes.count(size) == 1}) >= 1
+
+
+def test_operators_that_were_not_judged_are_in_the_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_check, "LARGEST", 100)
+    report = gathered(lambda: checked(lambda x: x.sin() * 2, "eager")(torch.randn(99, dtype=torch.bfloat16)))
+    assert report.verdict is cb.Verdict.PASS
+    [skip] = report.coverage.skipped
+    assert (skip.subject, skip.matters) == ("operators by themselves", False)
+    assert "at most 9.3e-08 GiB are handed out" in skip.reason
+
+
+def test_compiler_that_cannot_compile_the_probe_is_judged_without() -> None:
+    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        if len(gm.graph.find_nodes(op="output")[0].args[0]) > 1:
+            raise RuntimeError("no more than one result")
+        return gm.forward
+
+    report = gathered(lambda: checked(lambda x: x.sin() * 2, compiler)(torch.randn(99, dtype=torch.bfloat16)))
+    assert report.verdict is cb.Verdict.PASS
+    assert "RuntimeError: no more than one result" in report.coverage.skipped[0].reason
+
+
+def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_operators_judged() -> None:
+    wrong = faults.wrong_operator("aten.gelu.default", times(1.05), "aot")
+
+    def compiler(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+            if any("operator_tap" in node.name for node in gm.graph.nodes):
+                raise RuntimeError("no taps here")
+            compiled: Callable[..., Any] = inner(gm, given)
+            return compiled
+
+        return compile_
+
+    report = trained(compiler(wrong), torch.float16)
+    assert "torch._C._nn.gelu" in {finding.op for finding in report.findings}
+    report = trained(compiler(faults.clean("aot")), torch.float16)
+    assert report.verdict is cb.Verdict.PASS
+    assert report.coverage.checked["operators"] > 10
+    [skip] = report.coverage.skipped
+    assert (skip.subject, skip.matters) == ("gradients of operators by themselves", False)
+    assert "no taps here" in skip.reason
+
+
+def test_check_judges_operators_too() -> None:
+    x = torch.randn(64, 32, dtype=torch.float16)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)).to(torch.float16)
+    report = cb.check(model, (x,), compiler=faults.wrong_operator("aten.gelu.default", times(1.004), "aot"))
+    assert any(finding.op == "torch._C._nn.gelu" for finding in report.findings)
+    assert agreed(cb.check(model, (x,), compiler="aot_eager"))
+
+
+def test_random_state_and_gradients_are_left_alone() -> None:
+    x = torch.randn(64, 32, dtype=torch.bfloat16)
+    plain, watched = Block().to(torch.bfloat16), Block().to(torch.bfloat16)
+    target, given = torch.randint(0, 10, (48,)), torch.randn(2, 24, 32, dtype=torch.bfloat16)
+    states = []
+    for model, run in ((plain, torch.compile(plain, backend="aot_eager")), (watched, checked(watched, "aot_eager"))):
+        torch.manual_seed(3)
+        F.dropout(run(given, target) + 0 * x.sum(), 0.1).backward()
+        states.append((torch.get_rng_state(), [parameter.grad for parameter in model.parameters()]))
+    assert torch.equal(states[0][0], states[1][0])
+    assert all(map(torch.equal, states[0][1], states[1][1]))

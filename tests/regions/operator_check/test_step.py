@@ -1,0 +1,46 @@
+"""The operator check within a region's check: the limits that it states, and what remains without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import checked_backend as cb
+from tests.support import faults
+from tests.support.low_precision import at_16_bits
+from tests.support.region_tools import agreed, checked, gathered
+
+
+def test_own_precision_power_is_that_of_the_worst_operator() -> None:
+    """Rounding otherwise changes what is seen, not what is stated."""
+
+    def nudged(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(tensor.numel()).reshape(tensor.shape) % 7 == 0, tensor * 1.004, tensor)
+
+    x = torch.randn(40, 50, dtype=torch.bfloat16)
+    report = gathered(lambda: checked(lambda x: torch.tanh(x).exp(), faults.spoiled_output(at_16_bits(nudged)))(x))
+    assert agreed(report)
+    told = report.coverage.own_precision_limit["output[0]"]
+    assert 0.004 < told < 0.03
+
+
+def test_where_noise_hides_all_and_operators_are_not_judged_nothing_is_passed() -> None:
+    """Cancellation: in bfloat16 the result is all noise, and in float64 it is right."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3 + 100) - x * 2 - 100 - x * 0.999
+
+    def compiler(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        if len(gm.graph.find_nodes(op="output")[0].args[0]) > 1:
+            raise RuntimeError("no more than one result")
+        return faults.spoiled_output(at_16_bits(lambda tensor: tensor * 1.5))(gm, given)
+
+    x = torch.randn(2000, dtype=torch.bfloat16)
+    report = gathered(lambda: checked(body, compiler)(x))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE, str(report)
+    [skip] = [skip for skip in report.coverage.skipped if skip.matters]
+    assert skip.subject == "output[0]"
+    assert "no more than one result" in skip.reason

@@ -1,0 +1,96 @@
+"""The walk through a region: writes in place, random operators, casts, choices, and memory without values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+import checked_backend as cb
+from checked_backend.modes.monte_carlo import PoisonMode
+from tests.support import faults
+from tests.support.low_precision import LOW, times, trained
+from tests.support.region_tools import agreed, checked, clean_reports, gathered
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_correct_programs_are_accused_of_nothing_and_told_what_could_hide(amp: bool) -> None:
+    for dtype in (torch.bfloat16,) if amp else LOW:
+        for compiler in ("eager", "aot_eager"):
+            report = trained(compiler, dtype, amp=amp)
+            assert agreed(report)
+            assert report.coverage.checked["operators"] > 30
+            assert not report.coverage.skipped
+
+
+def test_what_is_written_in_place_random_and_cast_is_walked_through() -> None:
+    def program(compiled: Callable[..., Any]) -> None:
+        weight = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
+
+        def body(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            made = x @ weight
+            made[:, 0] = 1.0
+            made = F.dropout(made, 0.2).float()
+            made += 1
+            halves = made.chunk(2, -1)
+            with torch.no_grad():
+                size = halves[1].abs().amax()
+            kept = torch.where(halves[0] > 0, halves[0], halves[1]).to(torch.bfloat16)
+            return kept * 2, size, kept.topk(3).values, made.argmax(-1)
+
+        results = compiled(body)(torch.randn(64, 16, dtype=torch.bfloat16))
+        results[0].sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["operators"] > 5
+
+
+def test_a_choice_of_few_elements_that_differs_is_told_as_not_judged() -> None:
+    x = torch.linspace(0.1, 5, 20).to(torch.float16)
+    wrong = faults.wrong_operator("aten.frac.default", times(1.0005), "aot")
+    report = gathered(lambda: checked(lambda x: torch.frac(x) * 2, wrong)(x))
+    assert report.verdict is cb.Verdict.PASS
+    assert "frac (too few of its elements" in str(report.coverage.skipped)
+    assert agreed(gathered(lambda: checked(lambda x: torch.frac(x) * 2, "aot_eager")(x)))
+
+
+def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Two parts written into memory that begins without values."""
+    made = left.new_empty(*left.shape[:-1], left.shape[-1] + right.shape[-1])
+    made[..., : left.shape[-1]].copy_(left * 1.5)
+    made[..., left.shape[-1] :].copy_(right.sin())
+    return made.exp().sum(-1)
+
+
+def with_junk(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler whose programs find other values in memory that nothing was written to, at each run."""
+    seeds = itertools.count(2)
+
+    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = compiler(gm, inputs)
+
+        def run(*args: Any) -> Any:
+            with PoisonMode(next(seeds)):
+                return compiled(*args)
+
+        return run
+
+    return compile_
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_memory_that_nothing_was_written_to_is_not_judged(dtype: torch.dtype) -> None:
+    parts = [torch.randn(4, 64).to(dtype) for _ in range(2)]
+    compiled = checked(joined, with_junk(lambda gm, _inputs: gm.forward))
+    report = gathered(lambda: compiled(*parts))
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert report.coverage.checked["operators"] >= 3
+    wrong = faults.wrong_operator("aten.sin.default", times(1.05), "aot")
+    report = gathered(lambda: checked(joined, wrong)(*parts))
+    assert report.verdict is cb.Verdict.FAIL
+    assert {finding.detail for finding in report.findings} <= {"logic.this_dtype", "precision.operator"}
