@@ -13,6 +13,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from checked_backend.errors import OptionError
+from checked_backend.findings import DETAILS, FINER, Kind
+from checked_backend.subjects import NAMELESS, SubjectKind
 
 __all__ = [
     "AotOptions",
@@ -73,6 +75,28 @@ def _split_commas(value: Any) -> Any:
     return value
 
 
+def _known_findings(entries: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what is neither a kind, nor a finer kind, nor a subject: it would hide nothing, and nobody would know."""
+    for entry in entries:
+        word = re.split(r"[\[.]", entry, maxsplit=1)[0]
+        subjects = {kind.value for kind in SubjectKind if kind.value} | NAMELESS
+        kinds = {kind.value for kind in Kind}
+        if entry in kinds | DETAILS or (word in subjects and word not in kinds) or entry.startswith("gradient of "):
+            continue
+        if word in kinds:
+            finer = [f"{word}.{one}" for one in FINER[Kind(word)]]
+            near = did_you_mean(entry, finer)
+            raise ValueError(f"{entry!r} is no finer kind.{near} There are: {', '.join(finer) or f'none of {word}'}")
+        heads = {f"{one}[" if "[" in entry else one for one in subjects}
+        near = did_you_mean(word + ("[" if "[" in entry else ""), heads) if "[" in entry else ""
+        near = near or did_you_mean(entry, kinds | DETAILS | subjects)
+        raise ValueError(
+            f"{entry!r} is neither a kind of finding nor a subject.{near} Kinds: {', '.join(sorted(kinds))}; a finer "
+            "kind such as 'structure.stride'; a subject such as 'output[0]', 'grad[layer.weight]'"
+        )
+    return entries
+
+
 class InterpreterOptions(AotOptions):
     """Options of ``debug_interpreter``."""
 
@@ -93,6 +117,7 @@ class InterpreterOptions(AotOptions):
     )
 
     _split = field_validator("ignore", "checks", "graphs", "ignore_ops", mode="before")(_split_commas)
+    _known = field_validator("ignore")(_known_findings)
 
     @field_validator("graphs")
     @classmethod
@@ -133,8 +158,10 @@ class CheckOptions(BackendOptions):
     ranks: bool = Field(False, description="parameters are equal on all ranks: compare them by fingerprint")
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
     progress: bool = Field(True, description="tell on stderr what looking for the operator is doing")
+    closing: bool = Field(True, description="tell at the end of a process how much agreed with eager")
 
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)
+    _known_ignore = field_validator("ignore")(_known_findings)
 
     def unsampled(self) -> CheckOptions:
         """The same with every call checked: where few calls are made, and each for the sake of its check."""
@@ -194,20 +221,39 @@ def parse_options(cls: type[_OptionsT], backend: str, options: Mapping[str, Any]
                 f"backend {backend!r} has no option {key!r}.{did_you_mean(str(key), valid)} Valid options: "
                 f"{', '.join(valid)}."
             )
-    if given.get("budget") is not None and "every" in given:
-        raise OptionError(
-            f"backend {backend!r}: options 'budget' and 'every' exclude each other: 'every' checks every n-th call, "
-            "'budget' as many as a share of the time pays for. Give one of them."
-        )
+    _without_conflict(cls, backend, given)
     known = {name.upper() for options_cls in _ALL for name in options_cls.model_fields}
     for variable in os.environ:
         if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in known:
-            listed = ", ".join(sorted(ENV_PREFIX + name for name in known))
-            raise OptionError(f"environment variable {variable} is not an option. Valid variables: {listed}.")
+            names = sorted(ENV_PREFIX + name for name in known)
+            raise OptionError(
+                f"environment variable {variable} is not an option.{did_you_mean(variable, names)} Valid variables: "
+                f"{', '.join(names)}."
+            )
     try:
         return cls(**given)
     except ValidationError as error:
         raise OptionError(_explain(cls, backend, given, error)) from None
+
+
+def _without_conflict(cls: type[BackendOptions], backend: str, given: dict[str, Any]) -> None:
+    """Refuse ``budget`` together with ``every``. The one in the code comes before the other in the environment."""
+    if "budget" not in cls.model_fields:
+        return
+    variables = {name: environment_variable(name) for name in ("budget", "every")}
+    budget, every = given.get("budget") is not None, "every" in given
+    named = [name for name, is_given in (("budget", budget), ("every", every)) if is_given]
+    if not named:
+        named = [variables[name] for name in variables if os.environ.get(variables[name])]
+    elif named == ["every"]:
+        given.setdefault("budget", None)
+    elif named == ["budget"]:
+        given["every"] = cls.model_fields["every"].default
+    if len(named) == 2:
+        raise OptionError(
+            f"backend {backend!r}: options {named[0]!r} and {named[1]!r} exclude each other: 'every' checks every n-th "
+            "call, 'budget' as many as a share of the time pays for. Give one of them."
+        )
 
 
 def _explain(cls: type[BackendOptions], backend: str, given: Mapping[str, Any], error: ValidationError) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Subject", "SubjectKind"]
+__all__ = ["NAMELESS", "Subject", "SubjectKind"]
 
 
 class SubjectKind(Enum):
@@ -34,6 +34,9 @@ class SubjectKind(Enum):
         """Whether it is something of the caller's that a program writes to."""
         return self in _CHANGED
 
+
+NAMELESS = frozenset({"candidate", "exception", "gradients", "optimizer", "outputs", "results", "rng state"})
+"""Subjects without a name in brackets, and ``optimizer``, which is compared as a part of a program's state."""
 
 _CHANGED = frozenset({SubjectKind.MUTATED, SubjectKind.PARAMETER, SubjectKind.BUFFER, SubjectKind.ATTRIBUTE})
 _WORDS = "|".join(kind.value for kind in SubjectKind if kind.value)

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import checked_backend
 from checked_backend.errors import OptionError
+from checked_backend.findings import DETAILS, Kind
 from checked_backend.metadata.interpreter import CHECKS
-from checked_backend.options import AotOptions, CheckOptions, InterpreterOptions, parse_options
+from checked_backend.numerics.structure import StructureAspect
+from checked_backend.options import AotOptions, CheckOptions, InterpreterOptions, MetadataCheck, parse_options
+from checked_backend.regions.process_state import _SETTINGS
 
 
 def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +33,7 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "ignore": (),
         "localize": True,
         "progress": True,
+        "closing": True,
         "ranks": False,
     }
     assert parse_options(InterpreterOptions, "debug_interpreter", {}).model_dump() == {
@@ -156,3 +164,77 @@ def test_a_compiler_can_be_a_callable() -> None:
         return gm
 
     assert parse_options(CheckOptions, "numcheck", {"compiler": compiler}).compiler is compiler
+
+
+@pytest.mark.parametrize("cls", [CheckOptions, InterpreterOptions])
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("structure.strid", "Did you mean 'structure.stride'?"),
+        ("structur", "Did you mean 'structure'?"),
+        ("strides", "is neither a kind of finding nor a subject"),
+        ("alias.identitty", "Did you mean 'alias.identity'?"),
+        ("outptu[0]", "Did you mean 'output['?"),
+        ("logic.", "is no finer kind"),
+        ("nonfinite.nan", "There are: none of nonfinite"),
+        ("LOGIC", "is neither a kind"),
+    ],
+)
+def test_an_unknown_name_in_ignore_is_refused(cls: type[CheckOptions], entry: str, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(cls, "numcheck", {"ignore": ("logic", entry)})
+    assert repr(entry) in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["logic", "structure.stride", "mutation.grad_mode", "output[0]", "output['loss']", "grad[a.b]",
+     "node[x, in cond: y]", "rng state", "gradient of output[0]", "sent[all_reduce_0]", "state[grad_mode]",
+     "optimizer[w.exp_avg]"],
+)  # fmt: skip
+def test_kinds_and_subjects_may_be_ignored(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_options(CheckOptions, "numcheck", {"ignore": (entry,)}).ignore == (entry,)
+    monkeypatch.setenv("CHECKED_BACKEND_IGNORE", f"{entry},rng")
+    assert parse_options(CheckOptions, "numcheck", {}).ignore == (entry, "rng")
+
+
+def test_a_slip_in_the_environment_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_IGNORE", "alais")
+    with pytest.raises(OptionError, match=r"CHECKED_BACKEND_IGNORE got 'alais'.*Did you mean 'alias'"):
+        parse_options(CheckOptions, "numcheck", {})
+    monkeypatch.delenv("CHECKED_BACKEND_IGNORE")
+    monkeypatch.setenv("CHECKED_BACKEND_EVRY", "7")
+    with pytest.raises(OptionError, match="Did you mean 'CHECKED_BACKEND_EVERY'"):
+        parse_options(CheckOptions, "numcheck", {})
+
+
+def test_a_conflict_in_the_environment_is_refused_and_the_code_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_EVERY", "7")
+    monkeypatch.setenv("CHECKED_BACKEND_BUDGET", "0.1")
+    with pytest.raises(OptionError, match="exclude each other"):
+        parse_options(CheckOptions, "numcheck", {})
+    sampled = parse_options(CheckOptions, "numcheck", {"every": 3})
+    assert (sampled.every, sampled.budget) == (3, None)
+    earned = parse_options(CheckOptions, "numcheck", {"budget": 0.2})
+    assert (earned.every, earned.budget) == (1, 0.2)
+
+
+PACKAGE = Path(checked_backend.__file__).parent
+FINER_KIND = re.compile(rf"({'|'.join(kind.value for kind in Kind)})\.[a-z_]+")
+
+
+def test_every_finer_kind_that_the_package_uses_may_be_ignored() -> None:
+    used = {
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and FINER_KIND.fullmatch(node.value)
+    }
+    made = {f"structure.{aspect}" for aspect in get_args(StructureAspect)}
+    made |= {f"structure.{what}" for what in get_args(MetadataCheck)} - {
+        f"structure.{what}" for what in ("structure", "alias", "mutation")
+    }
+    made |= {f"mutation.{setting.name.partition('.')[0]}" for setting in _SETTINGS}
+    assert used | made <= DETAILS
+    assert {"structure.stride", "logic.ranks", "rng.mask"} <= used

@@ -1,12 +1,15 @@
 """Plain data: what a check found, and what it did and did not look at."""
 
 from checked_backend.findings.coverage import Coverage, RegionInfo, Skip
+from checked_backend.findings.details import DETAILS, FINER
 from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.findings.finding import Finding
 from checked_backend.findings.kinds import Kind, Severity, Verdict
 from checked_backend.findings.metrics import Metrics, NoiseScale
 
 __all__ = [
+    "DETAILS",
+    "FINER",
     "Coverage",
     "EvidenceKey",
     "Finding",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -15,7 +14,9 @@ from typing import Any
 from checked_backend.findings import Finding, Verdict
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.folder import ProcessReport, RunFolder
+from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean
+from checked_backend.report.one_line import annotation
 from checked_backend.report.to_json import encode
 from checked_backend.report.view import view
 
@@ -184,18 +185,8 @@ def tell(folder: str, program: Sequence[str], status: int | None, seconds: float
 
 
 def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
-    """The lines that make GitHub show findings beside the user's code."""
-    for finding in findings:
-        place = (finding.source or "").partition(" in ")[0]
-        file, _, line = place.rpartition(":")
-        where = f" file={_escaped(os.path.relpath(file), ',:')},line={line}" if file and line.isdecimal() else ""
-        level = "error" if finding.fails else "warning"
-        yield f"::{level}{where}::{_escaped(f'torch.compile: {finding.subject}: {finding.message}')}"
-
-
-def _escaped(text: str, more: str = "") -> str:
-    """Escape text for a GitHub workflow command."""
-    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{more}" else sign for sign in text)
+    """Lines that GitHub shows beside the user's code, one for each cause."""
+    return map(annotation, causes_of(findings))
 
 
 def _did_anything(one: ProcessReport) -> bool:

@@ -1,15 +1,22 @@
-"""What is said at the end of a run in which nothing was found: that it was checked, and how sharply."""
+"""What is said at the end of a run in which nothing was found: that it was checked, and how sharply.
+
+A session says it when it ends. What is checked outside of every session is told when the process ends.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
+from contextvars import ContextVar
 
 from checked_backend.findings import Coverage
-from checked_backend.report.clean import plural
+from checked_backend.report.clean import first_line, plural
+from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["closing_line", "say_closing_line"]
+__all__ = ["ProcessEnd", "closing_line", "end_of_process", "say_closing_line"]
 
 log = logging.getLogger(__name__)
 
@@ -17,17 +24,23 @@ log = logging.getLogger(__name__)
 def closing_line(coverage: Coverage) -> str:
     """``numcheck: 3 regions, 18 calls, 189 tensors agree with eager``, and the error that would have been caught.
 
-    Empty if nothing was compared, or if something was skipped in which an error could hide.
+    If an error could hide in something that was skipped, the line says that too. It is empty if nothing was compared.
     """
     calls = sum(region.checked_calls for region in coverage.regions)
-    if not calls or any(skip.matters for skip in coverage.skipped):
+    if not calls:
         return ""
     tensors = coverage.checked.get("tensors", 0)
     parts = [plural(len(coverage.regions), "region"), plural(calls, "call")]
     parts += [plural(tensors, "tensor")] if tensors else []
+    compared = f"numcheck: {', '.join(parts)}"
+    hidden = [first_line(f"{skip.subject}: {skip.reason}") for skip in coverage.skipped if skip.matters]
+    if hidden:
+        more = f"; and {plural(len(hidden) - 1, 'other part')}" if len(hidden) > 1 else ""
+        hiding = f"an error could hide where nothing was checked: {hidden[0]}{more}"
+        return f"{compared} compared and nothing found, but {hiding}"
     limits = coverage.detection_limit.values()
     sharp = f" (smallest relative error that would have been caught everywhere: {max(limits):.2g})" if limits else ""
-    return f"numcheck: {', '.join(parts)} agree with eager{sharp}"
+    return f"{compared} agree with eager{sharp}"
 
 
 def say_closing_line(ledger: Ledger) -> None:
@@ -38,3 +51,33 @@ def say_closing_line(ledger: Ledger) -> None:
     log.info(line)
     if not log.isEnabledFor(logging.INFO) and sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"{line}\n")
+
+
+class ProcessEnd:
+    """Gathers what is checked outside of every session, for a line at the end of the process."""
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+        self._process = 0
+
+    def ledgers(self) -> tuple[Ledger, ...]:
+        """Where to write to; nowhere in a process that was forked, which is a part of the first one's run."""
+        process = os.getpid()
+        if not self._process:
+            self._process = process
+            atexit.register(self.say)
+        return (self._ledger,) if self._process == process else ()
+
+    def say(self) -> None:
+        """Say the line, on the first rank alone."""
+        if os.getpid() == self._process and not process_rank():
+            say_closing_line(self._ledger)
+
+
+# A process ends once.
+_end: ContextVar[ProcessEnd] = ContextVar("checked_backend_end_of_process", default=ProcessEnd())  # noqa: B039
+
+
+def end_of_process() -> ProcessEnd:
+    """What is gathered for the end of this process."""
+    return _end.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -73,10 +74,11 @@ def annotation(cause: Cause) -> str:
     Everything that could end the command, or begin another, is written as GitHub asks for it.
     """
     main = cause.main
-    line = user_line(main.source) if is_line_blamed(main) else None
+    line = user_line(main.source)
+    blamed = "" if line is None or is_line_blamed(main) else " (it is made here; the operator is not known)"
     level = "warning" if cause.is_warning else "error"
-    where = f"file={_property(line.file)},line={line.number}," if line is not None else ""
-    text = one_line(cause).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    where = f"file={_property(os.path.relpath(line.file))},line={line.number}," if line is not None else ""
+    text = f"{one_line(cause)}{blamed}".replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} {where}title={_property(f'checked_backend: {main.kind.value}')}::{text}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions, InterpreterOptions
+from checked_backend.report.closing import end_of_process
 from checked_backend.report.layout import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
 from checked_backend.report.session import active_sessions, investigations
@@ -35,11 +36,19 @@ class Reporter:
         self._region = region
         self._layout = options.layout
         self._ignore = options.ignore
+        self._closing = isinstance(options, CheckOptions) and options.closing
         self._quiet = options.on_divergence == "record"
         self._own = Ledger()
 
     def _ledgers(self) -> tuple[Ledger, ...]:
-        return (self._own, *(session.ledger for session in active_sessions()))
+        return (self._own, *self._around())
+
+    def _around(self) -> tuple[Ledger, ...]:
+        """The ledgers of the active sessions; outside of all of them, the one for the end of the process."""
+        sessions = active_sessions()
+        if sessions:
+            return tuple(session.ledger for session in sessions)
+        return end_of_process().ledgers() if self._closing else ()
 
     def _add_calls(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
         """Add to the region's counts of calls, of checked calls and of checked backward passes."""
@@ -86,8 +95,8 @@ class Reporter:
         Returns:
             Those that no earlier call of the region had.
         """
-        for session in active_sessions():
-            session.ledger.add_findings(reported, ignored)
+        for ledger in self._around():
+            ledger.add_findings(reported, ignored)
         return self._own.add_findings(reported, ignored)
 
     def _warn_of_layout(self, new: Sequence[Finding]) -> None:

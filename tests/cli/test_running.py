@@ -114,7 +114,7 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert code == 1
     assert "checked-backend: FAIL: f: output[0] is wrong" in err
     assert "wrong.py:13 in f" in err
-    assert out.startswith("::error file=wrong.py,line=13::torch.compile: output[0]: ")
+    assert out.startswith("::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
 
 
 FORKS = """

@@ -133,7 +133,6 @@ def remarks(report: cb.Report) -> list[str]:
         ({"ignore_ops": ("mylib::op",)}, "no operator of that name is registered"),
         ({"ignore_ops": ("aten.cosh",)}, "ignore_ops entry 'aten.cosh' matches no node of the graphs"),
         ({"ignore": ("node[relo]",)}, "ignore entry 'node[relo]' is neither a kind of finding nor a node"),
-        ({"ignore": ("structure.strid",)}, "ignore entry 'structure.strid' is neither a kind of finding nor a node"),
     ],
 )
 def test_an_entry_that_matches_nothing_is_told(options: dict[str, Any], said: str) -> None:

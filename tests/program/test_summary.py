@@ -96,9 +96,10 @@ def test_nothing_compiled_and_nothing_run_are_told_apart(tmp_path: Path) -> None
 
 def test_annotations_are_escaped_and_at_the_line() -> None:
     assert list(github_annotations([WRONG])) == [
-        "::error file=a%2C b.py,line=3::torch.compile: output[0]: 50% off,%0Aand more".replace("50%", "50%25")
+        "::error file=a%2C b.py,line=3,title=checked_backend%3A logic::output[0] is wrong (it is made here; the "
+        "operator is not known)"
     ]
-    assert next(github_annotations([replace(WRONG, source="")])).startswith("::error::torch.compile: output[0]")
+    assert next(github_annotations([replace(WRONG, source="")])).endswith("::output[0] is wrong")
 
 
 def test_an_empty_folder_goes_and_a_used_one_stays(tmp_path: Path) -> None:

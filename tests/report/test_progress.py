@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Skip
-from checked_backend.report.closing import closing_line, say_closing_line
+from checked_backend.options import CheckOptions
+from checked_backend.report.closing import ProcessEnd, closing_line, say_closing_line
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.progress import Progress
+from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import collect
 
 
@@ -88,7 +91,43 @@ def test_it_is_said_of_no_other_run(what: str, caplog: pytest.LogCaptureFixture)
         ledger.add_findings([Finding(Kind.LOGIC, "output[0]", "wrong")])
     if what == "something missed":
         ledger.skip(Skip("gradients", "not run", matters=True))
-    assert "agree" not in said(ledger, caplog)
+    told = said(ledger, caplog)
+    assert "agree" not in told
+    assert ("nothing was checked: gradients: not run" in told) is (what == "something missed")
+
+
+def test_what_is_checked_outside_of_sessions_is_told_at_the_end_of_the_process(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[Callable[[], object]] = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    end = ProcessEnd()
+    (ledger,) = end.ledgers()
+    assert end.ledgers() == (ledger,)
+    ledger.add_coverage(CLEAN)
+    (at_exit,) = registered
+    with caplog.at_level(logging.INFO, "checked_backend"):
+        monkeypatch.setattr("os.getpid", lambda: -1)  # a forked process is a part of the run
+        assert end.ledgers() == ()
+        at_exit()
+        assert not caplog.text
+        monkeypatch.undo()
+        at_exit()
+    assert "18 calls, 189 tensors agree with eager" in caplog.text
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_region_outside_of_sessions_writes_to_the_end_of_the_process(
+    closing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = ProcessEnd()
+    monkeypatch.setattr("checked_backend.report.reporter.end_of_process", lambda: end)
+    monkeypatch.setattr("atexit.register", lambda _: None)
+    reporter = Reporter(RegionInfo("f [0/0]"), CheckOptions(closing=closing))
+    reporter.count({"tensors": 2})
+    with collect():
+        reporter.count({"tensors": 3})
+    assert sum(ledger.coverage().checked.get("tensors", 0) for ledger in end.ledgers()) == (2 if closing else 0)
 
 
 def test_on_a_terminal_it_is_printed_unless_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,41 @@
+"""The finer kinds of findings: ``structure.stride`` and the like. A name that is not here is a slip of the pen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from checked_backend.findings.kinds import Kind
+
+__all__ = ["DETAILS", "FINER"]
+
+FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
+    {
+        Kind.STRUCTURE: (
+            *("type", "dtype", "shape", "device", "layout", "stride", "requires_grad", "indices", "value", "outputs"),
+            *("container", "collective", "offset", "bits", "assert"),
+        ),
+        Kind.ALIAS: ("identity", "memory", "overwritten"),
+        Kind.MUTATION: (
+            *("wrong", "dropped", "unexpected", "beyond", "grad"),
+            # settings of the process that are left changed
+            *("function_modes", "dispatch_modes", "inference_mode", "grad_mode", "autocast", "default_dtype"),
+            *("default_device", "deterministic", "fill_uninitialized_memory", "num_threads", "flush_denormal"),
+            *("float32_matmul_precision", "fp32_precision", "cudnn", "mkldnn", "sdp", "mha", "autograd_threads"),
+            *("numpy_errors", "anomaly_detection", "sparse_invariants", "warn_always", "saved_tensor_hooks"),
+            "warnings_filters",
+        ),
+        Kind.LOGIC: ("baked", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
+        Kind.PRECISION: ("operator", "traced"),
+        Kind.NONFINITE: (),
+        Kind.RNG: ("distribution", "host_state", "mask", "seed", "state", "stream"),
+        Kind.EXCEPTION: ("missing", "type"),
+        Kind.CRASH: ("backward", "compiling", "exit", "hang", "memory", "running", "signal"),
+        Kind.NONDETERMINISTIC: (),
+        Kind.UNSUPPORTED: ("cache", "compiler", "disk", "files", "headers", "memory", "processes"),
+    }
+)
+"""What may follow a kind and a dot."""
+
+DETAILS = frozenset(f"{kind}.{finer}" for kind, some in FINER.items() for finer in some)
+"""The finer kinds."""
