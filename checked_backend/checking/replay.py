@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,15 @@ def replay(
     resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
     if not rehearsed:
         rehearse(dump, seed)
-    training = dump.kind == "dynamo"  # the others were traced with autograd already applied
     with (
         collect(closing=False) as session,
         dump.ambient(),
-        torch.set_grad_enabled(training and torch.is_grad_enabled()),
+        torch.set_grad_enabled(_has_backward(dump) and torch.is_grad_enabled()),
     ):
         if not dump.has_values:
             made = f"not in the dump: made from seed {seed}, within the recorded ranges"
             session.ledger.skip(Skip("the recorded values", made))
-        outputs = _run(dump, options, seed, training, session, investigator)
+        outputs = _Replay(dump, options, seed, session, investigator).run()
         roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if roots and backward:
             try:
@@ -142,7 +141,7 @@ def replay_of_death(
         options = failure.options.model_copy(update={"compiler": compiler})
         return investigator(replace(failure, options=options), list(map(told, findings)))
 
-    late = dump.kind == "dynamo" and _survives_forward(dump, compiler, seed)
+    late = _has_backward(dump) and _survives_forward(dump, compiler, seed)
     chosen = None if investigator is None else investigated
     report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir, rehearsed=True)
     return replace(report, findings=tuple(map(told, report.findings)))
@@ -182,71 +181,68 @@ def _with_own_line(finding: Finding, dump: Dump) -> Finding:
     return replace(finding, source=lines.get(made["name"]) or finding.source)
 
 
-def _run(
-    dump: Dump,
-    options: CheckOptions,
-    seed: int,
-    training: bool,
-    session: Session,
-    investigator: Investigator | None,
-) -> Any:
-    outputs, reason = _traced_again(dump, options, seed, training, session, investigator, whole=True)
-    if reason is None:
-        return outputs
-    outputs, again = _traced_again(dump, options, seed, training, session, investigator, whole=False)
-    if again is None:
-        session.ledger.skip(
-            Skip("some operators", f"Dynamo {reason} as a whole: what is between the parts ran in eager")
-        )
-        return outputs
-    session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
-    inputs = _inputs(dump, seed, training)
-    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
-    return build_region(dump.module, inputs, direct, None, thorough=True, investigator=investigator)(*inputs)
+def _has_backward(dump: Dump) -> bool:
+    """Whether a graph can be differentiated. Graphs of other kinds were traced with autograd already applied."""
+    return dump.kind == "dynamo"
 
 
-def _traced_again(
-    dump: Dump,
-    options: CheckOptions,
-    seed: int,
-    training: bool,
-    session: Session,
-    investigator: Investigator | None,
-    *,
-    whole: bool,
-) -> tuple[Any, str | None]:
-    """Compile the graph as a user's program, whole or in parts; or return the reason why Dynamo does not."""
-    backend = partial(_checked, options=options, investigator=investigator)
-    dynamo_reset()
-    try:
-        inputs = _inputs(dump, seed, training)
-        for entry, value in zip(dump.metadata["inputs"]["inputs"], inputs, strict=True):
-            symbolic = (entry["tensor"] or {}).get("symbolic")
-            for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
-                if isinstance(size, str):
-                    mark_dynamic(value, dimension)
-        with dynamo_captures_data():
-            outputs = torch.compile(dump.module, backend=backend, fullgraph=whole)(*inputs)
-    except CheckedBackendError:
-        raise
-    except Exception as error:
-        if session.report.coverage.regions:
-            raise  # the graph ran, and eager itself raises
-        return None, f"cannot trace this graph again ({type(error).__name__})"
-    finally:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Replay:
+    """One run of a dumped graph under a compiler."""
+
+    dump: Dump
+    options: CheckOptions
+    seed: int
+    session: Session
+    investigator: Investigator | None
+
+    def run(self) -> Any:
+        """Run the graph as a user's program if Dynamo can trace it, else directly."""
+        outputs, reason = self._traced_again(whole=True)
+        if reason is None:
+            return outputs
+        outputs, again = self._traced_again(whole=False)
+        if again is None:
+            self.session.ledger.skip(
+                Skip("some operators", f"Dynamo {reason} as a whole: what is between the parts ran in eager")
+            )
+            return outputs
+        self.session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
+        inputs = self._inputs()
+        direct = {"compiler": _failing_openly(self.options), "compiler_options": {}}
+        return self._checked(self.dump.module, inputs, options=self.options.model_copy(update=direct))(*inputs)
+
+    def _traced_again(self, *, whole: bool) -> tuple[Any, str | None]:
+        """Compile the graph as a user's program, whole or in parts; or return the reason why Dynamo does not."""
+        backend = partial(self._checked, options=self.options)
         dynamo_reset()
-    return outputs, None if session.report.coverage.regions else "leaves this graph in Python"
+        try:
+            inputs = self._inputs()
+            for entry, value in zip(self.dump.metadata["inputs"]["inputs"], inputs, strict=True):
+                symbolic = (entry["tensor"] or {}).get("symbolic")
+                for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
+                    if isinstance(size, str):
+                        mark_dynamic(value, dimension)
+            with dynamo_captures_data():
+                outputs = torch.compile(self.dump.module, backend=backend, fullgraph=whole)(*inputs)
+        except CheckedBackendError:
+            raise
+        except Exception as error:
+            if self.session.report.coverage.regions:
+                raise  # the graph ran, and eager itself raises
+            return None, f"cannot trace this graph again ({type(error).__name__})"
+        finally:
+            dynamo_reset()
+        return outputs, None if self.session.report.coverage.regions else "leaves this graph in Python"
 
+    def _inputs(self) -> list[Any]:
+        inputs = self.dump.inputs(self.seed)
+        if _has_backward(self.dump):
+            return inputs
+        return [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
 
-def _inputs(dump: Dump, seed: int, training: bool) -> list[Any]:
-    inputs = dump.inputs(seed)
-    return inputs if training else [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
-
-
-def _checked(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, investigator: Investigator | None
-) -> Callable[..., Any]:
-    return build_region(gm, example_inputs, options, None, thorough=True, investigator=investigator)
+    def _checked(self, gm: fx.GraphModule, inputs: Sequence[Any], *, options: CheckOptions) -> Callable[..., Any]:
+        return build_region(gm, inputs, options, None, thorough=True, investigator=self.investigator)
 
 
 def _failing_openly(options: CheckOptions) -> Callable[..., Any]:

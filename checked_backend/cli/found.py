@@ -13,10 +13,8 @@ __all__ = ["encode_found", "worst_of"]
 
 def worst_of(found: ReadReports) -> Verdict:
     """Return the worst verdict. A file that could not be read counts as inconclusive: it may hide a failure."""
-    verdicts = {report.verdict for report in found.reports}
-    if found.broken:
-        verdicts.add(Verdict.INCONCLUSIVE)
-    return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
+    unread = [Verdict.INCONCLUSIVE for _ in found.broken]
+    return Verdict.worst([*(report.verdict for report in found.reports), *unread]) or Verdict.INCONCLUSIVE
 
 
 def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:

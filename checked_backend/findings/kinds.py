@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 __all__ = ["Kind", "Severity", "Verdict", "Word"]
@@ -20,6 +21,12 @@ class Verdict(Word):
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
+
+    @classmethod
+    def worst(cls, verdicts: Iterable[Verdict | None]) -> Verdict | None:
+        """The worst of several verdicts: *fail*, then *inconclusive*, then *pass*; None if there is no verdict."""
+        given = set(verdicts)
+        return next((verdict for verdict in (cls.FAIL, cls.INCONCLUSIVE, cls.PASS) if verdict in given), None)
 
 
 class Severity(Word):

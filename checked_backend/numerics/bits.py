@@ -57,6 +57,19 @@ FORMATS = {
 }
 """The real floating-point formats of torch that have an arithmetic."""
 
+INTEGERS = (
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+"""The dtypes of integers that have an arithmetic, and bool."""
+
 _BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

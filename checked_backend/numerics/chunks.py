@@ -11,6 +11,7 @@ import torch
 
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.errors import CheckedBackendError
+from checked_backend.numerics.bits import INTEGERS
 
 __all__ = ["Block", "PairLayout", "UnsupportedTensorError", "pair_layout", "require_plain"]
 
@@ -174,7 +175,7 @@ def require_plain(tensor: torch.Tensor, role: str) -> None:
         reason = "it is quantised; measure tensor.int_repr(), or tensor.dequantize()"
     elif tensor.device.type == "meta":
         reason = "it is on the meta device and has no values"
-    elif not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype in _INTEGERS) or (
+    elif not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype in INTEGERS) or (
         tensor.dtype in _PACKED
     ):
         reason = f"torch has no arithmetic for {tensor.dtype}; measure tensor.view(torch.uint8)"
@@ -182,19 +183,6 @@ def require_plain(tensor: torch.Tensor, role: str) -> None:
         raise UnsupportedTensorError(f"cannot measure the {role} ({_describe(tensor)}): {reason}.")
 
 
-_INTEGERS = frozenset(
-    (
-        torch.bool,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    )
-)
 _PACKED = frozenset((torch.float4_e2m1fn_x2,))
 
 

@@ -53,10 +53,8 @@ class RunResult:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of all processes. A lost process, or nothing compiled, makes the run inconclusive."""
-        verdicts = {one.report.verdict for one in self.used}
-        if self.lost or not verdicts:
-            verdicts.add(Verdict.INCONCLUSIVE)
-        return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts)
+        lost = [Verdict.INCONCLUSIVE for _ in self.lost]
+        return Verdict.worst([*(one.report.verdict for one in self.used), *lost]) or Verdict.INCONCLUSIVE
 
     @property
     def findings(self) -> list[Finding]:

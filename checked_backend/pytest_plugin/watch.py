@@ -61,8 +61,7 @@ class TestCheck:
     @property
     def verdict(self) -> Verdict | None:
         """The worst verdict; None if nothing was checked."""
-        verdicts = {report.verdict for report in self._all}
-        return next((v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in verdicts), None)
+        return Verdict.worst(report.verdict for report in self._all)
 
     @property
     def text(self) -> str:

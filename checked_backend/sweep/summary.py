@@ -88,9 +88,7 @@ class Summary:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict that counts; inconclusive if nothing was checked."""
-        verdicts = {case.outcome.verdict for case in self.cases}
-        order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-        return next((verdict for verdict in order if verdict in verdicts), Verdict.INCONCLUSIVE)
+        return Verdict.worst(case.outcome.verdict for case in self.cases) or Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)

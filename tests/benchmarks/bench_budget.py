@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 from rich.table import Table
+from tiny_region import seconds_per_call
 from torch import nn
 
 import checked_backend as cb
@@ -107,28 +108,6 @@ def measure(regions: int, compiler: str, share: float, seconds: float) -> tuple[
     return paid, with_checks / own - 1, checked
 
 
-def skipped(calls: int = 3000) -> tuple[float, float]:
-    """Seconds per call of a tiny region: bare, and with a budget that is never enough."""
-
-    def tiny(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    x = torch.zeros(4)
-    torch.compiler.reset()
-    runs = (
-        torch.compile(tiny, backend="aot_eager"),
-        torch.compile(tiny, backend=cb.numcheck, options={"compiler": "aot_eager", "budget": 1e-6}),
-    )
-    best = [float("inf")] * 2
-    with torch.no_grad():
-        for run in runs:
-            timed(lambda run=run: run(x), 20)
-        for _ in range(15):
-            for index, run in enumerate(runs):
-                best[index] = min(best[index], timed(lambda run=run: run(x), calls // 15) / (calls // 15))
-    return best[0], best[1]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,7 +125,7 @@ def main() -> None:
         table.add_row(str(regions), f"{paid:.4f}", f"{paid / chosen.share:.2f}", f"{ratio:+.4f}", checked)
     console = Console(width=160)
     console.print(table)
-    bare, watched = skipped()
+    bare, watched = seconds_per_call(3000, budget=1e-6)
     console.print(
         f"a call that is not checked: {bare * 1e6:.1f} us bare, {watched * 1e6:.1f} us through numcheck, "
         f"{(watched - bare) * 1e6:+.1f} us (goal: under 20)"

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from tiny_region import seconds_per_call
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
@@ -165,31 +166,6 @@ def peaks(name: str, threads: int) -> dict[str, int]:
     return found
 
 
-def unchecked_overhead(calls: int = 2000) -> tuple[float, float]:
-    """Seconds per call of a tiny region: the bare candidate, and with ``every`` so large that calls are not checked."""
-
-    def tiny(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    x = torch.zeros(4)
-    torch.compiler.reset()
-    runs = (
-        torch.compile(tiny, backend="aot_eager"),
-        torch.compile(tiny, backend=numcheck, options={"compiler": "aot_eager", "every": 10**9}),
-    )
-    with torch.no_grad():
-        best = [float("inf")] * 2
-        for run in runs:
-            run(x)
-        for _ in range(15):
-            for index, run in enumerate(runs):
-                start = time.perf_counter()
-                for _ in range(calls // 15):
-                    run(x)
-                best[index] = min(best[index], (time.perf_counter() - start) / (calls // 15))
-    return best[0], best[1]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,7 +203,7 @@ def main() -> None:
             f"{memory['checked'] / (memory['eager'] + memory['compiled']):.3f}",
             f"{memory['anew'] / 2**20:.0f}",
         )
-    bare, passed_by = unchecked_overhead()
+    bare, passed_by = seconds_per_call(2000, every=10**9)
     console = Console(width=160)
     console.print(table)
     console.print("goals: time ratio 1.10, memory ratio 1.05, both of checked over (eager + compiled)")

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.check_tools import agreed, batch, found, only
-
-Pair = namedtuple("Pair", "left right")
-
-
-@dataclasses.dataclass
-class Record:
-    tensor: torch.Tensor
-    rest: Any = None
-
-
-class Holder:
-    """No container that torch knows."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.layer = nn.Linear(3, 3)
-
-    def method(self, x: torch.Tensor) -> torch.Tensor:
-        self.tensor += 1
-        return self.layer(x) + self.tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method(x)
-
+from tests.support.check_tools import Holder, Pair, Record, agreed, batch, found, only
 
 # results and arguments in containers
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 import threading
 import unittest
-from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,33 +17,11 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.check_tools import Net, agreed, batch, found, only, skips
+from tests.support.check_tools import Holder, Net, agreed, batch, found, only, skips
 
-Pair = namedtuple("Pair", "left right")
 GLOBAL = torch.zeros(3)
 GLOBAL_LAYER = nn.Linear(3, 3)
 COUNTER = 0
-
-
-@dataclasses.dataclass
-class Record:
-    tensor: torch.Tensor
-    rest: Any = None
-
-
-class Holder:
-    """No container that torch knows."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.layer = nn.Linear(3, 3)
-
-    def method(self, x: torch.Tensor) -> torch.Tensor:
-        self.tensor += 1
-        return self.layer(x) + self.tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method(x)
 
 
 # programs

@@ -20,18 +20,11 @@ from checked_backend.checking.program import Program
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
-from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, skips
+from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, skips, wrong_sine
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"
 )
-
-
-def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    for node in gm.graph.find_nodes(op="call_method", target="sin"):
-        node.target = "cos"
-    gm.recompile()
-    return gm.forward
 
 
 ITERATORS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -12,19 +12,12 @@ from torch import fx
 import checked_backend as cb
 from checked_backend.checking.check import _told_once
 from checked_backend.findings import Coverage, RegionInfo
-from tests.support.check_tools import batch, only
+from tests.support.check_tools import batch, only, wrong_sine
 
 
 class Losses(NamedTuple):
     total: torch.Tensor
     parts: list[torch.Tensor]
-
-
-def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    for node in gm.graph.find_nodes(op="call_method", target="sin"):
-        node.target = "cos"
-    gm.recompile()
-    return gm.forward
 
 
 def in_a_tuple(x: torch.Tensor) -> Losses:

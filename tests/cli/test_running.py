@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import checked_backend
+from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 
 PACKAGE = Path(checked_backend.__file__).parent
 VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
@@ -47,16 +48,10 @@ print(sys.argv, sys.path[0], __name__, __file__, __spec__ and __spec__.name, Pat
 print(x.grad.tolist(), torch.rand(2).tolist(), random.random())
 """
 
-WRONG = """
+WRONG = f"""
 import torch
 
-def wrong(gm, example_inputs):
-    for node in gm.graph.nodes:
-        if node.target in (torch.sin, "sin"):
-            node.target = torch.cos if node.op == "call_function" else "cos"
-    gm.recompile()
-    return gm.forward
-
+{COMPILER_WITH_COSINE_FOR_SINE}
 @torch.compile(backend=wrong)
 def f(x):
     return x.sin() + 1

@@ -11,8 +11,7 @@ import torch
 
 import checked_backend as cb
 from checked_backend.dump import rehearse
-from tests.support.dump_tools import dumps
-from tests.support.hostile_tools import body, call, forged, node
+from tests.support.hostile_tools import body, call, dumped_relu, forged, node
 
 X, SIN = node("l_x_"), body(["a"], [call("r", "op:aten.sin.default", node("a"))], {"tuple": [node("r")]})
 INT = {"dtype": "int64"}
@@ -25,17 +24,9 @@ def given(*values: Any) -> dict[str, Any]:
     return {"tuple": list(values)}
 
 
-def relu(x: torch.Tensor) -> torch.Tensor:
-    return x.relu()
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    torch._dynamo.reset()
-    options = {"dump": str(folder), "dump_values": True}
-    torch.compile(relu, backend="graph_dumper", options=options)(torch.randn(4, 3))
-    return dumps(folder)["relu_dynamo_0"]
+    return dumped_relu(tmp_path_factory.mktemp("original"))
 
 
 def tried(dump: Path) -> None:

@@ -9,28 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from checked_backend.cli import apart
 from tests.support.cli_tools import Run
-from tests.support.dump_tools import dumps
-from tests.support.hostile_tools import call, forged, node, replayed
+from tests.support.hostile_tools import call, dumped_relu, forged, node, replayed
 
 INT = {"dtype": "int64"}
 X = node("l_x_")
 
 
-def relu(x: torch.Tensor) -> torch.Tensor:
-    return x.relu()
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    torch._dynamo.reset()
-    options = {"dump": str(folder), "dump_values": True}
-    torch.compile(relu, backend="graph_dumper", options=options)(torch.randn(4, 3))
-    return dumps(folder)["relu_dynamo_0"]
+    return dumped_relu(tmp_path_factory.mktemp("original"))
 
 
 def far(name: str, *shape: int) -> dict[str, Any]:

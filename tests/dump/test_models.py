@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import checked_backend as cb
-from tests.support.dump_tools import dumps, python, run, same, same_leaf
+from tests.support.dump_tools import Squared, dumps, python, run, same, same_leaf
 
 IDS = torch.arange(12).reshape(2, 6) % 20
 
@@ -149,17 +149,6 @@ def transformed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (x**3).sum()
 
     return torch.func.grad(cube)(x), torch.vmap(cube)(x.view(3, 1)), torch.randn_like(x)
-
-
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 2 * ctx.saved_tensors[0]
 
 
 def interpreted(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults, planting
 from tests.support.cli_tools import Run
-from tests.support.dump_tools import dumps, python
+from tests.support.dump_tools import Squared, dumps, python
 
 
 @pytest.fixture
@@ -82,17 +82,6 @@ def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
     code, _, err = run("replay", found["forward"], "--import", "no_such_module_here")
     assert code == 3
     assert "--import no_such_module_here" in err
-
-
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 2 * ctx.saved_tensors[0]
 
 
 @pytest.mark.slow

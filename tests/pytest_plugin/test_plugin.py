@@ -12,22 +12,18 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
+
 INSTALLED = any(point.name == "numcheck" for point in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "checked_backend.pytest_plugin")
 ROOT = Path(__file__).parents[2]
 
-HEAD = """
+HEAD = f"""
 import pytest, threading, torch
 from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 
-def wrong(gm, example_inputs):
-    for node in gm.graph.nodes:
-        if node.target in (torch.sin, "sin"):
-            node.target = torch.cos if node.op == "call_function" else "cos"
-    gm.recompile()
-    return gm.forward
-
+{COMPILER_WITH_COSINE_FOR_SINE}
 def f(x):
     return x.sin() + 1
 

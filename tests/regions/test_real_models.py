@@ -198,18 +198,19 @@ def test_a_wrong_gradient_in_bert_raises_in_backward() -> None:
 
 # at length
 
+TEXT_MODELS = [
+    pytest.param(bert_masked_lm, id="bert masked lm"),
+    pytest.param(bert_classifier, id="bert classifier"),
+    pytest.param(gpt2_lm, id="gpt2"),
+]
+
 
 @pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(bert_masked_lm, id="bert masked lm"),
-        pytest.param(bert_classifier, id="bert classifier"),
-        pytest.param(gpt2_lm, id="gpt2"),
-        pytest.param(vit_classifier, id="vit", marks=pytest.mark.ci_sample),
-    ],
+    [*TEXT_MODELS, pytest.param(vit_classifier, id="vit", marks=pytest.mark.ci_sample)],
 )
 def test_transformers_train(make: Callable[..., Case], attention: str) -> None:
     check_training(partial(make, attention=attention), steps=3)
@@ -220,12 +221,7 @@ def test_transformers_train(make: Callable[..., Case], attention: str) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(bert_masked_lm, id="bert masked lm"),
-        pytest.param(bert_classifier, id="bert classifier"),
-        pytest.param(gpt2_lm, id="gpt2"),
-        pytest.param(vit_classifier, id="vit"),
-    ],
+    [*TEXT_MODELS, pytest.param(vit_classifier, id="vit")],
 )
 def test_transformers_infer(make: Callable[..., Case], attention: str) -> None:
     check_inference(partial(make, attention=attention))

@@ -6,18 +6,8 @@ from dataclasses import replace
 
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.report.causes import causes_of, short_region
+from tests.support.report_tools import RELU
 
-RELU = Finding(
-    Kind.LOGIC,
-    "output[0]",
-    "wrong",
-    region="Net [0/0]",
-    graph="forward",
-    stage="compiled",
-    node="relu",
-    op="aten.relu.default",
-    source="model.py:3 in forward: x.relu()",
-)
 VAGUE = Finding(Kind.LOGIC, "output[0]", "wrong", region="Net [0/0]")
 
 

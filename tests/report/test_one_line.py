@@ -9,17 +9,10 @@ import pytest
 from checked_backend.findings import Finding, Kind, Metrics, Severity
 from checked_backend.report.causes import Cause
 from checked_backend.report.one_line import annotation, one_line, operator_name, user_line
+from tests.support import report_tools
 
-RELU = Finding(
-    Kind.LOGIC,
-    "output[0]",
-    "wrong",
-    region="Net [0/0]",
-    graph="forward",
-    stage="compiled",
-    node="relu",
-    op="aten.relu.default",
-    source="model.py:52 in forward: x.relu()",
+RELU = replace(
+    report_tools.RELU,
     repro="reports/repro.py",
     workaround='# costs nothing\ntorch.compile(model, options={"a": 1})',
 )

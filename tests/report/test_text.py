@@ -72,7 +72,7 @@ COVERAGE = Coverage(
     own_precision_limit={"output[0]": 0.02, "output[1]": 1e-6},
 )
 
-SHORT = """\
+FIRST = """\
 FAIL: model.py:41: relu is wrong (compiled code, backward): repro checked_backend_reports/repro-0/repro.py, workaround torch.compile(model, options={"max_fusion_size": 1}); 1 other cause below
 model.py: Net: 2 findings, 2 causes
 
@@ -86,15 +86,17 @@ model.py: Net: 2 findings, 2 causes
                noise
    greatest    grad[layer.weight][3, 5] is 1 in eager, 1.25 compiled
    workaround  torch.compile(model, options={"max_fusion_size": 1})
-   repro       python checked_backend_reports/repro-0/repro.py
+   repro       python checked_backend_reports/repro-0/repro.py"""  # noqa: E501  the first line is never wrapped
 
+SECOND = """\
 2. output[0] in region 0
    The numbers are right, but they lie in memory in another order.
    because     The output lies in memory in another order.
    wrong       structure.stride, output[0]
    expected    float32[4, 8], stride (8, 1)
-   actual      float32[4, 8], stride (1, 4)
+   actual      float32[4, 8], stride (1, 4)"""
 
+NEXT = """\
 What to do next
   - Today: paste the workaround shown with the finding; it was seen to make the finding vanish.
   - To see it again: run the repro shown with the finding. It needs nothing but its own folder.
@@ -104,7 +106,14 @@ What to do next
   - stride: the values are eager's, and lie in memory in another order. Code that calls .view() on
     the result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous()
     from 'your line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck
-    takes options={"layout": "ignore"}.
+    takes options={"layout": "ignore"}."""
+
+SHORT = f"""\
+{FIRST}
+
+{SECOND}
+
+{NEXT}
 
 Not checked
   - gradients in region 1: backward did not run (an error could hide there)
@@ -115,23 +124,10 @@ Notes
 Checked: 1 region, 2 of 3 calls and 1 backward; outputs: 12, gradients: 4; an error of 0.0001 would
   have been caught everywhere (the bluntest is output[0]); 1 skipped without harm; 1 finding ignored
   as you asked
-Report: reports/net-1.json"""  # noqa: E501  the first line is never wrapped
+Report: reports/net-1.json"""
 
-FULL = """\
-FAIL: model.py:41: relu is wrong (compiled code, backward): repro checked_backend_reports/repro-0/repro.py, workaround torch.compile(model, options={"max_fusion_size": 1}); 1 other cause below
-model.py: Net: 2 findings, 2 causes
-
-1. relu (aten.relu.default) in region 0, compiled code, backward
-   your line   model.py:41 in forward
-     | x = torch.relu(x)
-   The compiled program computes something else than your model; rounding does not explain it.
-   because     The gradient differs from eager's, and so does the compiled program's in float64:
-               rounding does not explain it.
-   wrong       logic, grad[layer.weight]: 12 of 4096 elements, 1% off, 5e+05 times its rounding
-               noise
-   greatest    grad[layer.weight][3, 5] is 1 in eager, 1.25 compiled
-   workaround  torch.compile(model, options={"max_fusion_size": 1})
-   repro       python checked_backend_reports/repro-0/repro.py
+FULL = f"""\
+{FIRST}
 
    Finding 1 of 2: logic, grad[layer.weight]
      The gradient differs from eager's, and so does the compiled program's in float64: rounding does
@@ -146,15 +142,10 @@ model.py: Net: 2 findings, 2 causes
      evidence    fp64 twin: relative difference 1.5e-05, allowed 1e-09
      where       region 0, backward graph, stage compiled, relu_3, aten.relu.default
      your line   model.py:41 in forward: x = torch.relu(x)
-     workaround  torch.compile(model, options={"max_fusion_size": 1})
+     workaround  torch.compile(model, options={{"max_fusion_size": 1}})
      repro       checked_backend_reports/repro-0/repro.py
 
-2. output[0] in region 0
-   The numbers are right, but they lie in memory in another order.
-   because     The output lies in memory in another order.
-   wrong       structure.stride, output[0]
-   expected    float32[4, 8], stride (8, 1)
-   actual      float32[4, 8], stride (1, 4)
+{SECOND}
 
    Finding 2 of 2: structure.stride, output[0]
      The output lies in memory in another order.
@@ -162,16 +153,7 @@ model.py: Net: 2 findings, 2 causes
      actual      float32[4, 8], stride (1, 4)
      where       region 0
 
-What to do next
-  - Today: paste the workaround shown with the finding; it was seen to make the finding vanish.
-  - To see it again: run the repro shown with the finding. It needs nothing but its own folder.
-  - logic: the compiled program computes something else; rounding does not explain it. Use the
-    workaround if there is one, and report the repro. Else keep the code at 'your line' out of the
-    compiler with torch.compiler.disable.
-  - stride: the values are eager's, and lie in memory in another order. Code that calls .view() on
-    the result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous()
-    from 'your line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck
-    takes options={"layout": "ignore"}.
+{NEXT}
 
 Checked
   - outputs: 12
@@ -193,7 +175,7 @@ Notes
 Environment
   - python 3.11.4; torch 2.13.0
 
-Report: reports/net-1.json"""  # noqa: E501
+Report: reports/net-1.json"""
 
 
 def test_full_report() -> None:

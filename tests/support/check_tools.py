@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +12,29 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import MonteCarloMode
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    tensor: torch.Tensor
+    rest: Any = None
+
+
+class Holder:
+    """No container that torch knows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.layer = nn.Linear(3, 3)
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        self.tensor += 1
+        return self.layer(x) + self.tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.method(x)
 
 
 class Net(nn.Module):
@@ -51,6 +76,14 @@ def only(report: cb.Report) -> cb.Finding:
 
 def skips(report: cb.Report) -> str:
     return "\n".join(f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped)
+
+
+def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that computes a cosine for each sine."""
+    for node in gm.graph.find_nodes(op="call_method", target="sin"):
+        node.target = "cos"
+    gm.recompile()
+    return gm.forward
 
 
 def rounding_otherwise(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -18,6 +18,19 @@ from checked_backend.dump.files import with_checksum
 KINDS = ("dynamo", "joint", "forward", "backward", "inference")
 
 
+class Squared(torch.autograd.Function):
+    """A square, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2 * ctx.saved_tensors[0]
+
+
 def dumps(root: Path) -> dict[str, Path]:
     """The dumps under a folder, by the name of their folder."""
     return {path.parent.name: path.parent for path in sorted(root.glob("*/*/graph.json"))}

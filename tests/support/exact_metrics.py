@@ -13,22 +13,11 @@ from hypothesis import strategies as st
 
 from checked_backend.findings import Metrics
 from checked_backend.numerics import measure as measure_module
-from checked_backend.numerics.bits import FORMATS
+from checked_backend.numerics.bits import FORMATS, INTEGERS
 from checked_backend.numerics.fused import fused_loop
 from checked_backend.numerics.measure import measure
 
 FLOATS = list(FORMATS)
-INTEGERS = [
-    torch.bool,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-]
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import checked_backend
-from tests.support.dump_tools import edit, python
+import torch
 
-__all__ = ["body", "call", "forged", "node", "replayed"]
+import checked_backend
+from tests.support.dump_tools import dumps, edit, python
+
+__all__ = ["body", "call", "dumped_relu", "forged", "node", "replayed"]
 
 PACKAGE = Path(checked_backend.__file__).parents[1]
 
@@ -34,6 +36,18 @@ def body(inputs: Sequence[str], calls: Sequence[dict[str, Any]], returned: Any) 
     output = {**call("output", "output", returned), "op": "output"}
     nodes = [*({**call(name, name), "op": "placeholder"} for name in inputs), *calls, output]
     return {"nodes": nodes, "subgraphs": {}, "constants": {}}
+
+
+def dumped_relu(folder: Path) -> Path:
+    """The dump of a graph with one relu, and of its input's values."""
+
+    def relu(x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+    torch._dynamo.reset()
+    options = {"dump": str(folder), "dump_values": True}
+    torch.compile(relu, backend="graph_dumper", options=options)(torch.randn(4, 3))
+    return dumps(folder)["relu_dynamo_0"]
 
 
 def forged(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.support import metadata_models, models, more_models
+from tests.support.dump_tools import Squared
 
 __all__ = ["PROGRAMS", "Replayed"]
 
@@ -102,17 +103,6 @@ def transforms(x: torch.Tensor) -> tuple[Any, ...]:
 
     tangents = torch.func.jvp(torch.sin, (x,), (x,))
     return torch.func.grad(cube)(x), torch.func.hessian(cube)(x), torch.vmap(cube)(x.view(2, -1)), *tangents
-
-
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 2 * ctx.saved_tensors[0]
 
 
 def own_function(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,20 @@
+"""What the tests of reports share."""
+
+from __future__ import annotations
+
+from checked_backend.findings import Finding, Kind
+
+__all__ = ["RELU"]
+
+RELU = Finding(
+    Kind.LOGIC,
+    "output[0]",
+    "wrong",
+    region="Net [0/0]",
+    graph="forward",
+    stage="compiled",
+    node="relu",
+    op="aten.relu.default",
+    source="model.py:52 in forward: x.relu()",
+)
+"""A finding whose operator and line are known."""
