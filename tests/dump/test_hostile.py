@@ -19,6 +19,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
+from checked_backend.dump.files import sha256
 from tests.support.dump_tools import dumps, edit, python
 from tests.support.hostile_edits import GRAPH_EDITS, Edit, relu
 
@@ -207,8 +208,6 @@ def test_code_in_the_folder_is_not_run_by_loading_or_showing(dump: Path, monkeyp
         (dump / file).write_text(bomb)
 
     def fit(document: dict[str, Any]) -> None:
-        from checked_backend.dump.files import sha256
-
         document["files"].update({file: sha256(bomb.encode()) for file in ("module.py", "repro.py")})
 
     for file in ("torch.py", "json.py", "numpy.py"):

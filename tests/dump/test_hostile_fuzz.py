@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -33,8 +34,6 @@ def use(dump: Path, board: Noticeboard) -> int:
         strange = event == "open" and str(given[0]).startswith(("/etc", "/proc/self/mem", "~"))
         if event.startswith(REACHING) or writes or strange:
             board.note(f"reached {event} {given!r}"[:500])
-            import os
-
             os._exit(REACHED)
 
     sys.addaudithook(hook)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from checked_backend.checking import replay
 from checked_backend.cli import apart
 from tests.support.cli_tools import Run
 from tests.support.hostile_tools import call, dumped_relu, forged, node, replayed
@@ -153,8 +154,6 @@ def test_a_process_that_cannot_be_forked_has_another_python_replay(
 def test_a_death_in_eager_is_told_in_a_sentence(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from checked_backend.checking import replay
-
     dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
     monkeypatch.setattr(replay, "rehearse", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     code, _, err = run("replay", dump)

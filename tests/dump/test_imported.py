@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
+import numpy as np
 import pytest
 import torch
 
+from checked_backend._torch.operators import registered_operators
+from checked_backend.cli.apart import _import, _keep_out
 from checked_backend.dump.targets import Trusted, Unresolved, resolve_target
 
 MODULE = """
@@ -88,8 +91,6 @@ def triple(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trusted]:
-    from checked_backend._torch.operators import registered_operators
-
     folder = tmp_path_factory.mktemp("lends")
     (folder / "dump_lends.py").write_text(MODULE)
     (folder / "dump_lends_other.py").write_text(OTHER)
@@ -161,16 +162,12 @@ def test_what_no_import_can_allow_is_not_said_to_need_one(target: str) -> None:
 
 
 def test_a_function_of_numpy_that_numpy_imports_is_not_its_own() -> None:
-    import numpy as np
-
     assert np.load.__module__ == "numpy"
     with pytest.raises(Unresolved, match=r"numpy\.load is defined elsewhere, in numpy\.lib"):
         resolve_target("function:numpy:load", Trusted(frozenset({"numpy"}), frozenset()))
 
 
 def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path) -> None:
-    from checked_backend.cli.apart import _import, _keep_out
-
     (tmp_path / "dump_lends_bomb.py").write_text("raise SystemExit('run')")
     path = list(sys.path)
     sys.path.insert(0, str(tmp_path))

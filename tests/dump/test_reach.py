@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from checked_backend.dump.functions import functions
 from tests.support.dump_tools import python
 
 PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"
@@ -33,8 +34,6 @@ def test_nothing_that_a_dump_may_call_reaches_the_system(part: int, tmp_path: Pa
 
 
 def test_no_callable_is_a_module_or_a_class_of_torch() -> None:
-    from checked_backend.dump.functions import functions
-
     plain = {bool, complex, float, int, list, range, slice, tuple, torch.Size}
     for name, function in functions().items():
         assert not inspect.ismodule(function), name

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import checked_backend as cb
+from checked_backend.checking.replay import replay, replay_of_death
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults, planting
@@ -56,8 +57,6 @@ def test_every_kind_replays_and_a_clean_compiler_passes(run: Run, found: dict[st
 
 @pytest.mark.parametrize("kind", ["dynamo", "forward"])
 def test_a_wrong_compiler_fails(run: Run, found: dict[str, Path], kind: str) -> None:
-    from checked_backend.checking.replay import replay
-
     report = replay(cb.load_dump(found[kind]), compiler=break_relu)
     assert report.verdict is cb.Verdict.FAIL
     torch._dynamo.register_backend(break_relu, name=f"dump_tests_break_relu_{kind}")
@@ -88,8 +87,6 @@ def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_what_dynamo_cannot_trace_again_is_checked_nevertheless(tmp_path: Path) -> None:
-    from checked_backend.checking.replay import replay
-
     def own(x: torch.Tensor) -> torch.Tensor:  # Dynamo refuses its own operator for Squared
         return Squared.apply(x.sin())  # type: ignore[no-any-return]
 
@@ -192,8 +189,6 @@ class Net(nn.Module):
 
 
 def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> None:
-    from checked_backend.checking.replay import replay
-
     report = replay(cb.load_dump(found["dynamo"]), compiler=faults.crash_in_backward())
     assert "crash" in [str(finding.kind) for finding in report.findings]
 
@@ -201,7 +196,6 @@ def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> Non
 @pytest.mark.forks
 def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str, Path]) -> None:
     """The compiler is not tried in this process again."""
-    from checked_backend.checking.replay import replay_of_death
 
     def dies_late(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         return planting.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)

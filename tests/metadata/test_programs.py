@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -279,8 +280,6 @@ def test_a_nan_that_is_given_and_an_infinity_that_is_written_are_not_made() -> N
 
 
 def test_values_are_freed_after_their_last_use() -> None:
-    import weakref
-
     alive: list[int] = []
     made: list[weakref.ref[Any]] = []
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.sweep.case import Settings
-from checked_backend.sweep.database import Database
+from checked_backend.sweep.database import Database, Result
 from checked_backend.sweep.drive import merge, run_sweep, statuses_of
 from checked_backend.sweep.engine import LocalEngine
 from checked_backend.sweep.job import Place
 from checked_backend.sweep.summary import Summary
-from tests.support.sweep_tools import asked, jobs_of, plan_of, scripted
+from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted
 
 MODELS = ("a", "b", "c", "d")
 
@@ -95,9 +95,6 @@ def test_a_rerun_that_was_stopped_goes_on_and_repeats_nothing(tmp_path: Path) ->
         run = database.runs()[0]
         again = database.ask_again(run, plan.jobs, plan.sources, ["fail"])
         assert [job.attempt for job in again] == [1] * 4
-        from checked_backend.sweep.database import Result
-        from tests.support.sweep_tools import outcome
-
         state = again[0].settings.digest("a")
         database.add(run, Result(again[0].case, 1, "", state, outcome("fail")))
     _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["failed"]))
