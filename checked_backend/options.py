@@ -181,6 +181,7 @@ class RunOptions(CheckOptions):
     on_divergence: OnDivergence = Field("record", description="what a finding that fails does, beside the summary")
     run: Path | None = Field(None, description="folder of the run that a process belongs to; set by checked-backend")
     github: bool = Field(False, description="print annotations for GitHub")
+    shadow: bool = Field(False, description="also compare whole compiled calls with eager, at sampled calls")
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

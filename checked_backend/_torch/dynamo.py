@@ -16,6 +16,7 @@ from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.registry import list_backends, lookup_backend
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import (
     InvalidBackend,
     SkipFrame,
@@ -28,6 +29,7 @@ from torch._guards import CompileContext, TracingContext, tracing
 
 __all__ = [
     "InvalidBackend",
+    "OptimizedModule",
     "TracingContext",
     "compile_id",
     "compile_lock",

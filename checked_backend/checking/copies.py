@@ -47,11 +47,13 @@ class Copier:
 
     Attributes:
         wide: Make floating-point tensors float64.
+        own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
     """
 
     wide: bool = False
+    own_code: bool = False
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
@@ -232,7 +234,8 @@ class Copier:
         if _asks_its_name(function):
             namespace["__name__"] = function.__globals__["__name__"]
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        made = FunctionType(function.__code__, namespace, function.__name__, None, cells or None)
+        code = function.__code__.replace() if self.own_code else function.__code__
+        made = FunctionType(code, namespace, function.__name__, None, cells or None)
         self._remember(function, made)
         made.__dict__.update(function.__dict__)
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__

@@ -72,6 +72,8 @@ class Program:
         optimizer: Takes a step after each call.
         continued: Whether a call goes on from the state that the previous call left, as in training. Otherwise each
             call begins with the parameters, buffers and random state of the first call.
+        own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
+            for the original, whose globals are others.
         calls: The calls of a whole run.
     """
 
@@ -82,6 +84,7 @@ class Program:
     gradients: bool
     optimizer: MakeOptimizer | None = None
     continued: bool = True
+    own_code: bool = False
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class Run:
     ) -> None:
         self._program = program
         self._modes = modes
-        self._copier = Copier(wide)
+        self._copier = Copier(wide, program.own_code)
         self._function = self._copier.function(program.function)
         self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
         self._called = self._function if transform is None else transform(called_inside(self._function))

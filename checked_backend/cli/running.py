@@ -50,6 +50,9 @@ def run(
     localize: Annotated[
         bool | None, typer.Option("--localize/--no-localize", help="Find the operator after a finding; default: yes.")
     ] = None,
+    shadow: Annotated[
+        bool | None, typer.Option("--shadow", help="Also compare whole calls with eager, at calls 1, 2, 4, ...")
+    ] = None,
     report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where reports and repros go.")] = None,
     github: Annotated[bool, typer.Option("--github", help="Also print annotations for GitHub.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of the summary.")] = False,
@@ -69,6 +72,7 @@ def run(
         "ignore": ignore,
         "gradients": gradients,
         "localize": localize,
+        "shadow": shadow,
         "report_dir": report_dir,
     }
     for name, value in options.items():

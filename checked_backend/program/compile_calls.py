@@ -150,6 +150,16 @@ class CompileWatch:
     def asked(self) -> None:
         """Note that the program calls ``torch.compile``. The result will be checked."""
 
+    def compiled(self, model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
+        """What the program gets of ``torch.compile``.
+
+        Args:
+            model: What it asked torch to compile.
+            made: What torch returned, whose regions are checked.
+            _compile_again: Compiles a copy of ``model`` in the same way.
+        """
+        return made
+
     def checking(self, original: Compile) -> Compile:
         """Wrap a ``torch.compile`` so that it checks what it compiles."""
 
@@ -161,9 +171,17 @@ class CompileWatch:
             off = not self._settings or not settings.enabled or kwargs.get("disable")
             if off or _checks_itself(kwargs) or _asked_by_this_package():
                 return original(model, **kwargs)
+            given = _own_options(kwargs)
             original(_nothing, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
             self.asked()
-            return original(model, **self._redirected(settings, kwargs))
+            redirected = self._redirected(settings, given)
+
+            def compile_again(copy: Callable[..., Any], *, fresh: bool = False) -> Any:
+                backend = redirected["backend"]  # another object is another backend, whose code Dynamo does not have
+                chosen = (lambda *graph: backend(*graph)) if fresh else backend
+                return original(copy, **_own_options({**redirected, "backend": chosen}))
+
+            return self.compiled(model, compile_again(model), compile_again)
 
         return compile_checked
 
@@ -200,6 +218,12 @@ class CompileWatch:
                 options.setdefault(name, value)
         options["compiler_options"] = {**options.get("compiler_options", {}), **given}
         return {**rest, "backend": CheckingBackend(backend, options, mode, self.current)}
+
+
+def _own_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``torch.compile``, which takes out of the options what is not the backend's."""
+    options = kwargs.get("options")
+    return {**kwargs, "options": dict(options)} if options else dict(kwargs)
 
 
 def _nothing() -> None:

@@ -13,7 +13,10 @@ from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import read_reports, rewrite_report, write_report, write_whole
 
-__all__ = ["Mark", "ProcessReport", "RunFolder"]
+__all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "RunFolder"]
+
+WHOLE_CALLS = "whole calls compared with eager"
+"""What the coverage counts where calls are compared from outside (option ``shadow``)."""
 
 _MARK = ".started"
 _SECONDS, _CHECKING = "seconds of the program", "seconds of checks"

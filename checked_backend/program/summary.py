@@ -13,7 +13,7 @@ from typing import Any
 
 from checked_backend.findings import Finding, Verdict
 from checked_backend.options import RunOptions, parse_options
-from checked_backend.program.folder import ProcessReport, RunFolder
+from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, RunFolder
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean
 from checked_backend.report.one_line import annotation
@@ -97,6 +97,9 @@ class RunResult:
             f"{_count(len(regions), 'region')}{where}, {checked} of {_count(calls, 'call')}, "
             f"{_count(backwards, 'backward pass', 'es')}",
         )
+        whole = sum(one.report.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
+        if whole:
+            yield _row("whole", f"{_count(whole, 'call')} compared from outside with eager (--shadow)")
         yield from self._limit()
         failing = sum(finding.fails for finding in self.findings)
         others = len(self.findings) - failing

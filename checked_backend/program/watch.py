@@ -8,12 +8,15 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.program.folder import Mark, ProcessReport
+from checked_backend.program.shadow import Shadows
 from checked_backend.regions.health import CheckRecord, health_of_run
 from checked_backend.report.session import Session, active_sessions
 
@@ -36,6 +39,7 @@ class ProgramWatch(CompileWatch):
         super().__init__(defaults={"on_divergence": "record"})
         options = parse_options(RunOptions, "numcheck", {})
         self._settings.append(Settings(options.compiler))
+        self._shadows = Shadows(options, lambda: self._session, self._tell) if options.shadow else None
         self.validate()
         self._folder = Path(folder)
         self._began = began
@@ -60,6 +64,10 @@ class ProgramWatch(CompileWatch):
         """Mark this process as one that compiles."""
         self._here()
 
+    def compiled(self, model: Any, made: Any, compile_again: Callable[..., Any]) -> Any:
+        """What torch compiled; with the option ``shadow``, whole calls of it are compared with eager."""
+        return made if self._shadows is None else self._shadows.over(model, made, compile_again)
+
     def _here(self) -> None:
         """Mark this process, once. A fork gets its own mark, and an empty session."""
         if os.getpid() in self._marks:
@@ -74,17 +82,20 @@ class ProgramWatch(CompileWatch):
         with self._lock:
             self._checking += record.seconds
         if record.findings:
-            self._unsaved = True  # the finding is added after this; the next call writes it, lest a kill loses it
-            print(  # noqa: T201
-                f"checked-backend: call {record.call} of {record.region} differs from eager; the report follows at "
-                "the end of the program",
-                file=sys.stderr,
-            )
+            self._tell(record.region, record.call)
+
+    def _tell(self, region: str, call: int) -> None:
+        self._unsaved = True  # the finding is added after this; the next call writes it, lest a kill loses it
+        print(  # noqa: T201
+            f"checked-backend: call {call} of {region} differs from eager; the report follows at the program's end",
+            file=sys.stderr,
+        )
 
     def _save(self) -> None:
         self._unsaved = False
         report = replace(self._session.report, title=_program())
-        checking = self._checking + self._session.investigations.seconds
+        shadows = 0.0 if self._shadows is None else self._shadows.seconds
+        checking = self._checking + shadows + self._session.investigations.seconds
         found = ProcessReport(report, time.perf_counter() - self._began, checking)
         self._marks[os.getpid()].save(found)
 
@@ -92,6 +103,8 @@ class ProgramWatch(CompileWatch):
         """Write the final report of this process if it compiled something."""
         if os.getpid() not in self._marks:
             return
+        if self._shadows is not None:
+            self._shadows.close()
         self._session.close()
         self._save()
         self._marks[os.getpid()].ended()

@@ -112,6 +112,34 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert out.startswith("::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
 
 
+TRANSLATED = """
+import torch
+
+def tripled(x):
+    return x * 3
+
+@torch.compiler.substitute_in_graph(tripled)
+def polyfill(x):
+    return x * FACTOR
+
+f = torch.compile(lambda x: tripled(x) + 1, backend="eager")
+print([f(torch.full((2,), float(n))).sum().item() for n in range(5)])
+"""
+
+
+@pytest.mark.parametrize(("factor", "code"), [("3", 0), ("3.5", 1)])
+def test_whole_calls_are_compared_with_eager(tmp_path: Path, factor: str, code: int) -> None:
+    (tmp_path / "p.py").write_text(TRANSLATED.replace("FACTOR", factor))
+    plain = finished((sys.executable, "p.py"), tmp_path)
+    got, out, err = finished((*VERB, "--shadow", "--no-localize", "p.py"), tmp_path)
+    assert (got, out) == (code, plain[1]), err
+    assert "3 calls compared from outside with eager" in err
+    assert finished((*VERB, "p.py"), tmp_path)[0] == 0  # no region shows it
+    if code:
+        assert "output[0] is wrong" in err
+        assert "(as Dynamo traced it)" in err
+
+
 FORKS = """
 import multiprocessing, os, sys, threading, torch
 

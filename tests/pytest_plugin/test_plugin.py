@@ -133,7 +133,10 @@ def mine(gm, example_inputs, *, options=None, mode=None):
     return gm.forward
 
 def test_options_and_mode():
-    torch.compile(f, backend=mine, options={"a": 1, "guard_filter_fn": lambda guards: [True] * len(guards)})(x)
+    filtered = []
+    keep_all = lambda guards: filtered.append(1) or [True] * len(guards)
+    torch.compile(f, backend=mine, options={"a": 1, "guard_filter_fn": keep_all})(x)
+    assert filtered
     torch._dynamo.reset()
     torch.compile(f, backend=mine, mode="fast")(x)
     assert seen == [({"a": 1}, None), (None, "fast")]

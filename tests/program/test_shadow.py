@@ -1,0 +1,219 @@
+"""Whole compiled calls compared with eager: what Dynamo itself does wrong, which no region shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checked_backend.errors import DivergenceError
+from checked_backend.findings import Kind, Verdict
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.program.folder import WHOLE_CALLS
+from checked_backend.program.shadow import Shadows
+from checked_backend.report import Report
+from checked_backend.report.session import Session
+
+
+class Shadowed:
+    """Compiles as a program does that runs with the option ``shadow``."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.session = Session()
+        self.told: list[tuple[str, int]] = []
+        given = {"on_divergence": "record", "localize": False, "report_dir": folder, **options}
+        parsed = parse_options(CheckOptions, "numcheck", given)
+        self.shadows = Shadows(parsed, lambda: self.session, lambda name, call: self.told.append((name, call)))
+
+    def compile(self, model: Any, *, unguarded: bool = False) -> Any:
+        def again(copy: Callable[..., Any], *, fresh: bool = False) -> Any:
+            backend = functools.partial(_graph) if fresh else _graph
+            options: Any = {"guard_filter_fn": _no_guards} if unguarded else {}
+            return torch.compile(copy, backend=backend, options=options)
+
+        return self.shadows.over(model, again(model), again)
+
+    @property
+    def report(self) -> Report:
+        self.shadows.close()
+        return self.session.report
+
+
+def _graph(gm: Any, _inputs: Any) -> Any:
+    return gm.forward
+
+
+def _no_guards(entries: Any) -> list[bool]:
+    return [False for _ in entries]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@torch.compiler.substitute_in_graph(tripled)
+def _wrongly_tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3.25
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * self.scale
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, 0.5) + 1
+
+
+def test_what_dynamo_translates_wrongly_is_found_and_named(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path)
+    program.compile(lambda x: tripled(x) + 1)(torch.ones(3))
+    (finding,) = [one for one in program.report.findings if one.fails]
+    assert (finding.kind, finding.subject, finding.stage) == (Kind.LOGIC, "output[0]", "eager")
+    assert "Dynamo" in finding.evidence["level"]
+    assert program.told[0][1] == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_missing_guard_is_found_in_the_call_in_which_it_matters(tmp_path: Path, scale: float) -> None:
+    program, model = Shadowed(tmp_path), Scaled()
+    compiled = program.compile(model, unguarded=True)
+    compiled(torch.randn(5, 4))
+    model.scale = scale
+    compiled(torch.randn(5, 4))
+    failing = [one for one in program.report.findings if one.fails]
+    if scale == 1.0:
+        assert not failing
+        return
+    assert "output[0]" in [one.subject for one in failing]
+    assert all("compiled for an earlier call" in one.evidence["level"] for one in failing)
+    assert program.told == [("Scaled as a whole", 2)]
+
+
+def test_gradients_are_compared(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path)
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    @torch.compiler.substitute_in_graph(square)
+    def _detached(x: torch.Tensor) -> torch.Tensor:
+        return x.detach() * x
+
+    program.compile(lambda x: square(x).sum())(torch.arange(3.0, requires_grad=True))
+    assert [one.subject for one in program.report.findings] == ["grad[x]"]
+
+
+def test_a_training_run_is_as_it_is_alone(tmp_path: Path) -> None:
+    def train(compile_model: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Scaled()
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = compile_model(model)
+        for _ in range(5):
+            step(dropped(torch.randn(5, 4))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*model.state_dict().values(), torch.rand(3)]
+
+    program = Shadowed(tmp_path)
+    plain = train(lambda model: torch.compile(model, backend=_graph))
+    checked = train(program.compile)
+    assert all(map(torch.equal, plain, checked))
+    assert (program.report.findings, program.report.coverage.checked[WHOLE_CALLS]) == ((), 3)
+
+
+def test_only_the_outermost_call_is_compared(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path)
+    inner = program.compile(lambda x: x.sin())
+    outer = program.compile(lambda x: inner(x) + 1)
+    for _ in range(4):
+        outer(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 3
+    inner(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 4
+
+
+def test_what_it_prints_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Shadowed(tmp_path)
+
+    def talks(x: torch.Tensor) -> torch.Tensor:
+        print("here")
+        return x.cos()
+
+    program.compile(talks)(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 1
+    assert capsys.readouterr().out == "here\n"
+
+
+def test_methods_module_compile_and_lazy_modules(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path)
+    module = Scaled()
+    module._compiled_call_impl = program.compile(module._call_impl)  # as module.compile() does
+    module(torch.randn(5, 4))
+    lazy = program.compile(nn.LazyLinear(3))
+    lazy(torch.randn(5, 4))
+    lazy(torch.randn(5, 4))
+
+    class Holder:
+        def __init__(self) -> None:
+            self.weight = torch.ones(3)
+
+        step = program.compile(lambda self, x: self.weight * x)
+
+    Holder().step(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 4
+    assert not program.report.findings
+
+
+def test_what_cannot_be_copied_is_told_and_no_pass(tmp_path: Path) -> None:
+    class Held(nn.Module):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("there is one of me")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    program = Shadowed(tmp_path)
+    program.compile(Held())(torch.ones(3))
+    report = program.report
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "there is one of me" in str(report)
+
+
+def test_policy_raise_ends_the_call(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path, on_divergence="raise")
+    with pytest.raises(DivergenceError, match="output"):
+        program.compile(lambda x: tripled(x))(torch.ones(3))
+    assert list(tmp_path.glob("*.json"))
+
+
+def test_every_and_budget_choose_the_calls(tmp_path: Path) -> None:
+    program = Shadowed(tmp_path, every=3)
+    compiled = program.compile(lambda x: x.sin())
+    for _ in range(12):
+        compiled(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 3  # calls 1, 4 and 10
+    program = Shadowed(tmp_path, budget=1e-9)
+    compiled = program.compile(lambda x: x.cos())
+    for _ in range(4):
+        compiled(torch.ones(3))
+    assert program.report.coverage.checked[WHOLE_CALLS] == 1
