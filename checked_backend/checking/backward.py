@@ -27,8 +27,8 @@ class Objective:
         bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
             multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
             target. Otherwise each output gets a random gradient.
-        incoming: Their magnitudes, and how they lie in memory. Contiguous gradients have full mantissas and no zeros.
-            Gradients of other layouts are exact in every dtype.
+        incoming: Their magnitudes, how they lie in memory, and at which outputs they enter. Contiguous gradients have
+            full mantissas and no zeros. Gradients of other layouts are exact in every dtype.
         dtypes: The dtype of an output's gradient by the output's name, if it is not the output's own. So a program in
             float64 gets the same numbers as at its own precision.
     """
@@ -69,6 +69,7 @@ def run_backward(
     Raises:
         CheckedBackendError: The gradients that enter could not be made. Autograd's exceptions are the program's own.
     """
+    roots = objective.incoming.at(roots)
     try:
         with torch.no_grad(), disable_current_modes():  # no part of the program: no mode may perturb it
             entering = [_entering(root.detach(), name, objective) for name, root in roots.items()]

@@ -5,14 +5,17 @@ dtype has. None of them is zero, so that no wrong factor hides. Multiples of 1/8
 so are sums of them: a difference there is no rounding. Some of the exact values are zero.
 
 Values with full mantissas come in three magnitudes. Large and small values are never mixed: among large values nobody
-would see that small ones are lost.
+would see that small ones are lost. They also enter at some of several outputs alone, because a loss often uses one
+output only, and nothing arrives at the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 
@@ -35,22 +38,42 @@ _SUMMED = 10
 """Gradients stay this many powers of two below the greatest number of a dtype, so that their sums do not overflow."""
 
 
+Given = TypeVar("Given")
+
+
 class Incoming(str, Enum):
-    """The magnitude or the memory layout of incoming gradients. The words are for people."""
+    """The magnitude, the memory layout, or the place of incoming gradients. The words are for people."""
 
     CONTIGUOUS = "contiguous"
     SMALL = "of small magnitudes"
     LARGE = "of large magnitudes"
     SPARED = "with gaps at an offset"
     EXPANDED = "expanded"
+    FIRST = "at the first output alone"
+    OTHERS = "at all outputs but the first"
     ROWS = "expanded along the first dimension"
+    COLUMNS = "expanded along the last dimension"
     TRANSPOSED = "transposed"
     CHANNELS_LAST = "channels last"
+    CONJUGATED = "conjugated lazily"
 
     @property
     def is_laid_out(self) -> bool:
         """Whether they lie otherwise in memory than a new tensor does."""
-        return self not in (Incoming.CONTIGUOUS, Incoming.SMALL, Incoming.LARGE)
+        return self not in (Incoming.CONTIGUOUS, Incoming.SMALL, Incoming.LARGE, Incoming.FIRST, Incoming.OTHERS)
+
+    def at(self, outputs: Mapping[str, Given]) -> dict[str, Given]:
+        """Those of several outputs at which gradients enter."""
+        places = list(outputs.items())
+        if self is Incoming.FIRST:
+            return dict(places[:1])
+        return dict(places[1:] if self is Incoming.OTHERS else places)
+
+
+_REPEATED = MappingProxyType(
+    {Incoming.EXPANDED: slice(None), Incoming.ROWS: slice(1), Incoming.COLUMNS: slice(-1, None)}
+)
+"""The dimensions along which an expanded gradient repeats."""
 
 
 def full_mantissa(
@@ -108,12 +131,14 @@ def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
 
     Expanded values repeat the first of the values, divided by a power of two so that sums over them keep their size.
     """
-    if layout in (Incoming.EXPANDED, Incoming.ROWS) and values.numel():
-        dims = values.dim() if layout is Incoming.EXPANDED else 1
-        repeated = math.prod(values.shape[:dims])
+    if layout in _REPEATED and values.numel():
+        dims = range(values.dim())[_REPEATED[layout]]
+        repeated = math.prod(values.shape[dim] for dim in dims)
         scale = 2.0 ** -min(round(math.log2(repeated) / 2), 10)
         some = torch.where(values == 0, torch.ones_like(values), values) * scale
         made = expanded(some, dims)
+    elif layout is Incoming.CONJUGATED:
+        made = values.conj().resolve_conj().conj() if values.is_complex() else None
     elif layout is Incoming.SPARED:
         made = with_gaps(values, _OFFSET)
     elif layout is Incoming.TRANSPOSED:
@@ -124,7 +149,7 @@ def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
 
 
 def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
-    """The magnitudes and layouts, besides the contiguous one, that gradients of these outputs can have.
+    """The magnitudes, layouts and places, besides the usual ones, that gradients of these outputs can have.
 
     Those that find most faults come first, because there may be no time for all.
     """
@@ -136,8 +161,12 @@ def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
         Incoming.LARGE: roots,
         Incoming.SPARED: plain,
         Incoming.EXPANDED: several,
-        Incoming.ROWS: [root for root in tables if root.shape[0] > 1 and root[0].numel() > 1],
+        Incoming.FIRST: roots[1:],
+        Incoming.OTHERS: roots[1:],
+        Incoming.ROWS: [root for root in tables if 1 < root.shape[0] < root.numel()],
+        Incoming.COLUMNS: [root for root in tables if 1 < root.shape[-1] < root.numel()],
         Incoming.TRANSPOSED: [root for root in tables if min(root.shape[-2:]) > 1],
         Incoming.CHANNELS_LAST: [root for root in several if root.dim() in (4, 5) and root.shape[1] > 1],
+        Incoming.CONJUGATED: [root for root in plain if root.is_complex()],
     }
     return [layout for layout, ones in possible.items() if ones]

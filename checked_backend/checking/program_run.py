@@ -82,7 +82,7 @@ def run_program(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
         keep: Receives a region's findings before they are localized.
-        relay: Run the first call again with incoming gradients of other magnitudes and layouts, if nothing has failed.
+        relay: Run the first call again with other incoming gradients (`relaid_calls`), if nothing has failed.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)

@@ -1,4 +1,4 @@
-"""Repeat the program's own call with incoming gradients in other memory layouts, or of other magnitudes.
+"""Repeat the program's own call with incoming gradients of other layouts or magnitudes, or at some outputs alone.
 
 A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor. Other gradients arrive as
 slices or transposed. The gradients of a mean are small, those of a scaled loss are large. A compiled backward pass may
@@ -114,7 +114,7 @@ def of_relaid(call: Call, coverage: Coverage) -> Coverage:
 
 
 def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:
-    """Note which magnitudes and layouts were tried, and how small an error would have been seen there.
+    """Note which magnitudes, layouts and places were tried, and how small an error would have been seen there.
 
     That error is not as small as with contiguous gradients, because the noise found with those is mostly reused.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 __all__ = ["at_an_offset", "channels_last", "expanded", "transposed", "with_gaps"]
@@ -23,17 +25,17 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if form is None else tensor.clone(memory_format=form)
 
 
-def expanded(tensor: torch.Tensor, dims: int = 1) -> torch.Tensor | None:
-    """The first element along each of the first dimensions, repeated with a stride of 0; None if nothing changes.
+def expanded(tensor: torch.Tensor, dims: Sequence[int] = (0,)) -> torch.Tensor | None:
+    """The first element along some dimensions, repeated with a stride of 0; None if nothing changes.
 
     Args:
         tensor: A tensor with elements.
-        dims: How many dimensions.
+        dims: The dimensions, from 0 on.
     """
-    if all(size < 2 for size in tensor.shape[:dims]):
+    if all(tensor.shape[dim] < 2 for dim in dims if dim < tensor.dim()):
         return None
-    first = tensor[(slice(1),) * min(dims, tensor.dim())]
-    return first.clone().expand(tensor.shape)
+    first = tensor[tuple(slice(1) if dim in dims else slice(None) for dim in range(tensor.dim()))]
+    return first.clone(memory_format=torch.contiguous_format).expand(tensor.shape)
 
 
 def with_gaps(tensor: torch.Tensor, offset: int = 0) -> torch.Tensor:

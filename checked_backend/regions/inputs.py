@@ -260,13 +260,18 @@ def copy_values(values: Sequence[Any]) -> list[Any]:
 def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a plain tensor without history, with its strides and its offset unless that takes far more memory.
 
+    A copy of a lazily conjugated or negated tensor is one too.
+
     Args:
         tensor: A strided tensor, whose elements do not share memory.
     """
     plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = negative_view(plain) if plain.is_neg() else plain
+        return _with_bits(copy_in_layout(plain.conj() if plain.is_conj() else plain), tensor)
     room = WIDEST * plain.numel() + ALIGNED
     span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-    if not plain.numel() or span > room or plain.is_conj() or plain.is_neg():
+    if not plain.numel() or span > room:
         return plain.clone()
     offset = plain.storage_offset()
     if offset + span > room:

@@ -48,12 +48,12 @@ def test_exact_numbers_are_exact_in_half_precision_and_one_alone_is_one() -> Non
     assert float(exact((), generator())) == 1
 
 
-@pytest.mark.parametrize("layout", Incoming)
+@pytest.mark.parametrize("layout", [each for each in Incoming if each is not Incoming.CONJUGATED])
 def test_layouts_have_the_shape_and_mostly_the_values(layout: Incoming) -> None:
     values = exact((2, 3, 4, 5), generator())
     made = laid_out(values, layout)
     assert made.shape == values.shape
-    if layout not in (Incoming.EXPANDED, Incoming.ROWS):
+    if layout not in (Incoming.EXPANDED, Incoming.ROWS, Incoming.COLUMNS):
         assert torch.equal(made, values)
     assert (made.stride() == values.stride()) == (not layout.is_laid_out)
     assert bool(made.storage_offset()) == (layout is Incoming.SPARED)
@@ -64,7 +64,23 @@ def test_expanded_ones_have_no_stride_and_are_not_zero() -> None:
     assert whole.stride() == (0, 0)
     rows = laid_out(exact((4, 6), generator()), Incoming.ROWS)
     assert rows.stride() == (0, 1)
-    assert whole.count_nonzero() == rows.count_nonzero() == 24
+    columns = laid_out(exact((4, 6), generator()), Incoming.COLUMNS)
+    assert columns.stride() == (1, 0)
+    assert whole.count_nonzero() == rows.count_nonzero() == columns.count_nonzero() == 24
+
+
+def test_conjugated_ones_have_the_values_and_a_bit_that_says_so() -> None:
+    values = torch.complex(exact((3, 2), generator()), exact((3, 2), generator()))
+    made = laid_out(values, Incoming.CONJUGATED)
+    assert made.is_conj()
+    assert torch.equal(made.resolve_conj(), values)
+
+
+def test_each_of_several_outputs_gets_gradients_alone_or_with_others() -> None:
+    outputs = {"a": 1, "b": 2, "c": 3}
+    assert Incoming.FIRST.at(outputs) == {"a": 1}
+    assert Incoming.OTHERS.at(outputs) == {"b": 2, "c": 3}
+    assert Incoming.CONTIGUOUS.at(outputs) == Incoming.EXPANDED.at(outputs) == outputs
 
 
 def test_only_layouts_that_some_output_can_have() -> None:
@@ -72,8 +88,7 @@ def test_only_layouts_that_some_output_can_have() -> None:
     sizes = [Incoming.SMALL, Incoming.LARGE]
     assert layouts_of([torch.ones(())]) == [*sizes, Incoming.SPARED]
     assert layouts_of([torch.ones(3)]) == [*sizes, Incoming.SPARED, Incoming.EXPANDED]
-    several = [Incoming.SPARED, Incoming.EXPANDED, Incoming.ROWS, Incoming.TRANSPOSED]
-    assert layouts_of([torch.ones(3, 2)]) == [*sizes, *several]
-    assert layouts_of([torch.ones(3), torch.ones(2, 3, 4, 4)]) == [
-        each for each in Incoming if each != Incoming.CONTIGUOUS
-    ]
+    tables = [Incoming.SPARED, Incoming.EXPANDED, Incoming.ROWS, Incoming.COLUMNS, Incoming.TRANSPOSED]
+    assert layouts_of([torch.ones(3, 2)]) == [*sizes, *tables]
+    several = layouts_of([torch.ones(3, dtype=torch.complex64), torch.ones(2, 3, 4, 4)])
+    assert several == [each for each in Incoming if each is not Incoming.CONTIGUOUS]

@@ -91,6 +91,7 @@ def strided_otherwise(gradient: torch.Tensor) -> bool:
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
     "expanded": (lambda g: g.numel() > 1 and not any(g.stride()), "expanded"),
     "rows": (lambda g: g.stride(0) == 0 and g.stride(-1) == 1, "expanded along the first dimension"),
+    "columns": (lambda g: g.stride(-1) == 0 and g.stride(0) > 0, "expanded along the last dimension"),
     "transposed": (lambda g: g.stride(-1) > g.stride(-2) > 0 and g.stride(1) > 1, "transposed"),
     "channels last": (lambda g: g.stride(1) == 1 and g.stride(-1) > 1, "channels last"),
     "offset": (lambda g: g.storage_offset() > 0, "with gaps at an offset"),
@@ -107,6 +108,38 @@ def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_to
         assert finding.subject.startswith("grad[")
         assert finding.evidence["failing_calls"] == f"with incoming gradients {words}"
         assert f"with incoming gradients {words}" in finding.message
+
+
+def test_a_backward_pass_that_ignores_the_conjugate_bit_is_found() -> None:
+    wrong = faults.spoiled_tangents(lambda gradient: gradient.conj().resolve_conj() if gradient.is_conj() else gradient)
+    x = torch.randn(4, 3, dtype=torch.complex64, requires_grad=True)
+    (finding,) = cb.check(lambda x: x * x, (x,), compiler=wrong).findings
+    assert finding.evidence["failing_calls"] == "with incoming gradients conjugated lazily"
+
+
+@pytest.mark.parametrize(("silent", "words"), [(1, "at the first output alone"), (0, "at all outputs but the first")])
+def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found(silent: int, words: str) -> None:
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            ctx.set_materialize_grads(False)
+            return tuple(one.view_as(one) for one in both)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            factor = 1 if gradients[silent] is not None else 2
+            return tuple(None if gradient is None else gradient * factor for gradient in gradients)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), x.cos()
+
+    x = batch(grad=True)
+    report = cb.check(program, (x,), compiler=lambda gm, _: lambda *args: Pair.apply(*gm.forward(*args)))
+    (finding,) = report.findings
+    assert (finding.detail, finding.subject) == ("logic", "grad[x]")
+    assert finding.evidence["failing_calls"] == f"with incoming gradients {words}"
+    for compiler in ("eager", "aot_eager"):
+        assert words in str(agreed(cb.check(program, (x,), compiler=compiler)).coverage.notes)
 
 
 def test_it_is_found_beside_training_and_beside_other_variants() -> None:
@@ -191,7 +224,7 @@ def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
 def test_counts_are_those_of_the_users_own_calls(iterations: int) -> None:
     coverage = agreed(cb.check(nn.Linear(8, 4), (batch(),), compiler="aot_eager", iterations=iterations)).coverage
     assert coverage.checked["gradients"] == 2 * iterations
-    assert coverage.checked["kinds of incoming gradients"] == 6
+    assert coverage.checked["kinds of incoming gradients"] == 7
     (region,) = coverage.regions
     assert (region.calls, region.checked_calls, region.checked_backwards) == (iterations, iterations, iterations)
 
