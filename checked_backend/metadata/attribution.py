@@ -50,10 +50,10 @@ def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], 
         origin = f", which a decomposition of {original} put there"
     else:
         origin = ""
-    return f"{_kernel(operator, is_custom(node), node, mismatch, inputs)}{origin}"
+    return f"{_kernel(operator, is_custom(node), node, inputs)}{origin}"
 
 
-def _kernel(operator: OpOverload, custom: bool, node: fx.Node, mismatch: Mismatch, inputs: Any) -> str:
+def _kernel(operator: OpOverload, custom: bool, node: fx.Node, inputs: Any) -> str:
     function, kind = fake_kernel(operator)
     described = {
         "register_fake": "register_fake",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import comb
 
-__all__ = ["least_probability", "rank_sum_probability"]
+__all__ = ["rank_sum_probability"]
 
 
 def rank_sum_probability(one: Sequence[float], other: Sequence[float]) -> float:
@@ -24,11 +24,6 @@ def rank_sum_probability(one: Sequence[float], other: Sequence[float]) -> float:
     as_different = int(min(wins, total - wins) + 0.5)  # rounded towards no difference
     counts = _counts(len(one), len(other))
     return min(1.0, 2 * sum(counts[: as_different + 1]) / comb(len(one) + len(other), len(one)))
-
-
-def least_probability(size: int) -> float:
-    """The smallest probability for two samples of a size: all elements of one are greater than all of the other."""
-    return 2 / comb(2 * size, size)
 
 
 def _counts(first: int, second: int) -> list[int]:

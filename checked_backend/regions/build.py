@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from checked_backend.graphs.collectives import collective_lines, communicates
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
 from checked_backend.options import CheckOptions
+from checked_backend.regions.answer import Investigate
 from checked_backend.regions.call import Call
 from checked_backend.regions.candidate import NotCompiled
 from checked_backend.regions.compile import (
@@ -88,54 +89,84 @@ def build_region(
         info = replace(info, collectives=collective_lines(gm))
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
-    traced = [
-        node.meta.get("example_value", value)
-        for node, value in zip(
-            (node for node in gm.graph.nodes if node.op == "placeholder"), example_inputs, strict=True
-        )
-    ]
-    candidate: Callable[..., Any]
-    remark = ""
+    source = _Source(compiler, pristine, _traced(gm, example_inputs))
     settings = ProcessState.capture()
     before_compiling = clock()
-    try:
-        candidate = compile_candidate(compiler, gm, example_inputs)
-    except dynamo_control_flow():
-        raise
-    except Exception as error:  # this becomes a finding at the first call
-        candidate, remark = _compiled_anew(compiler, pristine, example_inputs, error)
+    candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
     left = _left_by_compiler(settings)
+    variants = _variants(source, candidate, info, options, mode)
+    schedule = schedule_of(
+        options,
+        compiling=compiling,
+        building=clock() - began - compiling,
+        nodes=info.nodes,
+        low_precision=variants.low_precision,
+    )
+    if not options.localize or info.collectives is not None:
+        investigator = None  # it runs parts of the region in other processes, which are no ranks
+    region = CheckedRegion(
+        info,
+        variants,
+        options,
+        schedule,
+        thorough=thorough,
+        silent=silent,
+        remark=remark,
+        needed=lambda: _bytes_of(pristine),
+        recompile=None if source.is_symbolic else source.with_empty_cache,
+        investigate=None if investigator is None else _investigation(source, options, mode, investigator),
+        draws=DrawInputs(compiler, pristine, source.traced) or None,
+        left_compiling=left,
+    )
+    if spread is not None:
+        return lambda *args: region(*spread(args), *held)
+    return (lambda *args: region(*args, *held)) if held else region
 
-    unfused = unfused_compiler(options, mode)
-    own_random = own_random_compiler(options, pristine, mode)
 
-    def investigate(
-        call: Call, cotangents: Cotangents | None, findings: Sequence[Finding], keep: Keep
-    ) -> Sequence[Finding]:
-        failure = Failure(
-            pristine, tuple(traced), call.inputs, call.ambient, call.rng, call.subjects, cotangents, options, mode, keep
-        )
-        return findings if investigator is None else investigator(failure, findings)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a region is compiled from once more, outside of the user's program.
 
-    def recompile(inputs: Sequence[Any]) -> Callable[..., Any]:
+    Attributes:
+        compiler: The candidate compiler.
+        graph: A pristine copy of the Dynamo graph.
+        traced: The fake values of its placeholders as Dynamo traced them.
+    """
+
+    compiler: Compiler
+    graph: fx.GraphModule
+    traced: Sequence[Any]
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a size is symbolic. A graph that is compiled outside of Dynamo can add no guards for sizes."""
+        return any(isinstance(value, torch.SymInt) for value in self.traced)
+
+    def compiled_by(self, compiler: Compiler) -> CompiledOnce:
+        """The region compiled by a compiler, when it is first needed."""
+        return CompiledOnce(lambda inputs: compile_again(compiler, copy_graph(self.graph), self.traced, inputs))
+
+    def with_empty_cache(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile the region for given inputs with an empty cache."""
         cache = FreshCache()
         with cache.used():
-            compiled = compile_again(compiler, copy_graph(pristine), traced, inputs)
+            compiled = compile_again(self.compiler, copy_graph(self.graph), self.traced, inputs)
         return cache.kept_by(dynamo_disable(compiled))
 
-    # a graph that is compiled outside of Dynamo can add no guards for sizes
-    symbolic = any(isinstance(value, torch.SymInt) for value in traced)
 
-    def compile_unfused(inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_again(unfused or compiler, copy_graph(pristine), traced, inputs)
+def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return [node.meta.get("example_value", value) for node, value in zip(placeholders, example_inputs, strict=True)]
 
-    def compile_anew(inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_again(compiler, copy_graph(pristine), traced, inputs)
 
-    def compile_own_random(inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_again(own_random or compiler, copy_graph(pristine), traced, inputs)
-
+def _variants(
+    source: _Source, candidate: Callable[..., Any], info: GraphInfo, options: CheckOptions, mode: str | None
+) -> Variants:
+    """The region in eager, compiled, and in what control runs need."""
+    compiler, pristine, traced = source.compiler, source.graph, source.traced
+    unfused = unfused_compiler(options, mode)
+    own_random = own_random_compiler(options, pristine, mode)
     low_precision = computes_in_low_precision(pristine)
     operators = None
     # the check of single operators knows nothing about exchanges with other ranks
@@ -143,38 +174,57 @@ def build_region(
         operators = OperatorStep(
             OperatorCheck(compiler, pristine, traced, gradients=options.gradients, candidate=candidate)
         )
-    # reference: calling the module would print a traceback when the user's program raises
-    variants = Variants(
-        reference=eager_graph(pristine).forward,
+    return Variants(
+        reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
         make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
         given=FixedChoices(compiler, pristine, traced),
-        make_unfused=None if unfused is None else CompiledOnce(compile_unfused),
-        make_again=CompiledOnce(compile_anew),
-        make_own_random=None if own_random is None else CompiledOnce(compile_own_random),
+        make_unfused=None if unfused is None else source.compiled_by(unfused),
+        make_again=source.compiled_by(compiler),
+        make_own_random=None if own_random is None else source.compiled_by(own_random),
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,
         operators=operators,
     )
-    building = clock() - began - compiling
-    region = CheckedRegion(
-        info,
-        variants,
-        options,
-        schedule_of(options, compiling=compiling, building=building, nodes=info.nodes, low_precision=low_precision),
-        thorough=thorough,
-        silent=silent,
-        remark=remark,
-        needed=lambda: _bytes_of(pristine),
-        recompile=None if symbolic else recompile,
-        # looking for the operator runs parts of the region in other processes, which are no ranks
-        investigate=investigate if options.localize and investigator is not None and info.collectives is None else None,
-        draws=DrawInputs(compiler, pristine, traced) or None,
-        left_compiling=left,
-    )
-    if spread is not None:
-        return lambda *args: region(*spread(args), *held)
-    return (lambda *args: region(*args, *held)) if held else region
+
+
+def _investigation(source: _Source, options: CheckOptions, mode: str | None, investigator: Investigator) -> Investigate:
+    """Hand an investigator each failed call together with the region's graph and options."""
+
+    def investigate(
+        call: Call, cotangents: Cotangents | None, findings: Sequence[Finding], keep: Keep
+    ) -> Sequence[Finding]:
+        failure = Failure(
+            source.graph,
+            tuple(source.traced),
+            call.inputs,
+            call.ambient,
+            call.rng,
+            call.subjects,
+            cotangents,
+            options,
+            mode,
+            keep,
+        )
+        return investigator(failure, findings)
+
+    return investigate
+
+
+def _compiled(
+    compiler: Compiler, gm: fx.GraphModule, pristine: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[Callable[..., Any], str]:
+    """Compile the candidate. An exception of the compiler becomes a finding at the first call.
+
+    Returns:
+        The candidate, which raises if it cannot be compiled; and a remark about it.
+    """
+    try:
+        return compile_candidate(compiler, gm, example_inputs), ""
+    except dynamo_control_flow():
+        raise
+    except Exception as error:
+        return _compiled_anew(compiler, pristine, example_inputs, error)
 
 
 def _compiled_anew(

@@ -31,8 +31,8 @@ __all__ = [
     "needs_default_dtype",
 ]
 
-_CASTS = {"float", "half", "bfloat16"}
-_BIT_CASTS = {"view", "view_dtype"}
+_CASTS = frozenset({"float", "half", "bfloat16"})
+_BIT_CASTS = frozenset({"view", "view_dtype"})
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside the functions of this module
 _LOW_PRECISION = (torch.float16, torch.bfloat16)

@@ -38,7 +38,7 @@ CREATE TABLE again (
     run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
     UNIQUE (run, key, state, attempt));
 """
-_TABLES = {"run", "result", "again"}
+_TABLES = frozenset({"run", "result", "again"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from checked_backend._torch.dynamo import dynamo_reset
 from checked_backend.sweep.case import Case, Speed
 from checked_backend.sweep.prepare import Prepared
 
-__all__ = ["eager_speed", "measure_speed", "peak_of_process"]
+__all__ = ["measure_speed", "peak_of_process"]
 
 _SECONDS = 1.0
 _MOST, _LEAST = 30, 3
@@ -48,12 +48,6 @@ def measure_speed(program: Prepared, case: Case, compiler_options: Mapping[str, 
     compiled_step, compiled_peak = _steps(partial(program.step, compiled), case.device)
     dynamo_reset()
     return Speed(max(0.0, first - compiled_step), eager_step, compiled_step, eager_peak, compiled_peak)
-
-
-def eager_speed(program: Prepared, device: str) -> Speed:
-    """Time a program in eager only."""
-    step, peak = _steps(partial(program.step, program.function), device)
-    return Speed(eager_step=step, eager_peak=peak)
 
 
 def _steps(step: Callable[[], object], device: str) -> tuple[float, int | None]:

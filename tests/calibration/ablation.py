@@ -102,10 +102,6 @@ def _no_operator_check() -> Iterator[None]:
         yield
 
 
-def _undecided(*_args: Any, **_named: Any) -> Decisions:
-    return Decisions()
-
-
 def _same_findings(findings: Sequence[Any], *_args: Any, **_named: Any) -> tuple[list[Any], list[Any]]:
     return list(findings), []
 

@@ -54,7 +54,6 @@ def test_state_is_restored_also_after_an_error():
     assert torch.equal(before[2], after[2])
 
 
-THIRD = torch.tensor(1.0) / 3
 PROGRAMS = {
     "factory": lambda x: torch.full((4,), 1 / 3, dtype=torch.float32) + x,
     "factory_default": lambda x: torch.full((4,), 1 / 3) + x,

@@ -168,10 +168,6 @@ def _counted(
     return (x, size, stride, padding, ceil, not count, d), {}
 
 
-def _scatter_dim(x: Any, dim: int, index: Any, src: Any, *rest: Any, **more: Any) -> Any:
-    return (x, dim, index, _scaled(src), *rest), more
-
-
 def _source(position: int) -> Spoil:
     """One argument is scaled."""
 

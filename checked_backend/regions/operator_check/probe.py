@@ -26,8 +26,6 @@ __all__ = ["CALLS", "Exposed", "expose", "value_of"]
 
 CALLS = ("call_function", "call_method", "call_module")
 
-_Sizes = tuple[Any, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Exposed:

@@ -86,7 +86,6 @@ class Walk:
 
     def __init__(self, gm: fx.GraphModule, exposed: Exposed, probed: Probed) -> None:
         self.judged = Judged()
-        self._gm = gm
         self._exposed = exposed
         self._probed = probed
         self._units = Units(gm, exposed.values.keys())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from tests.support import faults, planting
 from tests.support.locate_tools import calls, located, operator_of, oracle
-
-HERE = Path(__file__).name
 
 
 def line_of(location: Location) -> str:
