@@ -158,11 +158,9 @@ def _checked(program: Program) -> str:
     return str(report.verdict)
 
 
-def _calibration(every: int) -> Iterator[tuple[str, bool, Callable[[], str]]]:
+def _calibration(families: Sequence[str], face: str, every: int) -> Iterator[tuple[str, bool, Callable[[], str]]]:
     chosen = list(
-        cases(
-            list(FAMILIES), ["float32", "bfloat16"], ["inference", "training"], "eager", "check", ["clean", "bugs"], 0
-        )
+        cases(families, ["float32", "bfloat16"], ["inference", "training"], "eager", face, ["clean", "bugs"], 0)
     )
     for case in chosen[::every]:
         yield case.key, bool(case.bug), lambda case=case: _ran(case)
@@ -176,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and print one row for each mechanism."""
     parser = argparse.ArgumentParser(prog="python -m tests.calibration.ablation", description=__doc__)
     parser.add_argument("--mechanisms", nargs="*", default=list(MECHANISMS), choices=list(MECHANISMS), metavar="NAME")
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--face", default="check", choices=["check", "numcheck"])
     parser.add_argument("--every", type=int, default=10, help="run every n-th calibration case only")
     parser.add_argument("--bugs", nargs="*", default=(), help="names of bugs in tests/cases that aot_eager shows")
     parser.add_argument("--resume", type=Path, required=True, help="JSON lines of verdicts, to go on from")
@@ -188,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in options.resume.read_text().splitlines():
             name, key, verdict = json.loads(line)
             known[name, key] = verdict
-    wanted = [*_programs(options.bugs), *_calibration(options.every)]
+    programs = _programs(options.bugs) if options.face == "check" else ()
+    wanted = [*programs, *_calibration(options.families, options.face, options.every)]
     until = time.monotonic() + options.time_limit
     for name, switch in {"": nullcontext, **{name: MECHANISMS[name] for name in options.mechanisms}}.items():
         for key, _, run in wanted:
