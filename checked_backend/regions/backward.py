@@ -36,6 +36,7 @@ from checked_backend.modes.collective_tape import CollectiveTape, RecordCollecti
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
 from checked_backend.regions.gradient_gate import GATE, Edge
+from checked_backend.regions.handed_out import MemoryRange, memory_ranges
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 
@@ -56,6 +57,7 @@ class BackwardPass:
         settings: The process's settings when the pass came to the region, and when it left it.
         begun: The value that the watch's ``on_begin`` gave when the pass began.
         exchanged: The candidate's exchanges with other ranks in this pass; None if they were not recorded.
+        arrived: Where the gradients that arrived lie. The cotangents are copies of them.
     """
 
     cotangents: Cotangents
@@ -66,6 +68,7 @@ class BackwardPass:
     overwritten: tuple[tuple[str, int], ...] = ()
     begun: object = None
     exchanged: CollectiveTape | None = None
+    arrived: tuple[MemoryRange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class _Progress:
     failed: bool = False
     short: bool = False
     arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    places: list[MemoryRange] = field(default_factory=list)
     overwritten: list[tuple[str, int]] = field(default_factory=list)
     fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -119,6 +123,7 @@ class _Progress:
             overwritten=tuple(self.overwritten),
             begun=self.begun,
             exchanged=None if self.recorder is None else self.tape,
+            arrived=tuple(self.places),
         )
 
 
@@ -186,6 +191,7 @@ class BackwardWatch:
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""
         progress = self._progress()
+        progress.places += memory_ranges(grad_outputs)
         with self._unless_short(progress):
             for output, place, index in self._sites[number].results:
                 if grad_outputs[output] is not None:

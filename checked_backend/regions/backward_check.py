@@ -18,8 +18,9 @@ from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import candidate_crashed, same_exception
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
+from checked_backend.regions.earlier_gradients import EarlierGradients, SentGradient
 from checked_backend.regions.earlier_results import EarlierResults
-from checked_backend.regions.handed_out import Look
+from checked_backend.regions.handed_out import Look, MemoryRange, memory_ranges
 from checked_backend.regions.health import RegionHealth, failing
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -29,6 +30,19 @@ from checked_backend.regions.schedule import Meter, Schedule
 __all__ = ["BackwardCheck"]
 
 Gradients = Mapping[int, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the program holds of earlier calls when a backward pass begins.
+
+    Attributes:
+        results: Results, and what they were then; None if nobody looked.
+        gradients: Gradients.
+    """
+
+    results: Look | None = None
+    gradients: tuple[SentGradient, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,7 @@ class BackwardCheck:
         memory: Decides what is given up if memory runs out.
         comparison: Compares gradients and exceptions.
         earlier: Results of earlier calls, which a backward pass may write to.
+        sent: Gradients of earlier calls, in the memory of which a backward pass may send others.
         unsupported: Says whether an exception is a limit of this machine, and which one.
         health: Receives the numbers of checked calls.
     """
@@ -54,6 +69,7 @@ class BackwardCheck:
     memory: MemoryPressure
     comparison: CallComparison
     earlier: EarlierResults
+    sent: EarlierGradients
     unsupported: Callable[[Exception], Finding | None]
     health: RegionHealth
 
@@ -73,19 +89,20 @@ class BackwardCheck:
             reason = "a mutated input that shares memory with another input"
             self.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
         mutated = {position: args[position] for position in call.inputs.mutated}
+        given = memory_ranges(args)
 
         # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
         def on_backward(passed: BackwardPass) -> Gradients | None:
             with self.schedule.paid(call.due, backward=True) as meter:
-                return self._checked(call, passed, meter)
+                return self._checked(call, passed, given, meter)
 
         def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:
             return self._raised(call, passed, error)
 
-        def begin() -> Look:
+        def begin() -> _Held:
             self.reporter.hear()
             self.reporter.call = call.number
-            return self.earlier.look()
+            return _Held(self.earlier.look(), self.sent.held())
 
         again = self.candidate.backward_again
         watch = BackwardWatch(
@@ -114,7 +131,9 @@ class BackwardCheck:
     def _gradients_not_copied(self, error: Exception) -> None:
         self.memory.not_compared("copying the gradients that arrive", error, backward=True)
 
-    def _checked(self, call: Call, passed: BackwardPass, meter: Meter) -> Gradients | None:
+    def _checked(
+        self, call: Call, passed: BackwardPass, given: Sequence[MemoryRange], meter: Meter
+    ) -> Gradients | None:
         """Compare the gradients. Return eager's gradients if the program must go on with these."""
         if self.answer.stopped or not passed.cotangents:
             return None
@@ -122,7 +141,8 @@ class BackwardCheck:
             return None
         left = self._settings_left(call, passed)
         call.ratios = None  # those of the results
-        overwritten = self.earlier.overwritten_in_backward(passed.begun)
+        held = passed.begun if isinstance(passed.begun, _Held) else _Held()
+        overwritten = self.earlier.overwritten_in_backward(held.results)
         try:
             with random_untouched():
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
@@ -133,11 +153,24 @@ class BackwardCheck:
             return None
         if gradients is not None:
             self.memory.compared()
+            overwritten += self._sent_again(call, passed, gradients, given, held)
         findings += [*overwritten, *left]
         if gradients is not None:
             self.health.checked(call.number, call.ratios, failing(findings), meter.spent, backward=True)
         fell_back = self.answer.to(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
+
+    def _sent_again(
+        self, call: Call, passed: BackwardPass, reference: Gradients, given: Sequence[MemoryRange], held: _Held
+    ) -> list[Finding]:
+        name = call.subjects.gradient
+        return self.sent.sent_again(
+            call.number,
+            {name(position): gradient for position, gradient in passed.gradients.items()},
+            {name(position): gradient for position, gradient in reference.items()},
+            [*given, *passed.arrived],
+            held.gradients,
+        )
 
     def _raised(self, call: Call, passed: BackwardPass, error: Exception) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,7 +31,7 @@ from checked_backend._torch.tensors import (
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 
-__all__ = ["HandedOut", "Look", "Result", "results_of"]
+__all__ = ["HandedOut", "Look", "MemoryRange", "Result", "memory_range", "memory_ranges", "overlap", "results_of"]
 
 MOST_RESULTS = 64
 """The most results that are remembered."""
@@ -131,11 +131,11 @@ def results_of(
     outputs: Sequence[Any], subjects: Sequence[str], sources: Sequence[str], args: Sequence[Any], region: str, call: int
 ) -> list[Result]:
     """The results of a call to remember: plain ones in memory of their own, not in that of an input."""
-    taken = _ranges(args)
+    taken = memory_ranges(args)
     found = []
     for index, output in enumerate(outputs):
-        memory = _memory(output)
-        if memory is None or any(_overlap(memory, other) for other in taken):
+        memory = memory_range(output)
+        if memory is None or any(overlap(memory, other) for other in taken):
             continue
         source = sources[index] if index < len(sources) else ""
         size = memory[1] - memory[0]
@@ -160,7 +160,7 @@ class Look:
     def __init__(self, holders: Sequence[HandedOut], args: Sequence[Any] = ()) -> None:
         self.unexplained: dict[str, str] = {}
         self._holders = holders
-        self._taken = _ranges(args)
+        self._taken = memory_ranges(args)
         self._results: dict[int, Result] = {}
         for result in dict.fromkeys(result for holder in holders for result in holder.held()):
             held = result.held()
@@ -178,8 +178,8 @@ class Look:
             holder.unchecked = False
 
     def _is_taken(self, held: torch.Tensor) -> bool:
-        memory = _memory(held)
-        return memory is None or any(_overlap(memory, other) for other in self._taken)
+        memory = memory_range(held)
+        return memory is None or any(overlap(memory, other) for other in self._taken)
 
     def overwritten(
         self,
@@ -214,13 +214,13 @@ class Look:
 
     @staticmethod
     def _shares(held: torch.Tensor, outputs: Sequence[Any], reference: Sequence[Any]) -> bool:
-        memory = _memory(held)
+        memory = memory_range(held)
         for index, output in enumerate(outputs):
-            other = _memory(output)
-            if memory is None or other is None or not _overlap(memory, other):
+            other = memory_range(output)
+            if memory is None or other is None or not overlap(memory, other):
                 continue
-            eager = _memory(reference[index]) if index < len(reference) else None
-            if eager is not None and not _overlap(memory, eager):
+            eager = memory_range(reference[index]) if index < len(reference) else None
+            if eager is not None and not overlap(memory, eager):
                 return True
         return False
 
@@ -249,18 +249,21 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-_Range = tuple[int, int]
+MemoryRange: TypeAlias = tuple[int, int]
+"""Where memory begins, and the first address behind it."""
 
 
-def _ranges(values: Iterable[Any]) -> list[_Range]:
-    return [memory for value in values if (memory := _memory(value)) is not None]
+def memory_ranges(values: Iterable[Any]) -> list[MemoryRange]:
+    """Where the plain tensors among values lie."""
+    return [memory for value in values if (memory := memory_range(value)) is not None]
 
 
-def _overlap(one: _Range, other: _Range) -> bool:
+def overlap(one: MemoryRange, other: MemoryRange) -> bool:
+    """Whether two ranges share an address."""
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _memory(value: Any) -> _Range | None:
+def memory_range(value: Any) -> MemoryRange | None:
     """The range of memory in which a tensor's elements lie; None if the value is no plain tensor with memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or inner_tensors(value):
         return None

@@ -34,6 +34,7 @@ from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import run_eager
+from checked_backend.regions.earlier_gradients import EarlierGradients
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
@@ -117,6 +118,7 @@ class CheckedRegion:
             self._memory,
             self._comparison,
             self._earlier,
+            EarlierGradients(info.name),
             self._limits,
             self._health,
         )
