@@ -1,4 +1,4 @@
-"""`check`: one call that runs a program in eager and compiled, and judges all its results and effects."""
+"""`check`: one call that runs a program in eager and compiled, and compares all its results and effects."""
 
 from __future__ import annotations
 

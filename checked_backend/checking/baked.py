@@ -17,14 +17,14 @@ MOST_CALLS = 3
 
 
 def with_baked_values(
-    shown: Sequence[Shown], trial: ProgramRun, alone: Callable[[Call], Sequence[Finding]]
+    shown: Sequence[Shown], run: ProgramRun, alone: Callable[[Call], Sequence[Finding]]
 ) -> list[Shown]:
     """Compile again for single calls that go wrong in a program that was compiled for another call.
 
     Args:
-        shown: The findings of a trial with variants of the user's own call.
-        trial: The trial.
-        alone: Runs a trial of one call; gives its findings.
+        shown: The findings of a run with variants of the user's own call.
+        run: The run that has these findings.
+        alone: Compiles and runs a single call; returns its findings.
 
     Returns:
         The findings. If a call is right when the program is compiled for it, its finding says so.
@@ -34,11 +34,11 @@ def with_baked_values(
         for entry in shown
         if entry.calls[0] > 0
         and entry.finding.kind in VALUES
-        and not (trial.program.continued or trial.program.calls[entry.calls[0]].relaid)
+        and not (run.program.continued or run.program.calls[entry.calls[0]].relaid)
     ]
     wrong: dict[int, set[str]] = {}
     for index in list(dict.fromkeys(entry.calls[0] for entry in doubtful))[:MOST_CALLS]:
-        found = alone(replace(trial.program.calls[index], label=""))
+        found = alone(replace(run.program.calls[index], label=""))
         wrong[index] = {finding.subject for finding in found if finding.kind.fails}
     return [
         _baked(entry)

@@ -161,8 +161,8 @@ class _Plan:
             keep(known)
             kept.begin([*findings, *known])
 
-        for number, trial in enumerate(self._trials(keep)):
-            found, parts = self._examined(trial, keep_all, first=not number)
+        for number, run in enumerate(self._runs(keep)):
+            found, parts = self._examined(run, keep_all, first=not number)
             findings += found
             coverages += parts
         return kept.complete(Report(tuple(findings), _joined(coverages), title="check", environment=environment()))
@@ -175,7 +175,7 @@ class _Plan:
     def _repeated(self) -> Program:
         return replace(self.program, optimizer=self.optimizer, calls=[self.program.calls[0]] * self.iterations)
 
-    def _trials(self, keep: Keep) -> Iterator[ProgramRun]:
+    def _runs(self, keep: Keep) -> Iterator[ProgramRun]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
         if self.iterations > 1 or self.optimizer is not None:
             yield run_program(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
@@ -196,24 +196,24 @@ class _Plan:
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
-    def _examined(self, trial: ProgramRun, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
-        """The findings of a trial, and its coverage of the regions and of the whole program."""
-        refuse_misfits(self.program, trial.references[0].error)
-        shown = merged(trial)
+    def _examined(self, run: ProgramRun, keep: Keep, *, first: bool) -> tuple[Sequence[Finding], Sequence[Coverage]]:
+        """The findings of a run, and its coverage of the regions and of the whole program."""
+        refuse_misfits(self.program, run.references[0].error)
+        shown = merged(run)
         if any(entry.finding.fails for entry in shown):
-            keep([told(entry, trial) for entry in shown])
-        findings = self._explained(shown, trial)
-        for skip in trial.tracing.not_compiled(len(trial.regions.regions)):
-            trial.own.skip(skip)
-        if trial.regions.regions and (remark := trial.tracing.between_regions()) is not None:
-            trial.own.note(remark)
-        reference = trial.references[0]
+            keep([told(entry, run) for entry in shown])
+        findings = self._explained(shown, run)
+        for skip in run.tracing.not_compiled(len(run.regions.regions)):
+            run.own.skip(skip)
+        if run.regions.regions and (remark := run.tracing.between_regions()) is not None:
+            run.own.note(remark)
+        reference = run.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
-            trial.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
+            run.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
         if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
-            findings += self._with_own_random(trial.own, fails=any(finding.kind.fails for finding in findings))
-        trial.own.add_findings(findings)
-        return trial.own.findings(), _told_once(trial.regions, trial.own.coverage(), trial.names)
+            findings += self._with_own_random(run.own, fails=any(finding.kind.fails for finding in findings))
+        run.own.add_findings(findings)
+        return run.own.findings(), _told_once(run.regions, run.own.coverage(), run.names)
 
     def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
         """Compile once more so that Inductor draws random numbers of its own, as it does for users."""
@@ -228,19 +228,19 @@ class _Plan:
             transform = partial(torch.compile, backend="inductor", options=options, dynamic=self.dynamic)
             return compare_own_random(self.program, transform, ledger)
 
-    def _explained(self, shown: Sequence[Shown], trial: ProgramRun) -> list[Finding]:
+    def _explained(self, shown: Sequence[Shown], run: ProgramRun) -> list[Finding]:
         """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
 
         def alone(call: Call) -> Sequence[Finding]:
-            return self._again(replace(trial.program, calls=[call], continued=True), self.options)
+            return self._again(replace(run.program, calls=[call], continued=True), self.options)
 
         def with_compiler(name: str) -> Sequence[Finding]:
             options = self.options.model_copy(update={"compiler": name, "compiler_options": {}})
-            return self._again(replace(trial.program, calls=showing_calls(shown, trial)), options)
+            return self._again(replace(run.program, calls=showing_calls(shown, run)), options)
 
-        shown = with_baked_values(shown, trial, alone)
-        findings = [told(entry, trial) for entry in shown]
-        rounding = Rounding(trial.program)
+        shown = with_baked_values(shown, run, alone)
+        findings = [told(entry, run) for entry in shown]
+        rounding = Rounding(run.program)
 
         def same_in_float64(place: int) -> bool | None:
             return rounding.explains(shown[place].calls[0], shown[place].finding.subject)
@@ -249,7 +249,7 @@ class _Plan:
             findings,
             self.options.compiler,
             with_compiler,
-            numpy=trial.tracing.numpy,
+            numpy=run.tracing.numpy,
             same_in_float64=same_in_float64,
         )
         return (
@@ -264,7 +264,7 @@ class _Plan:
 def _told_once(
     regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
 ) -> tuple[Coverage, Coverage]:
-    """Both coverages of a trial, with the better detection limit for tensors that both judged.
+    """Both coverages of a run, with the better detection limit for tensors that both compared.
 
     In a program of one region, the region's gradients are the program's, and so are the results that the program
     returns. The region's float64 twin says nothing about Dynamo's translation of the program: such an error only shows

@@ -182,8 +182,8 @@ def compare_structure(
     ]
     findings += _compare_containers(reference.containers, candidate.containers)
     parts = [_settled(Part(name, _seen(mine[name]), _seen(theirs[name]))) for name in mine if name in theirs]
-    judged = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
-    structure = [f for f in compare_parts(judged) if not _free(f)]
+    numeric = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
+    structure = [f for f in compare_parts(numeric) if not _free(f)]
     findings += structure
     for part in parts:
         if _is_numpys_scalar(part.reference, part.candidate):
@@ -193,7 +193,7 @@ def compare_structure(
     findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
     incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
     pairs = []
-    for part, name, one, other in value_pairs(judged, incomparable):
+    for part, name, one, other in value_pairs(numeric, incomparable):
         kind = Subject(part.subject).kind
         changed = kind.is_changed_in_place and not (trained and kind is SubjectKind.PARAMETER)
         # the values as they were when the call was over
@@ -221,7 +221,7 @@ def _seen(value: object) -> object:
 
 
 def _number(part: Part, side: int) -> object:
-    """A number as a tensor, if both sides have one of the same type: its rounding is judged."""
+    """A number as a tensor, if both sides have one of the same type, because it may be rounded."""
     value = (part.reference, part.candidate)[side]
     alike = type(part.reference) is type(part.candidate) or _is_numpys_scalar(part.reference, part.candidate)
     return as_tensor(value) if alike else value
@@ -290,7 +290,7 @@ def compare_errors(
                 f"{type(candidate).__name__}: Dynamo raises its own types"
             )
             return
-    if is_out_of_memory(reference):  # eager alone fails for want of memory: that accuses nobody
+    if is_out_of_memory(reference):  # eager alone fails for lack of memory, which is no finding
         what = f"unsupported: memory: eager ran out of it{_where(during)}: {described_exception(reference)}"
         ledger.skip(Skip("results" if during == "running" else "gradients", what, matters=True))
         return

@@ -22,7 +22,7 @@ _OTHER_ROUNDING = (
     "is no wrong logic"
 )
 _OF_VALUES = ("precision", "mutation")
-"""Kinds that are judged again for the whole program only: a region's own check has its own float64 twin."""
+"""Kinds that are classified again for the whole program only: a region's own check has its own float64 twin."""
 _LAST = ("compiled", "the compiler: Dynamo's graph and AOT autograd's graphs are right")
 
 
@@ -39,7 +39,7 @@ def with_levels(
     Args:
         findings: The findings of a check.
         compiler: The candidate.
-        failing: Runs a trial with another compiler.
+        failing: Runs the calls with another compiler, and returns its findings.
         numpy: Whether NumPy computes a part of the program in eager. Dynamo's graph then rounds otherwise.
         same_in_float64: Whether the tensor of the finding at this place agrees if eager and Dynamo's graph run in
             float64; None if that is unknown.
@@ -67,12 +67,12 @@ def with_levels(
                 finding, stage=finding.stage or stage, evidence={**finding.evidence, EvidenceKey.LEVEL: words}
             )
             if stage == "eager" and not numpy and finding.detail in _OF_VALUES and not finding.region:
-                finding = _judged_again(finding, same_in_float64(place))
+                finding = _classified_again(finding, same_in_float64(place))
         told.append(finding)
     return told
 
 
-def _judged_again(finding: Finding, same_in_float64: bool | None) -> Finding:
+def _classified_again(finding: Finding, same_in_float64: bool | None) -> Finding:
     """Classify a difference between eager and Dynamo's graph, run in eager: it may be more than rounding."""
     if same_in_float64:
         return replace(finding, kind=Kind.PRECISION, detail="precision.traced", message=_OTHER_ROUNDING)

@@ -30,26 +30,26 @@ class Shown:
     calls: tuple[int, ...]
 
 
-def merged(trial: ProgramRun) -> list[Shown]:
+def merged(run: ProgramRun) -> list[Shown]:
     """Report each error once, where it shows first.
 
     A region's finding says where an error is. The whole program's findings add errors that no region shows. In
     training, an error in one step makes all later steps wrong, so only the program's findings in the first wrong step
     count. A region is compared on the candidate's own inputs, so each of its findings counts by itself.
     """
-    own = trial.found
-    regions = [(at, finding) for at, finding in trial.in_regions if not _is_eagers_own(finding, trial.references[at])]
-    if trial.program.continued:
+    own = run.found
+    regions = [(at, finding) for at, finding in run.in_regions if not _is_eagers_own(finding, run.references[at])]
+    if run.program.continued:
         failing = [index for index, finding in (*own, *regions) if finding.kind.fails]
-        first = min(failing, default=len(trial.program.calls))
-        calls = trial.program.calls  # those with gradients of other layouts do not follow from each other
+        first = min(failing, default=len(run.program.calls))
+        calls = run.program.calls  # those with gradients of other layouts do not follow from each other
         alike = first < len(calls) and calls[first].relaid
         own = [(index, finding) for index, finding in own if index <= first or alike]
     extra = []
     for index, finding in own:
         beside = [other for at, other in regions if at == index]
         mine = [other for at, other in own if at == index]
-        searched = trial.references[index].evaluations > 1
+        searched = run.references[index].evaluations > 1
         if not _is_told(finding, beside) and not _follows(finding, [*beside, *mine], searched):
             extra.append((index, finding))
     return [*_once(regions), *_once(extra)]
@@ -101,13 +101,13 @@ def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
     return [Shown(finding, tuple(indices)) for finding, indices in grouped.values()]
 
 
-def showing_calls(shown: Sequence[Shown], trial: ProgramRun) -> list[Call]:
-    """The fewest of a trial's calls that show each failing finding once."""
+def showing_calls(shown: Sequence[Shown], run: ProgramRun) -> list[Call]:
+    """The fewest of a run's calls that show each failing finding once."""
     first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
-    if trial.program.continued:
-        calls = trial.program.calls
+    if run.program.continued:
+        calls = run.program.calls
         return [call for at, call in enumerate(calls[: max(first, default=0) + 1]) if not call.relaid or at in first]
-    return [trial.program.calls[index] for index in sorted({0, *first})]
+    return [run.program.calls[index] for index in sorted({0, *first})]
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -115,12 +115,12 @@ def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:MOST_LABELS]) + more
 
 
-def told(shown: Shown, trial: ProgramRun) -> Finding:
+def told(shown: Shown, run: ProgramRun) -> Finding:
     """A finding that says in words which calls show it."""
-    finding, calls = shown.finding, trial.program.calls
+    finding, calls = shown.finding, run.program.calls
     if len(calls) == 1:
         return finding
-    if trial.program.continued and not calls[shown.calls[0]].relaid:
+    if run.program.continued and not calls[shown.calls[0]].relaid:
         steps = sum(not call.relaid for call in calls)
         if steps == 1:
             return finding

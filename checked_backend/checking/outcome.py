@@ -69,7 +69,7 @@ class Outcome:
 
 
 def as_tensor(value: Any) -> Any:
-    """A number or an array as a tensor, so that rounding is judged as for tensors; any other value itself."""
+    """A number or an array as a tensor, so that rounding counts as in tensors; any other value itself."""
     if isinstance(value, (np.ndarray, np.generic)):
         try:
             return torch.from_numpy(np.array(value))  # a copy, writable

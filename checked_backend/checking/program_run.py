@@ -1,4 +1,4 @@
-"""One trial of a program: eager and one compiler, call by call, on independent copies."""
+"""Run a program in eager and compiled by one compiler, call by call, on independent copies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
 
 @dataclass(slots=True)
 class ProgramRun:
-    """The result of a trial.
+    """The result of running a program in eager and compiled.
 
     Attributes:
         program: The program that ran. Its calls are those that eager accepted.

@@ -106,7 +106,7 @@ class ContiguousGradients:
 def of_relaid(call: Call, coverage: Coverage) -> Coverage:
     """The part of a repeated call's coverage that is added to that of the user's own calls.
 
-    Tensors that could not be judged here were judged there, with contiguous gradients. The detection limit is that of
+    Tensors that stay undecided here were decided about there, with contiguous gradients. The detection limit is that of
     the user's own calls. So are the numbers of calls, tensors and gradients, because they describe the user's program.
     """
     skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]

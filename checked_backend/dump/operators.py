@@ -121,7 +121,7 @@ def is_custom(name: str) -> bool:
 
 
 def refusal_by_name(name: str) -> str | None:
-    """Why a dump may not call an operator, judged by its name alone; None if it may.
+    """Why a dump may not call an operator, by its name alone; None if it may.
 
     Args:
         name: ``namespace.name``, or the name of a higher-order operator.

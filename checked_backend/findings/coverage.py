@@ -64,7 +64,7 @@ class Coverage:
         detection_limit: Per subject, the smallest relative error that the check would have caught.
         own_precision_limit: Per subject, the relative error that noise hides at the tensor's own precision where
             float64 does not show it: of kernels that are wrong in that precision alone, and of what Dynamo traced
-            wrongly. Where each operator was judged by itself, at the calls that are judged anew, it is the error of an
+            wrongly. Where each operator was checked by itself, at the calls that are rechecked, it is the error of an
             operator's whole result that its own noise hides. It comes from the noise alone; what exceeds it is held
             against more and larger roundings, which may hide a few times as much.
     """

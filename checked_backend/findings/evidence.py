@@ -46,7 +46,7 @@ class EvidenceKey(Word):
     TWIN_MISSING = "float64_twin_missing", "float64 twin could not run"
     MONTE_CARLO_MISSING = "monte_carlo_missing", "Monte Carlo arithmetic could not run"
 
-    # an operator that was judged by itself
+    # an operator that was checked by itself
     JUDGED = "judged", "judged"
     OPERATOR_ERROR = "operator_error", "relative error of the operator"
     OPERATOR_BIAS = "operator_bias", "common factor"

@@ -10,7 +10,7 @@ __all__ = ["Metrics", "NoiseScale", "renamed"]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How two tensors differ. Knows no tolerance: `NoiseScale` and a judge give it a meaning.
+    """How two tensors differ. Knows no tolerance: `NoiseScale` and the verdict give it a meaning.
 
     Differences are over elements that are finite on both sides. Elements that are NaN on both sides, or the same
     infinity on both sides, are equal.

@@ -35,7 +35,7 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 
 def has_effects(node: fx.Node) -> bool:
-    """Whether a call in a Dynamo graph writes to its arguments, judged by its name and its keywords."""
+    """Whether a call in a Dynamo graph writes to its arguments, according to its name and its keywords."""
     if node.op not in _CALLS:
         return False
     name = _name(node)

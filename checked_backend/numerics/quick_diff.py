@@ -1,6 +1,6 @@
 """The cheap test of every call: three numbers about a difference, as fast as memory is read.
 
-`measure` gives all metrics of a difference. A call whose tensors differ by no more than when they were judged needs
+`measure` gives all metrics of a difference. A call whose tensors differ by no more than when they were measured needs
 only these three numbers.
 """
 

@@ -125,7 +125,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if marker is None and item.config.option.numcheck is None and not has_fixture:
         return (yield)
     marked = None if marker is None else (marker.args, marker.kwargs)
-    with _watch(item.config).test(marked, judges_itself=has_fixture) as check:
+    with _watch(item.config).test(marked, has_fixture=has_fixture) as check:
         item.stash[_CHECK] = check
         return (yield)
 
@@ -199,8 +199,8 @@ def numcheck(request: pytest.FixtureRequest) -> Numcheck:
 
     ``numcheck(fn, args, kwargs, **options)`` is `checked_backend.check` that fails the test if the compiled function is
     wrong; it returns the report. ``with numcheck.collect() as session:`` checks every ``torch.compile`` in the block
-    and fails nothing: ``session.report`` is the test's to judge. ``numcheck.report`` is what was found in this test so
-    far. Options of the marker ``numcheck`` are defaults here.
+    and fails nothing: ``session.report`` is for the test to examine. ``numcheck.report`` has all findings of this test so far.
+    Options of the marker ``numcheck`` are defaults here.
     """
     module: Any = _later("fixture")
     made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])

@@ -100,13 +100,13 @@ class Watch(CompileWatch):
 
     @contextmanager
     def test(
-        self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, *, judges_itself: bool = False
+        self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, *, has_fixture: bool = False
     ) -> Iterator[TestCheck]:
         """Gather what is found while one test runs.
 
         Args:
             marker: The marker's arguments; if None, ``torch.compile`` is checked only if everything is.
-            judges_itself: Whether the test has the fixture, and so its own reports.
+            has_fixture: Whether the test has the fixture, and so its own reports.
         """
         misuse, settings = "", self._now()
         try:
@@ -114,7 +114,7 @@ class Watch(CompileWatch):
         except OptionError as error:
             misuse = str(error)
         with collect(closing=False) as session:
-            check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not judges_itself)
+            check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not has_fixture)
             self._checks.append(check)
             try:
                 if marker and not misuse:

@@ -1,13 +1,16 @@
 """The account of a run: which checks its share of time has earned, and whose turn it is.
 
-The whole run has one account, however many regions it has and however often they are compiled anew. It earns a share
-of the time that passes, and pays for what checks take. A check that is not earned yet waits. So does one of a region
-that was checked after another which waits too. An account knows the clock only through the times that it is given:
-equal events at equal times give equal decisions.
+The whole run has one account, however many regions it has and however often they are compiled. It earns a share of
+the time that passes, and pays for what checks take. A check that is not earned yet waits. It also waits while another
+region waits that was checked longer ago. An account knows the clock only through the times that it is given: equal
+events at equal times give equal decisions.
+
+A *recheck* is a check with all control runs, whatever earlier calls established. Other checks compare with the noise
+that earlier calls established.
 
 Three things keep checks from coming in bursts. After a check comes a rest. What was earned while nothing could be
-checked, or for an estimate that proved too high, is paid out little by little. And results and gradients are judged
-anew (with all control runs) in different calls.
+checked, or for an estimate that proved too high, is paid out little by little. Results and gradients are rechecked
+in different calls.
 """
 
 from __future__ import annotations
@@ -26,34 +29,34 @@ PACE = 2.0
 PAID_OUT = 0.1
 """How much more than the present earnings becomes available if much was earned before, relative."""
 
-SAVED_FOR_ANEW = 0.5
-"""The part of the earnings that is saved for a judgement anew while it waits. The rest is for other checks."""
+SAVED_FOR_RECHECKS = 0.5
+"""The part of the earnings that is saved for a recheck while one waits. The rest is for other checks."""
 
 OTHER_CALLS = 2.0
 """A region that was not called for this many times its longest pause is no longer waited for."""
 
-ANEW_RUNS, ANEW_NODE, KNOWN_RUNS, LEAST = 60.0, 8e-3, 10.0, 2e-3
+RECHECK_RUNS, RECHECK_NODE, KNOWN_RUNS, LEAST = 60.0, 8e-3, 10.0, 2e-3
 """Estimates for a check of unknown cost: a number of unchecked calls, seconds for each node, and the least seconds."""
 
-ANEW_COMPILES = {False: 0.1, True: 2.0}
-"""The same for a judgement anew in compilations, by whether the region computes in half precision.
+RECHECK_COMPILES = {False: 0.1, True: 2.0}
+"""The estimate for a recheck of unknown cost, in compilations, by whether the region computes in half precision.
 
 Such a region has its float64 twin and its operators compiled; others seldom do.
 """
 
 FIRST_OF_ALL = 1.5
-"""Seconds that the first judgement of the process costs beyond that, because torch prepares things at first use."""
+"""Seconds that the first recheck of the process costs beyond that, because torch prepares things at first use."""
 
 OVERHEAD = 2e-6
 """Seconds that a skipped call takes beyond its measured time."""
 
 
 class Step(Enum):
-    """The kind of check that a call gets. One call judges only one of results and gradients anew."""
+    """The kind of check that a call gets. One call rechecks results or gradients, not both."""
 
-    RESULTS_ANEW = "results anew"
-    GRADIENTS_ANEW = "gradients anew"
-    KNOWN = "held against known noise"
+    RESULTS_RECHECK = "recheck of results"
+    GRADIENTS_RECHECK = "recheck of gradients"
+    KNOWN = "compared with known noise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +65,18 @@ class Due:
 
     Attributes:
         backward: Whether its backward passes are checked too.
-        anew: Whether results are judged anew, with all control runs; None: at judgements 1, 2, 4, 8, ...
-        backward_anew: The same for gradients.
+        recheck: Whether results are rechecked; None: at checks 1, 2, 4, 8, ...
+        backward_recheck: Whether gradients are rechecked; None: at checks 1, 2, 4, 8, ...
         step: The step in the account of the run; None if there is no account.
     """
 
     backward: bool = True
-    anew: bool | None = None
-    backward_anew: bool | None = None
+    recheck: bool | None = None
+    backward_recheck: bool | None = None
     step: Step | None = None
 
 
-_ANEW = {Step.RESULTS_ANEW: False, Step.GRADIENTS_ANEW: True}
+_RECHECKS = {Step.RESULTS_RECHECK: False, Step.GRADIENTS_RECHECK: True}
 
 
 class Turn:
@@ -81,11 +84,11 @@ class Turn:
 
     Args:
         number: The region's number in the account.
-        unknown: What a judgement anew may cost beyond some runs, in seconds.
+        unknown: What a recheck may cost beyond some runs, in seconds.
 
     Attributes:
         own: Seconds that an unchecked call takes, the shortest so far.
-        gradients: Whether it has gradients to check.
+        gradients: Whether the region has gradients to check.
     """
 
     def __init__(self, number: int, unknown: float) -> None:
@@ -93,8 +96,8 @@ class Turn:
         self.gradients = False
         self._number = number
         self.unknown = unknown
-        self._judged = {False: 0, True: 0}
-        self._anew_at = {False: 1, True: 1}
+        self._checks = {False: 0, True: 0}
+        self._recheck_at = {False: 1, True: 1}
         self._since: dict[Step, float] = {}
         self._costs: dict[tuple[Step, bool], float] = {}
         self.waits: dict[bool, Step] = {}
@@ -112,62 +115,62 @@ class Turn:
 
     def steps(self) -> Iterator[Step]:
         """The steps that could be taken at a call, in the order in which they are tried."""
-        anew = [step for step, gradients in _ANEW.items() if self._is_anew(gradients)]
-        if anew:
-            yield min(anew, key=lambda step: self._since[step])
-        if self._judged[False]:
+        recheck = [step for step, gradients in _RECHECKS.items() if self._is_recheck(gradients)]
+        if recheck:
+            yield min(recheck, key=lambda step: self._since[step])
+        if self._checks[False]:
             yield Step.KNOWN
 
-    def _is_anew(self, gradients: bool) -> bool:
-        """Whether the next judgement is anew, as judgements 1, 2, 4, 8, ... are; gradients follow results."""
-        if gradients and not (self.gradients and self._judged[False]):
+    def _is_recheck(self, gradients: bool) -> bool:
+        """Whether the next check is a recheck, as checks 1, 2, 4, 8, ... are. Gradients follow results."""
+        if gradients and not (self.gradients and self._checks[False]):
             return False
-        return self._judged[gradients] + 1 >= self._anew_at[gradients]
+        return self._checks[gradients] + 1 >= self._recheck_at[gradients]
 
     def due(self, step: Step) -> Due:
-        """The parts of a call that a step checks. The first gradients of a region are judged by a step of their own."""
+        """The parts of a call that a step checks. A region's first gradients are checked by a step of their own."""
         return Due(
-            backward=step is Step.GRADIENTS_ANEW or (step is Step.KNOWN and self._judged[True] > 0),
-            anew=step is Step.RESULTS_ANEW,
-            backward_anew=step is Step.GRADIENTS_ANEW,
+            backward=step is Step.GRADIENTS_RECHECK or (step is Step.KNOWN and self._checks[True] > 0),
+            recheck=step is Step.RESULTS_RECHECK,
+            backward_recheck=step is Step.GRADIENTS_RECHECK,
             step=step,
         )
 
     def place(self, step: Step, now: float) -> tuple[bool, float, int]:
         """The region's place in the queue: the region that has waited longest is first.
 
-        Among judgements anew, the first ones of regions come before all others. Then come those that have waited
-        longest for their cost. Otherwise one that takes minutes to earn would hold up those of all regions after it.
+        Among rechecks, the first ones of regions come before all others. Then come those that have waited longest for
+        their cost. Otherwise a recheck that takes minutes to earn would hold up those of all regions after it.
         """
         waited = now - self._since[step]
         if step is Step.KNOWN:
             return False, -waited, self._number
-        return self._judged[_ANEW[step]] > 0, -waited / self.estimate(step), self._number
+        return self._checks[_RECHECKS[step]] > 0, -waited / self.estimate(step), self._number
 
     def estimate(self, step: Step) -> float:
-        """The expected cost of a step: that of the last time, or an upper estimate."""
+        """The expected cost of a step: its cost the last time, or an upper estimate."""
         known = [cost for (of, _), cost in self._costs.items() if of is step]
-        if known and (step is not Step.GRADIENTS_ANEW or (step, True) in self._costs):
+        if known and (step is not Step.GRADIENTS_RECHECK or (step, True) in self._costs):
             return sum(known)
-        runs, more = (KNOWN_RUNS, 0.0) if step is Step.KNOWN else (ANEW_RUNS, self.unknown)
+        runs, more = (KNOWN_RUNS, 0.0) if step is Step.KNOWN else (RECHECK_RUNS, self.unknown)
         return max(runs * self.own + more + LEAST, sum(known))
 
     def gone(self, share: float) -> float:
-        """When the region is no longer waited for: it was not called for longer than ever, and than saving takes."""
+        """The time after which the region is not waited for: its longest pause, or the time to save up, is over."""
         saving = max((self.estimate(step) for step in self.waits.values()), default=0.0) / share
         return self.called + OTHER_CALLS * max(self._pause, saving)
 
     def begins(self, step: Step, now: float) -> None:
         """Note that a step is taken."""
         self._since[step] = now
-        self.waits.pop(step in _ANEW, None)
+        self.waits.pop(step in _RECHECKS, None)
 
     def cost(self, step: Step, backward: bool, seconds: float) -> None:
         """Note the cost of the forward or the backward part of a step."""
         self._costs[step, backward] = seconds
-        self._judged[backward] += 1
-        while self._anew_at[backward] <= self._judged[backward] and _ANEW.get(step) is backward:
-            self._anew_at[backward] *= 2
+        self._checks[backward] += 1
+        while self._recheck_at[backward] <= self._checks[backward] and _RECHECKS.get(step) is backward:
+            self._recheck_at[backward] *= 2
 
 
 class Account:
@@ -189,7 +192,7 @@ class Account:
         self._saved = 0.0
         self._goal = 0.0
         self._rest_until = float("-inf")
-        self._judged_anew = False
+        self._has_rechecked = False
         self.spent = 0.0
 
     def region(
@@ -215,8 +218,8 @@ class Account:
                 self._last = min(now, self._last + compiling)
             self._pay(building)
             self._count += 1
-            unknown = ANEW_COMPILES[low_precision] * compiling + ANEW_NODE * nodes
-            turn = Turn(self._count, unknown + FIRST_OF_ALL * (not self._judged_anew))
+            unknown = RECHECK_COMPILES[low_precision] * compiling + RECHECK_NODE * nodes
+            turn = Turn(self._count, unknown + FIRST_OF_ALL * (not self._has_rechecked))
             self._turns.append(weakref.ref(turn))
             return turn
 
@@ -232,9 +235,9 @@ class Account:
                 if self._earned(turn, step, now):
                     turn.begins(step, now)
                     return step
-                anew = step in _ANEW
-                if turn.own < float("inf") and turn.waits.get(anew) is not step:
-                    turn.waits[anew] = step
+                recheck = step in _RECHECKS
+                if turn.own < float("inf") and turn.waits.get(recheck) is not step:
+                    turn.waits[recheck] = step
                     self._limit(now)
             return None
 
@@ -253,15 +256,15 @@ class Account:
             self._pay(seconds)
             if step is not None:
                 turn.cost(step, backward, seconds)
-                if step in _ANEW:
+                if step in _RECHECKS:
                     self._saved = max(0.0, self._saved - seconds)
                     self._learn()
             self._rest_until = max(self._rest_until, turn.called) + seconds / (PACE * self._share)
             self._limit(now)
 
     def _learn(self) -> None:
-        if not self._judged_anew:
-            self._judged_anew = True
+        if not self._has_rechecked:
+            self._has_rechecked = True
             for turn in self._alive():
                 turn.unknown -= FIRST_OF_ALL
 
@@ -274,7 +277,7 @@ class Account:
         self._surplus -= paid_out
         earned = self._share * passed + paid_out
         self._available += earned
-        self._saved = min(self._saved + SAVED_FOR_ANEW * earned, self._goal)
+        self._saved = min(self._saved + SAVED_FOR_RECHECKS * earned, self._goal)
 
     def _put_by(self) -> None:
         """Set aside earnings that the present checks do not need. They are paid out later, little by little."""
@@ -287,27 +290,27 @@ class Account:
         self.spent += seconds
 
     def _earned(self, turn: Turn, step: Step, now: float) -> bool:
-        """Whether it is this region's turn, and the step is earned together with those that go before it."""
-        anew = step in _ANEW
+        """Whether it is this region's turn, and the step and those before it in the queue are earned."""
+        recheck = step in _RECHECKS
         needed = turn.estimate(step)
-        available = self._available if anew else self._available - self._saved
+        available = self._available if recheck else self._available - self._saved
         if now < self._rest_until or not available >= needed:
             return False
-        if not anew and self._anew_is_earned(turn, now):
+        if not recheck and self._recheck_is_earned(turn, now):
             return False
         for other in self._alive():
-            waits = other.waits.get(anew)
+            waits = other.waits.get(recheck)
             if other is turn or waits is None or other.place(waits, now) > turn.place(step, now):
                 continue
             if now > other.gone(self._share):
                 continue
-            if other.called >= turn.called_before:  # it is called as often as this one, and goes first
+            if other.called >= turn.called_before:  # the other region is called as often as this one, and goes first
                 return False
             needed += other.estimate(waits)
         return available >= needed
 
-    def _anew_is_earned(self, turn: Turn, now: float) -> bool:
-        """Whether another region, called as often as this one, only needs its next call to be judged anew.
+    def _recheck_is_earned(self, turn: Turn, now: float) -> bool:
+        """Whether another region, called as often as this one, only needs its next call to be rechecked.
 
         Otherwise a region that comes first after each rest would be checked each time, and others never.
         """
@@ -324,7 +327,7 @@ class Account:
         return False
 
     def _limit(self, now: float) -> None:
-        """Compute how much may lie ready, and how much to save for judgements anew. Called when either may change."""
+        """Compute how much may lie ready, and how much to save for rechecks. Called when either may change."""
         most = saved = largest = 0.0
         for turn in self._alive():
             if turn.own == float("inf") or turn.called == float("-inf"):

@@ -1,4 +1,4 @@
-"""Judge one checked call of a region: its results, and its backward passes."""
+"""Compare one checked call of a region with eager: its results, and its backward passes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
-from checked_backend.regions.draw_inputs import DrawInputs, judge_draw_inputs
+from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
 from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
 from checked_backend.regions.exchanges import Agreement
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.random_states import judge_host_random_state, judge_random_state
+from checked_backend.regions.random_states import check_host_random_state, check_random_state
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
@@ -78,7 +78,7 @@ class CallComparison:
         self._thorough = thorough
         self._lock = threading.Lock()
         self._scales: dict[str, NoiseBaseline] = {}
-        self._judged = Counter[bool]()
+        self._comparisons = Counter[bool]()
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -120,12 +120,12 @@ class CallComparison:
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
 
     def _drawn_from(self, call: Call, decisions: Decisions, outputs: Sequence[str]) -> list[Finding]:
-        """Compare the parameters of draws, if results are judged anew or could not be judged."""
+        """Compare the parameters of draws, if results are rechecked or could not be compared."""
         unknown = any(skip.matters for skip in decisions.skips)
         if self._draws is None or not (decisions.recheck or decisions.findings or unknown):
             return []
         try:
-            found = judge_draw_inputs(
+            found = compare_draw_inputs(
                 self._draws,
                 self._controls(call, None),
                 outputs,
@@ -191,7 +191,7 @@ class CallComparison:
             return error
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
-        """Judge a call in which both raise.
+        """Compare the exceptions of a call in which both raise.
 
         Returns:
             The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
@@ -206,7 +206,7 @@ class CallComparison:
         return None, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
-        """Judge a call whose backward passes both raise, for example because an input was written to in between."""
+        """Compare exceptions if both backward passes raise, for example because an input was written to in between."""
         if isinstance(reference, InputsChangedError):
             self._reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
         elif same_exception(reference, candidate) or same_message(reference, candidate):
@@ -216,18 +216,18 @@ class CallComparison:
         return None
 
     def random_state(self, call: Call) -> list[Finding]:
-        """Judge a difference between the random states of torch that reference and candidate left."""
+        """Explain or report a difference between the states of torch's generators that reference and candidate left."""
         skip = self._reporter.skip
-        return judge_random_state(self._controls(call, None), call.left, tuple(call.rng.cuda), skip)
+        return check_random_state(self._controls(call, None), call.left, tuple(call.rng.cuda), skip)
 
     def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
-        """Judge the candidate's changes to memory and gradients beside its inputs."""
+        """Findings about the candidate's changes to memory and gradients beside its inputs."""
         eager = self._controls(call, None).run_eager
         return before.findings(args, call.inputs, eager, call.subjects)
 
     def host_random_state(self, call: Call) -> list[Finding]:
-        """Judge a difference between the random states of Python or NumPy that they left."""
-        return judge_host_random_state(self._controls(call, None), self._reporter.skip)
+        """Explain or report a difference between the states of Python's or NumPy's generators that they left."""
+        return check_host_random_state(self._controls(call, None), self._reporter.skip)
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
@@ -264,9 +264,9 @@ class CallComparison:
 
         with self._lock:
             known = dict(self._scales)
-            self._judged[cotangents is not None] += 1
-            number = self._judged[cotangents is not None]
-            asked = call.due.anew if cotangents is None else call.due.backward_anew
+            self._comparisons[cotangents is not None] += 1
+            number = self._comparisons[cotangents is not None]
+            asked = call.due.recheck if cotangents is None else call.due.backward_recheck
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if asked is None else asked
         controls = partial(self._controls, call, cotangents)

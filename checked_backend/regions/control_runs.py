@@ -52,7 +52,7 @@ class Variants:
         make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
-        operators: Judges the operators of such a region, each by itself.
+        operators: Checks the operators of such a region, each by itself.
     """
 
     reference: Region

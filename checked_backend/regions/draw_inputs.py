@@ -23,7 +23,7 @@ from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 
-__all__ = ["DrawInputs", "judge_draw_inputs"]
+__all__ = ["DrawInputs", "compare_draw_inputs"]
 
 # Functions and methods whose tensor arguments are a distribution's parameters. Those with "_" write to the first one.
 _DRAWS = frozenset(
@@ -111,10 +111,10 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def judge_draw_inputs(
+def compare_draw_inputs(
     draws: DrawInputs, controls: RegionControlRuns, outputs: Sequence[str], *, thorough: bool, low_precision: bool
 ) -> Decisions:
-    """Judge the parameters of a region's draws.
+    """Compare the parameters of a region's draws.
 
     Args:
         draws: The graph that has them as results.

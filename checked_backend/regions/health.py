@@ -32,10 +32,10 @@ WINDOW = 8
 """How many of a tensor's first checks are compared with as many of its latest."""
 
 DRIFT = 3.0
-"""How many times as large the ratio to the noise must be in the latest checks as in the first ones."""
+"""The least growth of the ratio to the noise, from the first checks to the latest, that is reported as a drift."""
 
 NOTICEABLE = 0.5
-"""A ratio to the noise below this is not reported, however it grew."""
+"""A ratio to the noise below this is not reported, however much it grew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,11 @@ class CheckRecord:
 
     Attributes:
         region: The region's name.
-        call: Which call of the region it was, from 1; in a training program with one call for each step, the step.
-        backward: Whether it is about the gradients of that call.
-        ratio: How many times its tensor's noise the largest difference is: 0 if all bits are equal, about 1 for noise;
-            None if no noise was known to compare with.
+        call: The number of the region's call, from 1. In a training program with one call for each step, it is the
+            number of the step.
+        backward: Whether the check is about the gradients of that call.
+        ratio: The largest difference divided by its tensor's noise: 0 if all bits are equal, about 1 for noise; None if
+            no noise was known to compare with.
         subject: The tensor with that difference.
         findings: The number of failing findings.
         seconds: The time that the check took beyond the program's own run.
@@ -215,9 +216,9 @@ class RegionHealth:
     """The checks of one region over time.
 
     Args:
-        region: Its name.
-        note: Notes a remark that changes no verdict.
-        health: That of the process.
+        region: The region's name.
+        note: Receives remarks that change no verdict.
+        health: The health of the process.
     """
 
     def __init__(self, region: str, note: Callable[[str], None], health: Health) -> None:
@@ -234,11 +235,11 @@ class RegionHealth:
         """Note a check that is over.
 
         Args:
-            call: Which call of the region.
-            ratios: How large the differences are in times of their noise, by subject.
-            findings: How many findings that fail.
-            seconds: What it took.
-            backward: Whether it was of gradients.
+            call: The number of the region's call.
+            ratios: The differences divided by their noise, by subject.
+            findings: The number of failing findings.
+            seconds: The time that the check took.
+            backward: Whether gradients were checked.
         """
         known = ratios or {}
         subject = max(known, key=known.__getitem__, default="")
@@ -269,9 +270,9 @@ class RegionHealth:
 
 
 def failing(findings: Sequence[Finding]) -> int:
-    """How many findings fail a check, those about layout alone left out.
+    """The number of findings that fail a check, without those about layout alone.
 
     Args:
-        findings: Of one call.
+        findings: The findings of one call.
     """
     return sum(finding.fails and not finding.is_layout for finding in findings)

@@ -1,4 +1,4 @@
-"""Judge random states that a region's candidate did not leave as eager: torch's, Python's and NumPy's.
+"""Explain or report differing random states that eager and a region's candidate left: torch's, Python's, NumPy's.
 
 The generators belong to the whole process: a thread that draws meanwhile makes the same difference. So both sides are
 run a few more times.
@@ -14,28 +14,28 @@ from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["judge_host_random_state", "judge_random_state"]
+__all__ = ["check_host_random_state", "check_random_state"]
 
 TORCH_RUNS = 5
 """How often reference and candidate are run again before a difference of the states that they leave is believed."""
 
 HOST_RUNS = 2
-"""The same for Python's and NumPy's generators."""
+"""How often both are run again for Python's and NumPy's generators."""
 
 
-def judge_random_state(
+def check_random_state(
     controls: RegionControlRuns, left: Left | None, cuda_devices: Sequence[int], skip: Callable[[Skip], None]
 ) -> list[Finding]:
-    """Judge that reference and candidate left torch's random state differently.
+    """Decide whether differing states of torch's generators are a finding.
 
-    A difference that does not repeat is excused if there is evidence that a thread draws, or that eager itself leaves
+    A difference that does not repeat is a skip if there is evidence that a thread draws, or that eager itself leaves
     another state each time.
 
     Args:
-        controls: Run both again.
-        left: What the call left behind.
-        cuda_devices: Whose generators count too.
-        skip: Notes what is excused.
+        controls: Runs both again.
+        left: The random states that the call left behind.
+        cuda_devices: CUDA devices whose generators count, too.
+        skip: Receives a difference that is no finding.
     """
     threads = OtherThreads.now()
     runs = _runs_again(controls, TORCH_RUNS, skip)
@@ -57,8 +57,8 @@ def judge_random_state(
     return []
 
 
-def judge_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
-    """Judge that reference and candidate left Python's or NumPy's random state differently.
+def check_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
+    """Decide whether differing states of Python's or NumPy's generators are a finding.
 
     Compiling and importing at a first run draw from these too. So a state that eager does not repeat, or a difference
     that the candidate does not repeat, is no finding.

@@ -85,7 +85,7 @@ def _compiled(
 class CompiledOnce:
     """Compiles a region for given inputs, and returns the same result for inputs of the same kind.
 
-    A region's forward and backward passes are judged separately, and both need its float64 twin.
+    A region's forward and backward passes are compared separately, and both need its float64 twin.
 
     Args:
         compile_for: Compiles it for real inputs.

@@ -24,7 +24,7 @@ __all__ = ["Replicas"]
 log = logging.getLogger(__name__)
 
 OFTEN = 256
-"""Every call whose number this divides is looked at, besides calls 1, 2, 4, 8, ..."""
+"""Parameters are compared at calls 1, 2, 4, 8, ..., and at every call whose number is a multiple of this."""
 
 _SHOWN = 8
 
@@ -33,7 +33,7 @@ class Replicas:
     """The replicated parameters of one region.
 
     Args:
-        region: Its name, the same on all ranks.
+        region: The region's name, which is the same on all ranks.
     """
 
     def __init__(self, region: str) -> None:
@@ -43,16 +43,16 @@ class Replicas:
         self.compared = 0
 
     def due(self, call: int) -> bool:
-        """Whether there is something to do at a call: all ranks look at the same, by its number alone."""
+        """Whether there is something to do at a call. Its number decides, so all ranks compare at the same calls."""
         return bool(self._pending) or _looks(call)
 
     def look(self, call: int, args: Sequence[Any], names: Sequence[str]) -> None:
-        """Take the fingerprints of the parameters as they are before a call, if it is one of those.
+        """Take the fingerprints of the parameters before a call, if they are to be compared at it.
 
         Args:
-            call: Its number.
+            call: The number of the call.
             args: The region's inputs.
-            names: What the user calls them.
+            names: The user's names of the inputs.
         """
         own = _fingerprints(args, names) if _looks(call) else {}
         if not own:
@@ -64,11 +64,11 @@ class Replicas:
         try:
             if store is not None:
                 store.set(self._key(call), json.dumps(own))
-        except Exception as error:  # nothing is compared then, and the count of what was says so
+        except Exception as error:  # nothing is compared then, and the count of comparisons shows that
             log.debug("fingerprints were not written: %s", error)
 
     def findings(self) -> list[Finding]:
-        """What differs from rank 0, in calls of which its fingerprints are there by now."""
+        """Findings about parameters that differ from rank 0's, for calls whose fingerprints rank 0 has written."""
         found = []
         for call in sorted(self._pending):
             theirs = self._theirs(call)

@@ -130,14 +130,14 @@ class EveryNth:
 
 
 class Earned:
-    """The calls that the account of the run has earned the check of.
+    """Checks a call when the account of the run has earned it.
 
     Args:
         account: The account.
         clock: Gives the time in seconds.
         compiling: Seconds that the region's candidate took to compile.
-        building: What building the region took beyond that.
-        nodes: Nodes of its graph.
+        building: Seconds that building the region took beyond that.
+        nodes: The number of nodes of its graph.
         low_precision: Whether it computes in half precision somewhere.
     """
 
@@ -168,7 +168,7 @@ class Earned:
         return None if step is None else self._turn.due(step)
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Run a call that is not checked. What skipping took is paid for too."""
+        """Run a call that is not checked. The time that skipping took is paid for too."""
         turn, began = self._turn, self._clock()
         turn.unpaid += max(0.0, began - self._asked) + OVERHEAD
         result = run(*args)
@@ -179,7 +179,7 @@ class Earned:
 
     @contextmanager
     def paid(self, due: Due, *, backward: bool = False) -> Iterator[Meter]:
-        """A block that checks a call, or the backward pass of one; it is paid for however it ends."""
+        """A block that checks a call, or the backward pass of one. It is paid for, also if it raises."""
         meter, began = Meter(self._clock), self._clock()
         try:
             yield meter
@@ -237,8 +237,8 @@ def schedule_of(
     Args:
         options: The user's options.
         compiling: Seconds that its candidate took to compile.
-        building: What building it took beyond that.
-        nodes: Nodes of its graph.
+        building: Seconds that building it took beyond that.
+        nodes: The number of nodes of its graph.
         low_precision: Whether it computes in half precision somewhere.
     """
     if options.budget is None:

@@ -70,7 +70,7 @@ UNSUPPORTED = Classification(
 
 
 def singular(count: int) -> str:
-    """Why a tensor is not judged if some of its elements differ where float64 has no number."""
+    """Why a tensor stays undecided if some of its elements differ where float64 has no number."""
     return (
         f"{count} of its elements differ from eager by more than noise, but there float64 has NaN or infinity where "
         "eager has numbers, so nothing tells who is wrong; the program is singular there, or leaves the range of "

@@ -1,4 +1,4 @@
-"""Close a tensor's evidence with a decision: it is noise, it is wrong, or it could not be judged."""
+"""Close a tensor's evidence with a decision: it is noise, it is wrong, or it cannot be decided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from checked_backend.verdict.outliers import as_good_as_eager
 from checked_backend.verdict.steps.float64 import wants_twin
 from checked_backend.verdict.steps.fused_rounding import is_there
 
-__all__ = ["close_as", "close_as_noise", "close_unjudged", "is_as_near_as_eager"]
+__all__ = ["close_as", "close_as_noise", "close_undecided", "is_as_near_as_eager"]
 
 _MISSING = MappingProxyType(
     {
@@ -46,8 +46,8 @@ def close_as_noise(context: Context, case: Evidence) -> None:
     case.closed = True
 
 
-def close_unjudged(context: Context, case: Evidence, reason: str) -> None:
-    """Decide that a tensor cannot be judged, and give the reason to the coverage."""
+def close_undecided(context: Context, case: Evidence, reason: str) -> None:
+    """Leave a tensor undecided, and give the reason to the coverage."""
     context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
     case.closed = True
 
@@ -89,17 +89,17 @@ def is_as_near_as_eager(case: Evidence) -> bool:
 
 
 def _hides_everything(context: Context, case: Evidence) -> bool:
-    """Whether an error of 100 % would be lost, so that the tensor could not be judged. Such a tensor is closed."""
+    """Whether an error of 100 % would be lost, so that nothing can be decided. Such a tensor is closed."""
     if context.low_precision and context.fused.loses(case):
-        close_unjudged(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
+        close_undecided(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
         return True
     if blindly_excused := case.excused_by_jumps_alone():
-        close_unjudged(context, case, singular(blindly_excused))
+        close_undecided(context, case, singular(blindly_excused))
         return True
     if case.detection_limit() < 1 or case.vanishes or not case.mostly_hidden():
         return False
     if case.same_bits and case.blind is not None:
-        return False  # there is no difference to judge, and no limit is claimed
+        return False  # there is no difference to decide about, and no limit is claimed
     if not wants_twin(context, case) or Control.TWIN in context.runs.elsewhere:
         return False  # the twin was asked in an earlier call, or another check asks it
     if case.logic_differs is False:
@@ -112,7 +112,7 @@ def _hides_everything(context: Context, case: Evidence) -> bool:
     why = f" (could not run: {', '.join(sorted(control.value for control in lost))})" if lost else ""
     if case.blind is not None:
         why = " (and float64 has NaN or infinity there where eager has numbers)"
-    close_unjudged(context, case, f"its noise would hide an error of 100 %, so it was not judged{why}")
+    close_undecided(context, case, f"its noise would hide an error of 100 %, so it was not judged{why}")
     return True
 
 

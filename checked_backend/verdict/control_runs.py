@@ -63,7 +63,7 @@ class ControlRuns(Protocol):
         """The reference on other random numbers."""
 
     def others_drew(self) -> str | None:
-        """Evidence that another thread drew random numbers during the judged call; None if there is none."""
+        """Evidence that another thread drew random numbers during the checked call; None if there is none."""
 
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """The reference with every rounding made random; with a magnitude above 1, with correlated sums.

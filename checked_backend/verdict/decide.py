@@ -3,8 +3,8 @@
 A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. In a
 region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
-compiled once for each region, at its first checked call. It is asked again whenever the caller wants the tensors
-judged anew.
+compiled once for each region, at its first checked call. It is asked again whenever the caller asks for a
+recheck.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def decide(
     low_precision: bool = False,
     recheck: bool = False,
 ) -> Decisions:
-    """Judge the values of a check.
+    """Decide about each difference of a check: noise or bug.
 
     Args:
         pairs: Tensors of equal shape and dtype.
@@ -96,7 +96,7 @@ def decide(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        recheck: Settle nothing by the scales of earlier calls, and run the twin also for tensors judged in them.
+        recheck: Settle nothing by the scales of earlier calls, and run the twin also for tensors decided in them.
     """
     decisions = Decisions(recheck=recheck)
     cases: list[Evidence] = []

@@ -41,7 +41,7 @@ class Decisions:
 
     Attributes:
         findings: Differences that are not noise.
-        skips: Controls that could not run, and tensors that could not be judged.
+        skips: Controls that could not run, and tensors that could not be decided about.
         notes: Remarks.
         scales: Noise scales learned, by name.
         limits: The smallest relative error that would have been caught, by name.

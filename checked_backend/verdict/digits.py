@@ -30,27 +30,27 @@ def lost_digits(
         high_precision: The reference in float64.
 
     Returns:
-        A mask; None for dtypes that are not judged by digits (integers, complex numbers). Elements below the dtype's
+        A mask; None for dtypes without digits to lose (integers, complex numbers). Elements below the dtype's
         smallest normal number have fewer digits and are left out, as are NaN and infinity.
     """
     if not reference.dtype.is_floating_point:
         return None
     magnitude = high_precision.detach().to(torch.float64).abs()
     eager, compiled = difference(high_precision, reference), difference(high_precision, candidate)
-    judged = (magnitude >= torch.finfo(reference.dtype).tiny) & magnitude.isfinite()
-    judged &= eager.isfinite() & compiled.isfinite()
-    lost = judged & (compiled > least_digits(reference.dtype) * magnitude)
+    counted = (magnitude >= torch.finfo(reference.dtype).tiny) & magnitude.isfinite()
+    counted &= eager.isfinite() & compiled.isfinite()
+    lost = counted & (compiled > least_digits(reference.dtype) * magnitude)
     if not bool(lost.any()):
         return lost
-    error = torch.where(judged, eager / magnitude, 0.0)
+    error = torch.where(counted, eager / magnitude, 0.0)
     return lost & (
-        compiled > thresholds.LOST_DIGITS_EAGER_FACTOR * _greatest_from_here_on(error, magnitude, judged) * magnitude
+        compiled > thresholds.LOST_DIGITS_EAGER_FACTOR * _greatest_from_here_on(error, magnitude, counted) * magnitude
     )
 
 
-def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
+def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """For each element, the greatest error among elements of its magnitude (down to a quarter of it) and above."""
-    exponents = torch.frexp(torch.where(judged, magnitude, 1.0)).exponent
+    exponents = torch.frexp(torch.where(counted, magnitude, 1.0)).exponent
     lowest = int(exponents.min().item())
     place = (exponents - lowest).to(torch.int64).flatten()
     by_exponent = torch.zeros(int(place.max().item()) + 1, dtype=error.dtype, device=error.device)

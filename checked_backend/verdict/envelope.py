@@ -208,7 +208,7 @@ class NoiseBaseline:
     own: tuple[float, float] | None = None
 
     def covers(self, glance: QuickDiff, *, slack: float) -> bool:
-        """The cheap test of every later call: is this difference no larger than the one judged before?
+        """The cheap test of every later call: is this difference no larger than the one decided before?
 
         A tensor that was nothing but rounding may be something else now. Then it is larger, and a difference of its
         own size is more than the rounding was. If the tensor is much smaller than it was, the rounding may be smaller
@@ -239,7 +239,7 @@ class NoiseBaseline:
         return slack * self.rms * size / (glance.reference_rms or size or 1.0)
 
     def widened(self, other: NoiseBaseline | None) -> NoiseBaseline:
-        """The scale that covers what either of the two covers, so that alternating data are not judged anew each time.
+        """The scale that covers what either of the two covers, so that alternating data are not rechecked each time.
 
         Scales that cannot be joined (one does not settle, or only one has `sizes`) leave this one as it is.
         """

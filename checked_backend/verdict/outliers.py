@@ -196,7 +196,7 @@ def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """How far a tensor lies from the float64 result, element by element.
 
-    Whether an element is finite is judged at the tensor's own precision: a float64 value beyond float16's range is
+    Whether an element is finite is decided at the tensor's own precision: a float64 value beyond float16's range is
     infinite there.
     """
     rounded = high_precision.to(tensor.dtype)

@@ -26,7 +26,7 @@ def excuse_flipped_shapes(
         name: The key of a finding's tensor among a control run's values.
 
     Returns:
-        The findings that remain, and a skip for each that does not: such a tensor cannot be judged.
+        The findings that remain, and a skip for each that does not: such a tensor stays undecided.
     """
     doubtful = [finding for finding in findings if finding.detail == "structure.shape"]
     if not doubtful:

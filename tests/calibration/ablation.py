@@ -134,7 +134,7 @@ def _mechanisms() -> Mapping[str, Switch]:
         "each operator by itself": _no_operator_check,
         "signs of zeros": lambda: patched(compare_call, "zeros_of_another_sign", lambda *_args: iter(())),
         "what goes into draws": lambda: patched(
-            compare_call, "judge_draw_inputs", lambda *_args, **_named: Decisions()
+            compare_call, "compare_draw_inputs", lambda *_args, **_named: Decisions()
         ),
     }
 

@@ -34,7 +34,7 @@ class Region:
     turn: Turn | None = None
 
     def cost(self, step: Step, *, backward: bool) -> float:
-        dear = step is (Step.GRADIENTS_ANEW if backward else Step.RESULTS_ANEW)
+        dear = step is (Step.GRADIENTS_RECHECK if backward else Step.RESULTS_RECHECK)
         return self.anew if dear else self.known
 
 
@@ -208,18 +208,18 @@ def test_results_and_gradients_are_judged_anew_in_different_calls() -> None:
     region = Region()
     Run(0.05, region).until(1000.0)
     steps = [step for _, step in region.checks]
-    assert steps.index(Step.RESULTS_ANEW) == 0 < steps.index(Step.GRADIENTS_ANEW)
+    assert steps.index(Step.RESULTS_RECHECK) == 0 < steps.index(Step.GRADIENTS_RECHECK)
     turn = region.turn
     assert turn is not None
     dues = [turn.due(step) for step in Step]
-    assert not any(due.anew and due.backward_anew for due in dues)
+    assert not any(due.recheck and due.backward_recheck for due in dues)
     assert [due.backward for due in dues] == [False, True, True]
 
 
 def test_judgements_anew_become_fewer() -> None:
     region = Region()
     Run(0.2, region, gradients=False).until(5000.0)
-    numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is Step.RESULTS_ANEW]
+    numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is Step.RESULTS_RECHECK]
     assert numbers[0] == 1
     assert len(numbers) <= len(region.checks).bit_length()
     assert len(numbers) >= len(region.checks).bit_length() - 2
@@ -256,7 +256,7 @@ def test_compiling_earns_nothing() -> None:
     assert account.ask(turn, 0.0) is None
     account.region(now=1000.0, compiling=1000.0)
     assert account.ask(turn, 1000.0) is None
-    assert account.ask(turn, 1100.0) is Step.RESULTS_ANEW
+    assert account.ask(turn, 1100.0) is Step.RESULTS_RECHECK
 
 
 def test_building_a_region_is_paid_for() -> None:
@@ -267,7 +267,7 @@ def test_building_a_region_is_paid_for() -> None:
     turn.own = 0.001
     account.ask(turn, 0.0)
     assert account.ask(turn, 40.0) is None
-    assert account.ask(turn, 60.0) is Step.RESULTS_ANEW
+    assert account.ask(turn, 60.0) is Step.RESULTS_RECHECK
 
 
 def test_skipped_calls_are_paid_for() -> None:

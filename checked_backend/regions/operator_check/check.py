@@ -1,4 +1,4 @@
-"""The operator check: compile a 16-bit region once more with all its inner tensors handed out, and judge these.
+"""The operator check: compile a 16-bit region once more with all its inner tensors handed out, and check these.
 
 A whole program's noise at 16 bits is some percent, and hides a kernel that is wrong by some percent in that precision
 alone. The noise of one operator on its own inputs is a rounding or two.
@@ -23,10 +23,10 @@ from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
-from checked_backend.regions.operator_check.judged import Wrong
-from checked_backend.regions.operator_check.other_program import Elsewhere, Place, suspects
+from checked_backend.regions.operator_check.other_program import Elsewhere, Place, errors_of_probe
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -35,7 +35,7 @@ from checked_backend.verdict.control_runner import short
 __all__ = ["OperatorCheck", "OperatorDecisions"]
 
 LARGEST = 1 << 31
-"""The most bytes of inner tensors that are handed out. In a region with more, operators are not judged."""
+"""The most bytes of inner tensors that are handed out. In a region with more, operators are not checked."""
 
 SHARE = 1 / 12
 """The most that is handed out, as a share of the memory: taps, gradients and float64 copies take several times it."""
@@ -61,18 +61,18 @@ class OperatorDecisions:
     Attributes:
         forward: Operators that compute something wrong.
         backward: Operators that pass on a wrong gradient.
-        skips: The parts that were not judged.
-        judged: Number of tensors that were judged.
+        skips: The parts that were not checked.
+        checked: Number of tensors that were checked.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
-            operators were judged.
+            operators were checked.
         outputs: The region's own results, as the probe computed them.
-        reason: Why no operator, or no operator's gradient, was judged; "" if they were.
+        reason: Why no operator, or no operator's gradient, was checked; "" if they were.
     """
 
     forward: list[Finding] = field(default_factory=list)
     backward: list[Finding] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
-    judged: int = 0
+    checked: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
     outputs: Sequence[Any] = ()
     reason: str = ""
@@ -83,13 +83,13 @@ class ProbeError(CheckedBackendError):
 
 
 class OperatorCheck:
-    """Judges the operators of one region, each by itself. The region is compiled once more for that.
+    """Checks the operators of one region, each by itself. The region is compiled once more for that.
 
     Args:
         compiler: The candidate compiler.
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
-        gradients: Whether to judge the operators' backward passes too.
+        gradients: Whether to check the operators' backward passes too.
         candidate: The compiled region, whose results say whether the probe is the same program.
     """
 
@@ -113,7 +113,7 @@ class OperatorCheck:
         self._hidden: frozenset[str] = frozenset()
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
-        """Judge one call.
+        """Check the operators of one call.
 
         Args:
             inputs: The region's inputs.
@@ -124,35 +124,35 @@ class OperatorCheck:
         decisions = OperatorDecisions()
         try:
             with _undisturbed(rng), ambient.entered():
-                self._judge(inputs, rng, subjects, decisions)
-        except Exception as error:  # the region is judged as a whole all the same
-            decisions.judged, decisions.reason = 0, short(error)
+                self._check_operators(inputs, rng, subjects, decisions)
+        except Exception as error:  # the region as a whole is compared all the same
+            decisions.checked, decisions.reason = 0, short(error)
             decisions.skips.append(Skip(SUBJECT, f"not judged: {short(error)}"))
         return decisions
 
-    def _judge(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
+    def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
         try:
-            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+            doubtful = self._check_probe(inputs, rng, subjects, decisions)
         except Exception as error:
             if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(inputs):
                 raise
             decisions.reason = short(error)
             decisions.skips.append(Skip(GRADIENTS, f"not judged: {short(error)}"))
             self._make_anew(gradients=False)
-            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+            doubtful = self._check_probe(inputs, rng, subjects, decisions)
         if doubtful and not self._hidden:
             # tensors that the compiler only gets wrong when they are handed out stay inside
             self._make_anew(hidden=frozenset(one.node.name for one in doubtful))
-            doubtful = self._judge_probe(inputs, rng, subjects, decisions)
+            doubtful = self._check_probe(inputs, rng, subjects, decisions)
         if doubtful:
             raise ProbeError(_OTHER.format(_names(one.node.name for one in doubtful)))
         if self._hidden:
             decisions.skips.append(Skip(SUBJECT, _INSIDE.format(_names(self._hidden))))
 
-    def _judge_probe(
+    def _check_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
     ) -> Sequence[Wrong]:
-        """Compile the probe, unless that is done, and judge what it computes.
+        """Compile the probe, unless that is done, and check the tensors that it hands out.
 
         Returns:
             The errors that may be the probe's alone. If there are any, there are no findings.
@@ -167,24 +167,24 @@ class OperatorCheck:
         walk = Walk(gm, exposed, probed)
         rng.restore()
         walk.run()
-        judged = walk.judged
-        decisions.judged = sum(map(len, judged.limits))
+        checks = walk.checks
+        decisions.checked = sum(map(len, checks.limits))
         doubtful: Sequence[Wrong] = ()
-        if judged.wrong:
-            doubtful = suspects(gm, judged.wrong, self._elsewhere(probed, decisions.outputs, inputs, rng))
-            if len(doubtful) == len(judged.wrong):
+        if checks.wrong:
+            doubtful = errors_of_probe(gm, checks.wrong, self._elsewhere(probed, decisions.outputs, inputs, rng))
+            if len(doubtful) == len(checks.wrong):
                 return doubtful
-        wrong = [one for one in judged.wrong if not any(one is other for other in doubtful)]
+        wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
         decisions.forward = findings_of(gm, [one for one in wrong if not one.gradient], subjects)
         decisions.backward = findings_of(gm, [one for one in wrong if one.gradient], subjects)
-        if judged.unjudged:
-            decisions.skips.append(Skip(SUBJECT, _told(judged.unjudged)))
+        if checks.unchecked:
+            decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))
         elif not doubtful:
-            decisions.limits = _limits(gm, subjects, exposed.outputs, *judged.limits)
+            decisions.limits = _limits(gm, subjects, exposed.outputs, *checks.limits)
         return ()
 
     def _elsewhere(self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState) -> set[Place]:
-        """Where the probe is another program than the region as it was compiled."""
+        """The results and gradients in which the probe is another program than the compiled region."""
         own: dict[Place, Any] = {(False, place): value for place, value in enumerate(outputs)}
         own |= {(True, place): value for place, value in probed.gradients.items()}
         return Elsewhere(own, probed.cotangents, inputs, rng).places(self._candidate, eager_graph(self._graph).forward)
@@ -193,7 +193,7 @@ class OperatorCheck:
         return self._gradients and bool(inputs.requires_grad)
 
     def _make_anew(self, *, gradients: bool | None = None, hidden: frozenset[str] = frozenset()) -> None:
-        """Compile another probe at the next occasion."""
+        """Forget the compiled probe, so that another one is compiled when it is next needed."""
         with self._lock:
             self._gradients = self._gradients if gradients is None else gradients
             self._hidden = self._hidden | hidden
@@ -293,8 +293,8 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     return found
 
 
-def _told(unjudged: Mapping[str, str]) -> str:
-    return f"not judged: {_names(unjudged)} ({next(iter(unjudged.values()))})"
+def _told(unchecked: Mapping[str, str]) -> str:
+    return f"not judged: {_names(unchecked)} ({next(iter(unchecked.values()))})"
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Findings about operators that are wrong by themselves."""
+"""Make the findings about operators that are wrong by themselves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import source_line
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
-from checked_backend.regions.operator_check.judged import Wrong
 from checked_backend.regions.operator_check.probe import CALLS, value_of
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.verdict.local_error import LocalError
 
 __all__ = ["findings_of", "reached"]

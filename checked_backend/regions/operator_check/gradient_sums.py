@@ -1,4 +1,4 @@
-"""Judge, on a walk through a region's graph, the gradient of each tensor: a sum of what its readers pass back."""
+"""Check the gradient of each tensor on a walk through a region's graph: the sum of what its readers pass back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ import torch
 from torch import fx
 
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.operator_check.judged import TOO_FEW, Judged, alike, can_be_judged, own_error, roundoff_of
 from checked_backend.regions.operator_check.lane import Lane, Moved
+from checked_backend.regions.operator_check.tensor_checks import (
+    TOO_FEW,
+    TensorChecks,
+    alike,
+    can_be_checked,
+    own_error,
+    roundoff_of,
+)
 
 __all__ = ["GradientSums"]
 
@@ -28,18 +35,18 @@ class _Sum:
 
 
 class GradientSums:
-    """The gradients that arrive at tensors of a region, as each lane has them.
+    """The gradients that arrive at tensors of a region, in each lane.
 
     Args:
-        lanes: Eager's, that in float64, and those that are moved.
-        moved: How the last ones are.
-        judged: Gets what is found.
+        lanes: Eager's lane, the one in float64, and the perturbed ones.
+        moved: The perturbations of the last ones.
+        checks: Receives the results.
     """
 
-    def __init__(self, lanes: Sequence[Lane], moved: Sequence[Moved], judged: Judged) -> None:
+    def __init__(self, lanes: Sequence[Lane], moved: Sequence[Moved], checks: TensorChecks) -> None:
         self._lanes = lanes
         self._moved = moved
-        self._judged = judged
+        self._checks = checks
         self._sums: dict[fx.Node, _Sum] = {}
 
     def expect(self, node: fx.Node, value: torch.Tensor) -> None:
@@ -47,7 +54,7 @@ class GradientSums:
         self._sums[node] = _Sum([None] * len(self._lanes), roundoff_of(value))
 
     def incomplete(self, node: fx.Node, sources: Sequence[fx.Node], reason: str = "") -> None:
-        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be judged.
+        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be checked.
 
         Args:
             node: The node.
@@ -57,8 +64,8 @@ class GradientSums:
         for source in sources:
             if source in self._sums:
                 self._sums[source].whole = False
-                if reason and not any(node.name in told for told in self._judged.unjudged):
-                    self._judged.unjudged[f"gradients that pass {node.name}"] = reason
+                if reason and not any(node.name in told for told in self._checks.unchecked):
+                    self._checks.unchecked[f"gradients that pass {node.name}"] = reason
 
     def pass_back(
         self,
@@ -77,9 +84,9 @@ class GradientSums:
             node: The node.
             sources: The nodes that it is made of.
             arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
-            roundoff: What the node's value may be off by.
-            jumps: Whether a rounding may change the gradients that it passes back by any amount.
-            smooth: Whether it is known that no rounding does.
+            roundoff: How far the node's value may be off.
+            jumps: Whether rounding may change the gradients that it passes back by any amount.
+            smooth: Whether rounding is known not to.
             exact: Whether the gradient is known exactly, and is not moved.
         """
         if arriving is None:
@@ -92,7 +99,7 @@ class GradientSums:
             try:
                 found = lane.gradients(node, sources, given)
             except Exception as error:
-                self._judged.unjudged[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._checks.unchecked[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.incomplete(node, sources)
                 return
             self._add(place, found)
@@ -113,7 +120,7 @@ class GradientSums:
             one.by_lane[place] = gradient if known is None else known + gradient
 
     def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
-        """Judge the gradient of a node's value, whose sum is complete, and forget it.
+        """Check the gradient of a node's value once its sum is complete, and forget the sum.
 
         Args:
             node: The node.
@@ -121,18 +128,18 @@ class GradientSums:
         """
         total = self._sums.pop(node, None)
         if total is not None and total.whole:
-            self._judge(node, total, sent)
+            self._check_gradient(node, total, sent)
 
-    def _judge(self, node: fx.Node, total: _Sum, sent: torch.Tensor | None) -> None:
+    def _check_gradient(self, node: fx.Node, total: _Sum, sent: torch.Tensor | None) -> None:
         known = [one for one in (sent, *total.by_lane) if one is not None]
         if not known:
             return
         found = torch.zeros_like(known[0]) if sent is None else sent
         made = [torch.zeros_like(known[0]) if one is None else one for one in total.by_lane]
-        if not can_be_judged(found) or found.layout is not torch.strided or not found.numel():
+        if not can_be_checked(found) or found.layout is not torch.strided or not found.numel():
             return
         if any(not alike(one, found) for one in made):
-            self._judged.unjudged[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
+            self._checks.unchecked[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
             return
         error = own_error(
             found,
@@ -144,6 +151,6 @@ class GradientSums:
         )
         if error is None:
             if not torch.equal(found.nan_to_num(), made[0].nan_to_num()):
-                self._judged.unjudged[f"gradient of {node.name}"] = TOO_FEW
+                self._checks.unchecked[f"gradient of {node.name}"] = TOO_FEW
         else:
-            self._judged.note(node, error, found, made[1], gradient=True)
+            self._checks.note(node, error, found, made[1], gradient=True)

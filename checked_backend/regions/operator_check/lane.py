@@ -67,7 +67,7 @@ class Lane:
             try:
                 with self._mode(), self._kept(node):
                     result = self._interpreter.run_node(node)
-            except Exception as error:  # judged without; it is said in the coverage
+            except Exception as error:  # the check does without this value, and the coverage says so
                 result = Missing(f"{type(error).__name__}: {error}".splitlines()[0])
         self.values[node] = result
         return result

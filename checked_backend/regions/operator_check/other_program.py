@@ -1,4 +1,4 @@
-"""Is the probe the program that the user runs? Errors of the probe alone say nothing about that program.
+"""Find out whether the probe is the program that the user runs. Errors of the probe alone do not count.
 
 Handing out inner tensors changes how a compiler fuses and schedules. If the probe's results are further from those of
 the compiled region than rounding takes them, and the compiled region's are near eager's, the error is the probe's.
@@ -19,11 +19,11 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRa
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import reached
-from checked_backend.regions.operator_check.judged import Wrong
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict.envelope import difference, root_mean_square
 
-__all__ = ["Elsewhere", "Place", "suspects"]
+__all__ = ["Elsewhere", "Place", "errors_of_probe"]
 
 FAR = 4.0
 """A probe this many times as far from the region as the region is from eager is another program than the region."""
@@ -96,15 +96,15 @@ class Elsewhere:
         return found | {(True, place): value for place, value in zip(leaves, gradients, strict=False)}
 
 
-def suspects(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[Place]) -> list[Wrong]:
-    """The errors that may make the probe another program, because they reach a place where it is one.
+def errors_of_probe(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[Place]) -> list[Wrong]:
+    """The errors that may be the probe's alone, because they reach a place where the probe is another program.
 
-    An error that reaches no such place is the region's too, whatever else is wrong with the probe: each operator was
-    judged on its own inputs.
+    An error that reaches no such place is also the region's, whatever else is wrong with the probe: each operator was
+    checked on its own inputs.
     """
     reached_by = [(one, set(_reached(gm, one))) for one in wrong]
     explained = set().union(*(places for one, places in reached_by if one.gradient))
-    # a wrong value makes gradients wrong that nothing in the backward pass does; a loss shows little of it
+    # these gradients may be wrong because a value is; a loss hardly shows that value's error
     gradients = {place for place in elsewhere - explained if place[0]}
     return [one for one, places in reached_by if not elsewhere.isdisjoint(places) or (gradients and not one.gradient)]
 
@@ -127,7 +127,7 @@ def _reached(gm: fx.GraphModule, wrong: Wrong) -> Iterator[Place]:
 
 
 def _is_far(found: Any, region: Any, right: Any, rounded: Sequence[Any]) -> bool:
-    """Whether the probe's tensor is much further from the region's than this is from eager's, or rounding goes."""
+    """Whether the probe's tensor is further from the region's than rounding or the region's own error explains."""
     tensors = (found, region, right, *rounded)
     if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in tensors):
         return False

@@ -1,4 +1,4 @@
-"""The operator check as a part of a region's: when it runs, and what its answer does to the region's decisions."""
+"""The operator check as a part of a region's check: when it runs, and how it changes the region's decisions."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class OperatorStep:
     def forward(
         self, call: _Call, outputs: Sequence[Any], decisions: Decisions, scales: Mapping[str, NoiseBaseline]
     ) -> int:
-        """Judge the operators of a call that is judged anew, unless an error has been found in it already.
+        """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
-        What is wrong with their gradients is kept until the region's backward pass is judged.
+        Findings about their gradients are kept until the region's backward pass is compared.
 
         Args:
             call: The call.
@@ -69,9 +69,9 @@ class OperatorStep:
             scales: The noise of the results in earlier calls.
 
         Returns:
-            The number of tensors inside of the region that were judged.
+            The number of tensors inside of the region that were checked.
         """
-        judged = 0
+        checked = 0
         if decisions.recheck and not _fails(decisions):
             found = self._check.run(call.inputs, call.ambient, call.rng, call.subjects)
             with self._lock:
@@ -79,10 +79,10 @@ class OperatorStep:
             decisions.findings += found.forward
             decisions.skips += found.skips
             decisions.notes += _changed(call.subjects, outputs, found, {**scales, **decisions.scales})
-            judged = found.judged
+            checked = found.checked
         self._limit(decisions)
         self._tell(decisions, {**scales, **decisions.scales})
-        return judged
+        return checked
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
@@ -99,9 +99,9 @@ class OperatorStep:
         self._tell(decisions, {**scales, **decisions.scales})
 
     def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
-        """Say where nothing shows an error in this precision: operators were not judged, and noise hides all.
+        """Skip tensors whose noise hides any error in this precision, if operators were not checked either.
 
-        Of a tensor that is nothing but rounding no part can be wrong.
+        A tensor that is nothing but rounding is no skip: no part of it can be wrong.
         """
         with self._lock:
             reason = self._reason
@@ -113,7 +113,7 @@ class OperatorStep:
                 decisions.skips.append(Skip(name, _HIDDEN.format(reason), matters=True))
 
     def _limit(self, decisions: Decisions) -> None:
-        """No more can hide in a result than in the operator that can be most wrong, where each was judged by itself."""
+        """Lower the limits if each operator was checked: a result hides no more than the least precise operator."""
         with self._lock:
             limits = self._limits
         decisions.own_precision_limits = {
@@ -128,7 +128,7 @@ def _fails(decisions: Decisions) -> bool:
 def _changed(
     subjects: Subjects, outputs: Sequence[Any], found: OperatorDecisions, scales: Mapping[str, NoiseBaseline]
 ) -> list[str]:
-    """Results that are others once the tensors in front of them are handed out: then other kernels were judged."""
+    """Notes about results that change once inner tensors are handed out, because then other kernels were checked."""
     changed = []
     for place, (own, output) in enumerate(zip(found.outputs, outputs, strict=False)):
         scale = scales.get(subjects.output(place))

@@ -1,4 +1,4 @@
-"""The parts of a region's graph that are judged as one: a tensor that is handed out, with the calls that lead to it."""
+"""The units in which a region's graph is checked: a tensor that is handed out, with the calls that lead to it."""
 
 from __future__ import annotations
 

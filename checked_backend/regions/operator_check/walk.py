@@ -1,9 +1,9 @@
-"""Walk through a region's graph on the compiled program's own values, and judge each operator by itself.
+"""Walk through a region's graph on the compiled program's own values, and check each operator by itself.
 
-Each operator runs on the compiled program's own inputs of it, and, backwards, on the gradients that arrive there in the
-compiled program. So an error shows at the operator that makes it, and nowhere else. An operator may be off by as much
-as in eager, and by as much as roundings of its inputs change: a fused kernel reads values that were never rounded,
-while the value that is handed out was.
+Each operator runs on the inputs that it has in the compiled program. In the backward pass it gets the gradients that
+arrive there in the compiled program. So an error shows at the operator that makes it, and nowhere else. An operator may
+be off by as much as in eager, and by as much as roundings of its inputs change its result. A fused kernel reads values
+that were never rounded, while the value that is handed out was.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRa
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
-from checked_backend.regions.operator_check.judged import (
+from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
+from checked_backend.regions.operator_check.probe import Exposed, value_of
+from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
     TOO_FEW,
-    Judged,
+    TensorChecks,
     alike,
-    can_be_judged,
+    can_be_checked,
     is_rounded_otherwise,
     own_error,
     roundoff_of,
 )
-from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
-from checked_backend.regions.operator_check.probe import Exposed, value_of
 from checked_backend.regions.operator_check.units import Unit, Units
 
 __all__ = ["Probed", "Walk"]
 
 SAMPLES = 3
-"""Runs in float64 with inputs that are moved by a rounding."""
+"""The number of runs in float64 with inputs that are moved by a rounding."""
 
 INSIDE_FLOAT32 = 2.0**29
-"""Roundings of float32, in unit roundoffs of float64: operators of half precision compute in it."""
+"""The unit roundoff of float32 in those of float64. Operators of half precision compute in float32."""
 
 SAME_DRAWS = 0.99
 """Results of a random operator that come from the same random numbers have at least this cosine."""
@@ -57,11 +57,11 @@ class Probed:
 
     Attributes:
         inputs: The inputs it was called with, as they were before.
-        wanted: Positions of those whose gradients were taken.
-        results: All that it returned.
+        wanted: Positions of the inputs whose gradients were taken.
+        results: All that the probe returned.
         cotangents: The gradients sent in, by place among the results.
         gradients: The gradients of the inputs, by position.
-        taps: Those of the taps, by node.
+        taps: The gradients of the taps, by node.
     """
 
     inputs: Sequence[Any]
@@ -73,19 +73,19 @@ class Probed:
 
 
 class Walk:
-    """One walk.
+    """One walk through a region's graph.
 
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: What the probe hands out.
-        probed: What it gave.
+        probed: The probe's results.
 
     Attributes:
-        judged: What came of it.
+        checks: The results of the walk.
     """
 
     def __init__(self, gm: fx.GraphModule, exposed: Exposed, probed: Probed) -> None:
-        self.judged = Judged()
+        self.checks = TensorChecks()
         self._exposed = exposed
         self._probed = probed
         self._units = Units(gm, exposed.values.keys())
@@ -99,10 +99,10 @@ class Walk:
         self._lanes += [
             Lane(gm, self._float64(1 + seed), wide=True, moved=moved) for seed, moved in enumerate(self._moved)
         ]
-        self._gradients = GradientSums(self._lanes, self._moved, self.judged)
+        self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
-        """float64; with a seed, with the roundings that float32 has inside of operators."""
+        """A mode for float64. With a seed, it rounds as float32 does inside of operators."""
         mode = Float64Mode(default_dtype=False)
         noise = None if seed is None else MonteCarloMode(seed, INSIDE_FLOAT32, correlated=True)
 
@@ -119,7 +119,7 @@ class Walk:
         return entered
 
     def run(self) -> None:
-        """Walk."""
+        """Walk through the graph, forward and backward."""
         places = iter(range(len(self._probed.inputs)))
         for node, place in self._units.order.items():
             if node.op == "placeholder":
@@ -171,14 +171,14 @@ class Walk:
                 blank = [lane.values[node] for lane in self._lanes]
                 self._go_on(node, torch.full_like(found, math.nan), blank[1:], tapped=False)
             else:
-                self._judge(node, found)
+                self._check_tensor(node, found)
 
     def _take(self, place: int) -> Any:
         value, self._probed.results[place] = self._probed.results[place], None
         return value
 
-    def _judge(self, node: fx.Node, found: Any) -> None:
-        """Judge a tensor that is handed out, pass on its gradient, and go on with it."""
+    def _check_tensor(self, node: fx.Node, found: Any) -> None:
+        """Check a tensor that is handed out, pass on its gradient, and go on with the compiled program's value."""
         made = [lane.values[node] for lane in self._lanes]
         unit = self._units.of(node)
         tapped = node.name in self._exposed.taps
@@ -201,7 +201,7 @@ class Walk:
         self._eager.put(node, found, gradient=tapped)
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
-        if can_be_judged(found):
+        if can_be_checked(found):
             for moved, lane, value in zip(self._moved, self._lanes[2:], exact[1:], strict=True):
                 shift = moved.shift(found, unit_roundoff(found.dtype))
                 if self._units.carries(node) and alike(value, exact[0]):
@@ -213,7 +213,7 @@ class Walk:
             self._gradients.expect(node, found)
 
     def _rewritten(self, writer: fx.Node, name: str, found: Any) -> None:
-        """A tensor that the node wrote to: what it wrote is judged, and views of it are made anew."""
+        """Check the values that a node wrote to a tensor, and renew the tensor's views."""
         owner = next(node for node in self._units.order if node.name == name)
         made = [lane.values.get(owner) for lane in self._lanes]
         blank = self._still_blank(owner, made[0])
@@ -239,7 +239,7 @@ class Walk:
                         lane.run(node)
 
     def _still_blank(self, owner: fx.Node, value: Any) -> torch.Tensor | None:
-        """Where nothing has been written to a tensor that began without values; None if all of it has been written."""
+        """A mask of elements without a value, because nothing was written to them yet; None if there are none."""
         if owner in self._blank and isinstance(value, torch.Tensor):
             blank = value.detach().isnan()
             if bool(blank.any()):
@@ -248,25 +248,25 @@ class Walk:
         return None
 
     def _reads_values(self, node: fx.Node, sources: Sequence[fx.Node]) -> bool:
-        """Whether all that a node is made of has been written: of junk each run has another."""
+        """Whether all inputs of a node have been written to. Junk differs from run to run."""
         if self._blank.isdisjoint(sources):
             return True
-        self.judged.unjudged[node.name] = "it reads memory to which nothing may have been written"
+        self.checks.unchecked[node.name] = "it reads memory to which nothing may have been written"
         return False
 
     def _compare(
         self, node: fx.Node, found: Any, made: Sequence[Any], unit: Unit, *, output: int | None = None
     ) -> bool:
-        """Judge one tensor. Returns whether what is made of its backward pass can be judged too."""
-        if not can_be_judged(found) or found.numel() == 0:
+        """Check one tensor. Returns whether the gradients that it passes back can be checked too."""
+        if not can_be_checked(found) or found.numel() == 0:
             if is_rounded_otherwise(found) and not _is_same(found, made[0]):
-                self.judged.unjudged[node.name] = (
+                self.checks.unchecked[node.name] = (
                     f"roundings of {str(found.dtype).removeprefix('torch.')} are not known"
                 )
             return True
         lost = next((value for value in made if isinstance(value, Missing)), None)
         if lost is not None or any(not alike(value, found) for value in made):
-            self.judged.unjudged[node.name] = (
+            self.checks.unchecked[node.name] = (
                 lost.reason if lost else "eager computes another shape from the same inputs"
             )
             return False
@@ -275,12 +275,12 @@ class Walk:
         error = own_error(found, made, roundoff=roundoff, narrows=narrows, jumps=unit.jumps, smooth=unit.steady)
         if error is None:
             if not _is_same(found, made[0]):
-                self.judged.unjudged[node.name] = TOO_FEW
+                self.checks.unchecked[node.name] = TOO_FEW
             return True
         if error.wrong and node in self._random and (node in self._by_values or not _same_draws(found, made[0])):
-            self.judged.unjudged[node.name] = "it draws other random numbers than eager"
+            self.checks.unchecked[node.name] = "it draws other random numbers than eager"
             return False
-        self.judged.note(node, error, found, made[1], output=output)
+        self.checks.note(node, error, found, made[1], output=output)
         return True
 
     def _results(self, node: fx.Node) -> None:
@@ -289,7 +289,7 @@ class Walk:
             if not isinstance(source, fx.Node):
                 continue
             found = self._probed.results[place]
-            known = any(wrong.node is source and not wrong.gradient for wrong in self.judged.wrong)
+            known = any(wrong.node is source and not wrong.gradient for wrong in self.checks.wrong)
             if (
                 not known
                 and source.op != "placeholder"
@@ -309,11 +309,11 @@ class Walk:
     # backward
 
     def _incomplete(self, node: fx.Node, reason: str) -> None:
-        """What a node passes back is not known, so the sums that it takes part in cannot be judged."""
+        """Note that a node's gradients for its inputs are unknown, so that their sums cannot be checked."""
         self._gradients.incomplete(node, self._units.of(node).sources, reason)
 
     def _finish(self, node: fx.Node) -> None:
-        """Nothing reads this node any more: judge the gradient that it has, and free it."""
+        """Check the gradient of a node that nothing reads any more, and free the node's values."""
         self._gradients.finish(node, self._found_gradient(node))
         for lane in self._lanes:
             lane.values.pop(node, None)

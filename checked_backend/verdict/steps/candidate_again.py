@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from checked_backend.findings import EvidenceKey
-from checked_backend.verdict.closing import close_as, close_as_noise, close_unjudged
+from checked_backend.verdict.closing import close_as, close_as_noise, close_undecided
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.envelope import difference
@@ -51,7 +51,7 @@ def _explain_by_random_numbers(context: Context) -> None:
     for case in context.open():
         explained = context.draws.explain(case)
         if isinstance(explained, str):
-            close_unjudged(context, case, explained)
+            close_undecided(context, case, explained)
         elif explained is not None:
             close_as(context, case, explained)
 

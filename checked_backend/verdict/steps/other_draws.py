@@ -61,7 +61,7 @@ class OtherDraws:
         """Whether random numbers explain a case.
 
         Returns:
-            A classification if they do and the program is wrong; the reason if the tensor cannot be judged; None if
+            A classification if they do and the program is wrong; the reason if the tensor stays undecided; None if
             they explain nothing. Where another thread is the question, the case takes note of the answer.
         """
         if case.logic_differs:

@@ -9,7 +9,7 @@ import torch
 from checked_backend.findings import EvidenceKey, Skip
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict.classify import UNSUPPORTED, classify, is_many_times_its_noise, singular
-from checked_backend.verdict.closing import close_as, close_unjudged
+from checked_backend.verdict.closing import close_as, close_undecided
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.envelope import root_mean_square
@@ -35,7 +35,7 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
     lost = context.runs.short_of_memory & (_INDISPENSABLE | _PRECISE)
     if lost and not _stands_without(case, lost):
         names = ", ".join(sorted(control.value for control in lost))
-        close_unjudged(
+        close_undecided(
             context, case, f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
         )
         return
@@ -46,7 +46,7 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
         return
     if case.envelope is None and not case.logic_differs and _has_half_of_its_digits(case):
         reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
-        close_unjudged(context, case, reason)
+        close_undecided(context, case, reason)
         return
     if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:
         dtype = str(case.pair.reference.dtype).removeprefix("torch.")
@@ -55,10 +55,10 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
             f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
             f"there is nothing to hold the compiled program's against{right}"
         )
-        close_unjudged(context, case, reason)
+        close_undecided(context, case, reason)
         return
     if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
-        close_unjudged(context, case, singular(case.outside.count))
+        close_undecided(context, case, singular(case.outside.count))
         return
     if not case.same_bits:
         case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count

@@ -32,8 +32,8 @@ def zeros_of_another_sign(
         decisions: Receives the controls that could not run. Tensors with findings in it are left out.
     """
     differing = {finding.subject for finding in decisions.findings}
-    judged = [pair for pair in pairs if pair.kind is None and pair.subject not in differing]
-    doubtful = [(pair, turned) for pair in judged if (turned := _turned(pair)) is not None]
+    handed_out = [pair for pair in pairs if pair.kind is None and pair.subject not in differing]
+    doubtful = [(pair, turned) for pair in handed_out if (turned := _turned(pair)) is not None]
     if not doubtful:
         return
     runs = ControlRunner(controls(), decisions)

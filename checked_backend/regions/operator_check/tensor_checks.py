@@ -1,4 +1,4 @@
-"""The results of judging the tensors of a walk, each by itself."""
+"""The results of checking the tensors of a walk, each by itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = [
     "COARSEST_FLOAT32",
     "LOW",
     "TOO_FEW",
-    "Judged",
+    "TensorChecks",
     "Wrong",
     "alike",
-    "can_be_judged",
+    "can_be_checked",
     "is_rounded_otherwise",
     "own_error",
     "roundoff_of",
@@ -31,10 +31,10 @@ COARSEST_FLOAT32 = 2.0**-13
 LOW = (torch.float16, torch.bfloat16)
 """Half precision."""
 
-_JUDGED = (*LOW, torch.float32)
+_CHECKED = (*LOW, torch.float32)
 
 TOO_FEW = "too few of its elements can be told from a choice that rounding flips, or none is a number"
-"""Why a tensor that differs from eager's could not be judged."""
+"""Why a tensor that differs from eager's could not be checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Wrong:
 
     Attributes:
         node: The node whose value, or whose gradient, is wrong.
-        error: By how much.
+        error: How far it is off.
         found: The compiled program's tensor.
-        right: What it should be, at the same precision.
-        gradient: Whether it is the gradient: of those that read the node, one passes on a wrong one.
+        right: The right tensor, at the same precision.
+        gradient: Whether the gradient is wrong: one of the node's readers passes on a wrong one.
         output: The place of the region's result that is wrong, if it is not the tensor inside that it is made of.
     """
 
@@ -59,18 +59,18 @@ class Wrong:
 
 
 @dataclass(slots=True)
-class Judged:
+class TensorChecks:
     """The facts known about a region's tensors so far.
 
     Attributes:
         wrong: Operators with an error of their own, in order.
-        limits: For each tensor judged: the smallest relative error that would have been found. Forward, backward.
-        unjudged: Nodes that could not be judged, with the reason.
+        limits: For each tensor checked, the smallest relative error that would have been found: forward, backward.
+        unchecked: Nodes that could not be checked, with the reason.
     """
 
     wrong: list[Wrong] = field(default_factory=list)
     limits: tuple[dict[str, float], dict[str, float]] = field(default_factory=lambda: ({}, {}))
-    unjudged: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
 
     def note(
         self,
@@ -88,7 +88,7 @@ class Judged:
             node: The node whose value it is.
             error: How far it is off, and how far it may be.
             found: The compiled program's tensor.
-            exact: What it should be, in float64.
+            exact: The right tensor, in float64.
             gradient: Whether it is the gradient of the node's value.
             output: As in `Wrong`.
         """
@@ -112,11 +112,11 @@ def own_error(
 
     Args:
         found: The compiled program's tensor.
-        made: The same in each lane: eager's, that in float64, and those that are moved.
-        roundoff: What eager may be off by.
-        narrows: Whether what it is made of is wider.
-        jumps: Whether a rounding of an input may change it by any amount.
-        smooth: Whether none can, of any element.
+        made: The tensor of each lane: eager's, that in float64, and the perturbed ones.
+        roundoff: How far eager may be off.
+        narrows: Whether an input is wider than the result.
+        jumps: Whether rounding an input may change the result by any amount.
+        smooth: Whether rounding an input can make no element jump.
     """
     return local_error(
         candidate=found.detach(),
@@ -130,20 +130,20 @@ def own_error(
     )
 
 
-def can_be_judged(value: Any) -> bool:
+def can_be_checked(value: Any) -> bool:
     """Whether something is a tensor of a dtype whose roundings are known."""
-    return isinstance(value, torch.Tensor) and value.dtype in _JUDGED
+    return isinstance(value, torch.Tensor) and value.dtype in _CHECKED
 
 
 def is_rounded_otherwise(value: Any) -> bool:
-    """Whether a value is a rounded tensor of a dtype that is not judged: complex, 8 bits."""
+    """Whether a value is a rounded tensor of a dtype that is not checked: complex, 8 bits."""
     rounded = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    return rounded and value.dtype not in (*_JUDGED, torch.float64, torch.complex128)
+    return rounded and value.dtype not in (*_CHECKED, torch.float64, torch.complex128)
 
 
 def roundoff_of(value: Any) -> float:
-    """How far a rounding moves eager's value; 0 for a value that is not judged."""
-    return max(unit_roundoff(value.dtype), COARSEST_FLOAT32) if can_be_judged(value) else 0.0
+    """How far a rounding moves eager's value; 0 for a value that is not checked."""
+    return max(unit_roundoff(value.dtype), COARSEST_FLOAT32) if can_be_checked(value) else 0.0
 
 
 def alike(value: Any, found: Any) -> bool:
