@@ -199,8 +199,8 @@ def numcheck(request: pytest.FixtureRequest) -> Numcheck:
 
     ``numcheck(fn, args, kwargs, **options)`` is `checked_backend.check` that fails the test if the compiled function is
     wrong; it returns the report. ``with numcheck.collect() as session:`` checks every ``torch.compile`` in the block
-    and fails nothing: ``session.report`` is for the test to examine. ``numcheck.report`` has all findings of this test so far.
-    Options of the marker ``numcheck`` are defaults here.
+    and fails nothing: ``session.report`` is for the test to examine. ``numcheck.report`` has the findings of this
+    test so far. Options of the marker ``numcheck`` are defaults here.
     """
     module: Any = _later("fixture")
     made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])

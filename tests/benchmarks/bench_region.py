@@ -4,7 +4,7 @@
 
 Prints ratios taken in one run: the variants of a model take turns, and the fastest step of each counts. Peak memory
 is that of one warm step above what the process held before it, each variant in a process of its own. Calls 1, 2, 4,
-8, ... of a region are judged anew, with a run in float64, and need more: theirs is in a column of its own.
+8, ... of a region are rechecked, with a run in float64, and need more: theirs is in a column of its own.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VARIANTS = ("eager", "compiled", "checked")
 STEADY = 5
 """A step in which a checked region is held against the noise that it knows."""
 
-ANEW = 4
-"""A step in which a checked region is judged anew."""
+RECHECKED = 4
+"""A step in which a checked region is rechecked."""
 
 
 class ResidualNet(nn.Module):
@@ -155,9 +155,12 @@ def peak_of_one_step(variant: str, name: str, number: int) -> int:
 
 
 def peaks(name: str, threads: int) -> dict[str, int]:
-    """`peak_of_one_step` of each variant, and of a step judged ``recheck``, in processes of their own."""
+    """`peak_of_one_step` of each variant, and of a step that is rechecked, in processes of their own."""
     found = {}
-    for label, variant, number in (*((variant, variant, STEADY) for variant in VARIANTS), ("anew", "checked", ANEW)):
+    for label, variant, number in (
+        *((variant, variant, STEADY) for variant in VARIANTS),
+        ("recheck", "checked", RECHECKED),
+    ):
         command = [sys.executable, __file__, "--threads", str(threads), "--peak-of", variant, name, str(number)]
         # large blocks go back to the system as soon as they are freed, so that the peak is that of live tensors
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -189,7 +192,7 @@ def main() -> None:
         "compiled MB",
         "checked MB",
         "memory ratio",
-        "judged anew MB",
+        "recheck MB",
     ):
         table.add_column(column, justify="right")
     for name in ("bert", "resnet"):
@@ -201,7 +204,7 @@ def main() -> None:
             f"{times['checked'] / (times['eager'] + times['compiled']):.3f}",
             *(f"{memory[variant] / 2**20:.0f}" for variant in VARIANTS),
             f"{memory['checked'] / (memory['eager'] + memory['compiled']):.3f}",
-            f"{memory['anew'] / 2**20:.0f}",
+            f"{memory['recheck'] / 2**20:.0f}",
         )
     bare, passed_by = seconds_per_call(2000, every=10**9)
     console = Console(width=160)

@@ -1,4 +1,4 @@
-"""The account of a run: the share really spent, turns, judgements anew, and no bursts. Time is a number here."""
+"""The account of a run: the share really spent, turns, rechecks, and no bursts. Time is a number here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Region:
     Attributes:
         own: Seconds of an unchecked call.
         known: Those of a check against known noise, for each of the forward and the backward part.
-        anew: Those of a judgement anew.
+        recheck: Those of a recheck.
         period: It is called every so many steps.
         until: It is not called after this time.
     """
 
     own: float = 0.2
     known: float = 1.0
-    anew: float = 6.0
+    recheck: float = 6.0
     period: int = 1
     until: float = float("inf")
     compiling: float = 0.0
@@ -35,7 +35,7 @@ class Region:
 
     def cost(self, step: Step, *, backward: bool) -> float:
         dear = step is (Step.GRADIENTS_RECHECK if backward else Step.RESULTS_RECHECK)
-        return self.anew if dear else self.known
+        return self.recheck if dear else self.known
 
 
 class Run:
@@ -113,7 +113,7 @@ _region = st.builds(
     Region,
     own=st.floats(0.2, 0.6),
     known=st.floats(0.2, 2.0),
-    anew=st.floats(1.0, 5.0),
+    recheck=st.floats(1.0, 5.0),
     period=st.sampled_from([1, 1, 2, 7]),
     compiling=st.floats(0, 30.0),
 )
@@ -132,16 +132,16 @@ def test_any_sequence_of_costs_spends_the_share_and_starves_no_region(
 
     What was saved for an estimate that proved too high is paid out slowly, so that the share is reached from below.
     """
-    regions = [Region(r.own, r.known, r.anew, r.period, compiling=r.compiling) for r in regions]
+    regions = [Region(r.own, r.known, r.recheck, r.period, compiling=r.compiling) for r in regions]
     run = Run(share, *regions)
-    until = sum(60 * r.own + 0.1 * r.compiling + 60 * r.anew for r in regions) * 2 / share
+    until = sum(60 * r.own + 0.1 * r.compiling + 60 * r.recheck for r in regions) * 2 / share
     steps = 0
     while run.now < until:
         run.step(scales[steps // 7 % len(scales)])
         steps += 1
     assert run.share() <= 1.1 * share
     late = run.share(since=until / 2)
-    dearest = 2 * max(scales) * max(max(r.known, r.anew) for r in regions)
+    dearest = 2 * max(scales) * max(max(r.known, r.recheck) for r in regions)
     lump = dearest / (run.now - until / 2)  # one check more or less, at the edge of what is looked at
     assert late <= 1.2 * share + lump
     could = steps * sum(2 * r.known * min(scales) / r.period for r in regions) / run.now
@@ -160,7 +160,7 @@ def test_regions_take_turns() -> None:
 
 def test_a_region_that_comes_first_after_each_rest_leaves_others_their_turn() -> None:
     """Its checks end so shortly before the other regions are called that these always come during the rest."""
-    first, *others = regions = [Region(own=0.01, known=0.1, anew=0.2) for _ in range(3)]
+    first, *others = regions = [Region(own=0.01, known=0.1, recheck=0.2) for _ in range(3)]
     run = Run(0.3, *regions, gradients=False)
     for _ in range(100):
         run.step()
@@ -170,7 +170,7 @@ def test_a_region_that_comes_first_after_each_rest_leaves_others_their_turn() ->
 
 
 def test_a_region_that_is_seldom_called_gets_its_turn() -> None:
-    often, seldom = Region(), Region(known=2.0, anew=12.0, period=300)
+    often, seldom = Region(), Region(known=2.0, recheck=12.0, period=300)
     Run(0.05, often, seldom).until(20000.0)
     assert {step for _, step in seldom.checks} == set(Step)
     assert len(seldom.checks) > 20
@@ -194,9 +194,9 @@ def test_a_region_that_is_compiled_anew_has_the_same_account() -> None:
     assert run.share(since=5000.0) <= 0.06
 
 
-def test_what_is_judged_anew_does_not_hold_up_other_checks() -> None:
+def test_rechecks_do_not_hold_up_other_checks() -> None:
     """While the second judgement of one region waits, calls are held against known noise."""
-    dear = Region(anew=40.0)
+    dear = Region(recheck=40.0)
     Run(0.05, dear).until(20000.0)
     at = [now for now, step in dear.checks if step is not Step.KNOWN]
     between = [sum(one < now < two for now, _ in dear.checks) for one, two in itertools.pairwise(at)]
@@ -204,7 +204,7 @@ def test_what_is_judged_anew_does_not_hold_up_other_checks() -> None:
     assert sum(between) > 50
 
 
-def test_results_and_gradients_are_judged_anew_in_different_calls() -> None:
+def test_results_and_gradients_are_rechecked_in_different_calls() -> None:
     region = Region()
     Run(0.05, region).until(1000.0)
     steps = [step for _, step in region.checks]
@@ -216,7 +216,7 @@ def test_results_and_gradients_are_judged_anew_in_different_calls() -> None:
     assert [due.backward for due in dues] == [False, True, True]
 
 
-def test_judgements_anew_become_fewer() -> None:
+def test_rechecks_become_fewer() -> None:
     region = Region()
     Run(0.2, region, gradients=False).until(5000.0)
     numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is Step.RESULTS_RECHECK]
@@ -235,7 +235,7 @@ def test_nothing_is_spent_in_a_burst_after_an_idle_hour() -> None:
 
 def test_an_estimate_that_was_too_high_leaves_no_burst() -> None:
     """A hundred seconds were saved for what took one."""
-    region = Region(anew=1.0, compiling=900.0)
+    region = Region(recheck=1.0, compiling=900.0)
     run = Run(0.05, region).until(8000.0)
     first = region.checks[0][0]
     assert first > 1500.0

@@ -145,7 +145,7 @@ def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
     assert again(rounding * 1e6, rounding.flip(0) * 1e6) > 0  # now it is something
 
 
-def test_rounding_that_changes_its_size_is_judged_anew_ever_more_seldom() -> None:
+def test_rounding_that_changes_its_size_is_rechecked_ever_more_seldom() -> None:
     """The gradient of a bias before a normalisation: nothing but rounding, small in one call and large in the next."""
     known: dict[str, NoiseBaseline] = {}
     heard = []
