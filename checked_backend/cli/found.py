@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from checked_backend.findings import Verdict
+from checked_backend.report.merged import merged_report
 from checked_backend.report.to_json import encode
 from checked_backend.report.write import ReadReports
 
-__all__ = ["encode_found", "worst_of"]
+__all__ = ["encode_found", "merged", "worst_of"]
 
 
 def worst_of(found: ReadReports) -> Verdict:
     """Return the worst verdict. A file that could not be read counts as inconclusive: it may hide a failure."""
     unread = [Verdict.INCONCLUSIVE for _ in found.broken]
     return Verdict.worst([*(report.verdict for report in found.reports), *unread]) or Verdict.INCONCLUSIVE
+
+
+def merged(found: ReadReports, path: Path) -> ReadReports:
+    """Make one report of those that were found.
+
+    Args:
+        found: At least one report.
+        path: Where they were found.
+    """
+    return replace(found, reports=(replace(merged_report(found.reports), path=path),))
 
 
 def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import typer
 
 from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
-from checked_backend.cli.found import encode_found, worst_of
+from checked_backend.cli.found import encode_found, merged, worst_of
 from checked_backend.cli.printing import complain, print_reports, print_text
 from checked_backend.cli.running import run
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
@@ -103,6 +103,7 @@ def report(
     certificate: Annotated[
         bool, typer.Option("--certificate", help="Print what was checked, with which limits, as Markdown to paste.")
     ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
     verbose: _Verbose = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
     run: Annotated[
@@ -126,6 +127,8 @@ def report(
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
         raise CheckedBackendError(f"no reports in {path}{why}")
+    if merge:
+        found = merged(found, path)
     verdict = worst_of(found)
     if html is not None:
         write_whole(render_html(found.reports, found.broken), html)

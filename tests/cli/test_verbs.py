@@ -36,6 +36,18 @@ def test_exit_code_is_the_worst_verdict(run: Run, tmp_path: Path, reports: list[
         assert err == f"checked-backend: no reports in {tmp_path}\n"
 
 
+def test_reports_of_ranks_are_merged_and_a_broken_file_is_still_told(run: Run, tmp_path: Path) -> None:
+    for report in (FAIL, FAIL, PASS):
+        write_report(report, tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    code, out, err = run("report", tmp_path, "--merge", "--json")
+    assert code == 1
+    assert "bad.json: not a report" in err
+    (merged,) = json.loads(out)["reports"]
+    assert merged["path"] == str(tmp_path)
+    assert len(merged["report"]["findings"]) == 1
+
+
 def test_one_file(run: Run, tmp_path: Path) -> None:
     path = write_report(FAIL, tmp_path)
     code, out, _ = run("report", path)
