@@ -1,4 +1,4 @@
-"""Starts to check a program that runs with ``CHECKED_BACKEND=1`` in its environment.
+"""Start to check a program that runs with ``CHECKED_BACKEND=1`` in its environment.
 
 Python runs the line of ``checked_backend.pth`` when it starts; with the variable set, that line calls `start`. Nothing
 of torch is imported before the program imports it, and nothing of the checks before the program compiles: what the
@@ -19,19 +19,19 @@ from typing import Any
 __all__ = ["HOOKED", "ON", "RUN", "Autostart", "start", "stop"]
 
 ON = "CHECKED_BACKEND"
-"""The variable that turns it on."""
+"""The variable that turns the checks on."""
 
 RUN = "CHECKED_BACKEND_RUN"
-"""The variable with the folder of the run; who finds it set was started by a process of the run."""
+"""The variable with the folder of the run. A process that finds it set was started by a process of the run."""
 
 HOOKED = "hooked"
-"""A file in the folder of a run: a Python of the run has come to this module."""
+"""A file in the folder of a run, which shows that a Python of the run has loaded this module."""
 
 _REPORT_DIR = "CHECKED_BACKEND_REPORT_DIR"
 
 
 def start() -> None:
-    """Check what this process compiles from now on. A second call does nothing."""
+    """Check everything that this process compiles from now on. A second call does nothing."""
     if os.environ.get(ON, "").lower() not in ("1", "true", "yes", "on"):
         _complain(f"{ON} got {os.environ.get(ON)!r}; expected 1 or 0. Nothing is checked")
         os.environ[ON] = (
@@ -46,7 +46,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Check nothing: this process is no program of the user's but a tool of this package."""
+    """Check nothing, because this process is a tool of this package and no program of the user's."""
     os.environ.pop(ON, None)
     for finder in [finder for finder in sys.meta_path if isinstance(finder, Autostart)]:
         finder.give_up()

@@ -76,7 +76,7 @@ def _split_commas(value: Any) -> Any:
 
 
 def _known_findings(entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse what is neither a kind, nor a finer kind, nor a subject: it would hide nothing, and nobody would know."""
+    """Refuse a text that is no kind, finer kind or subject. It would hide nothing without anybody noticing."""
     for entry in entries:
         word = re.split(r"[\[.]", entry, maxsplit=1)[0]
         subjects = {kind.value for kind in SubjectKind if kind.value} | NAMELESS
@@ -164,7 +164,7 @@ class CheckOptions(BackendOptions):
     _known_ignore = field_validator("ignore")(_known_findings)
 
     def unsampled(self) -> CheckOptions:
-        """The same with every call checked: where few calls are made, and each for the sake of its check."""
+        """These options with every call checked, for callers that make calls only to check them."""
         return self.model_copy(update={"every": 1, "budget": None})
 
     @field_validator("compiler")
@@ -176,7 +176,7 @@ class CheckOptions(BackendOptions):
 
 
 class RunOptions(CheckOptions):
-    """Options of a program that is checked as a whole; processes that it starts inherit them with the environment."""
+    """Options of a program that is checked as a whole. Its child processes inherit them in the environment."""
 
     on_divergence: OnDivergence = Field("record", description="what a finding that fails does, beside the summary")
     run: Path | None = Field(None, description="folder of the run that a process belongs to; set by checked-backend")

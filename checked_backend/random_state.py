@@ -1,6 +1,6 @@
-"""The streams of random numbers that a program may draw from, kept as they are while something else goes on.
+"""Keep a program's streams of random numbers as they are while this package works.
 
-An import may draw from them: of the packages that this one imports late, some do.
+Some packages that this one imports late draw random numbers at import.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class HostRandom:
     """The states of Python's and NumPy's global generators.
 
     Attributes:
-        python: Of the module ``random``.
-        numpy: Of ``numpy.random``; None where NumPy is not loaded, and nothing was drawn from it.
+        python: The state of the module ``random``.
+        numpy: The state of ``numpy.random``; None if NumPy is not loaded, so that nothing was drawn from it.
     """
 
     python: Any
@@ -34,7 +34,7 @@ class HostRandom:
         return cls(random.getstate(), None if numpy is None else numpy.get_state())
 
     def differing(self, other: HostRandom) -> tuple[str, ...]:
-        """The generators whose next numbers would be others, in words for people; one that was not loaded has none."""
+        """The generators whose next numbers would differ, in words, without generators that are not loaded."""
         found = [] if self.python == other.python else ["Python's `random`"]
         if self.numpy is not None and other.numpy is not None:
             # the second entry is an array
@@ -54,9 +54,9 @@ class HostRandom:
 
 @contextmanager
 def random_untouched() -> Iterator[None]:
-    """Leave the random numbers that come after a block as they would be without it: Python's, NumPy's and torch's.
+    """Restore the states of Python's, NumPy's and torch's generators after a block.
 
-    Neither NumPy nor torch is loaded for this. Other threads that draw meanwhile draw those numbers again.
+    This loads neither NumPy nor torch. Other threads that draw meanwhile will draw the same numbers again.
     """
     host = HostRandom.capture()
     torch: Any = sys.modules.get("torch")

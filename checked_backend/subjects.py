@@ -1,4 +1,4 @@
-"""What a finding is about, as data: an output, a gradient, a parameter, at which step of a program.
+"""The subject of a finding as data: an output, a gradient or a parameter, and the step of a program.
 
 Findings carry it as text, because a report is text: ``output[0]``, ``grad[layer.weight]``. Code that must know what it
 is asks `Subject`, so that the spelling stands in one place.
@@ -14,7 +14,7 @@ __all__ = ["NAMELESS", "Subject", "SubjectKind"]
 
 
 class SubjectKind(Enum):
-    """What something is, by the word in front of its brackets."""
+    """The kind of a subject, which is the word in front of its brackets."""
 
     OUTPUT = "output"
     GRADIENT = "grad"
@@ -47,10 +47,10 @@ _NAME = re.compile(r"\[(.*)\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a finding, or a tensor of a control run, is about.
+    """The subject of a finding, or of a tensor of a control run.
 
     Attributes:
-        text: What people read: ``grad[layer.weight]``.
+        text: The text for people: ``grad[layer.weight]``.
         step: At which step of a program of several; None outside of such.
     """
 
@@ -70,13 +70,13 @@ class Subject:
 
     @property
     def kind(self) -> SubjectKind:
-        """What kind of thing it is."""
+        """The kind of the subject."""
         found = _KIND.match(self.text)
         return SubjectKind.OTHER if found is None else SubjectKind(found[1])
 
     @property
     def name(self) -> str:
-        """What stands in its brackets; the whole text where it has none."""
+        """The name in the brackets; the whole text if there are none."""
         found = _NAME.search(self.text)
         return self.text if found is None else found[1]
 

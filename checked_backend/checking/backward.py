@@ -112,8 +112,8 @@ class _Values:
 
     Args:
         name: The output's.
-        objective: How they are made.
-        dtype: That of the numbers, whatever the dtype of the tensors that hold them.
+        objective: How the numbers are made.
+        dtype: The dtype of the numbers. The tensors that hold them may have another one.
     """
 
     def __init__(self, name: str, objective: Objective, dtype: torch.dtype) -> None:

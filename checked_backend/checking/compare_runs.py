@@ -48,7 +48,7 @@ class Comparison:
         found: The findings, each with the number of its call.
         scales: The noise of each tensor that was not equal bit for bit, named by `in_step`.
         limits: The smallest error of each subject that would have been seen in all calls.
-        own_precision_limits: The same for errors that float64 cannot show.
+        own_precision_limits: The smallest error of each subject that would have been seen where float64 cannot show it.
     """
 
     found: list[tuple[int, Finding]]
@@ -80,8 +80,8 @@ def compare_runs(
     """Compare two runs.
 
     Args:
-        references: What each call left in eager.
-        candidates: What each call left in the compiled program.
+        references: The outcome of each call in eager.
+        candidates: The outcome of each call of the compiled program.
         controls: Makes control runs, whose values are named by `in_step`.
         ledger: Receives counts and skips.
         again: Runs eager once more, to see whether it leaves the same random state.
@@ -234,7 +234,7 @@ def _is_numpys_scalar(reference: object, candidate: object) -> bool:
 
 
 def _free(finding: Finding) -> bool:
-    """What a compiler may choose in a gradient."""
+    """Whether a finding is about an aspect of a gradient that a compiler may choose."""
     return finding.about.is_gradient and finding.detail in FREE_IN_GRADIENTS
 
 

@@ -47,7 +47,7 @@ class DynamoCause:
     Attributes:
         op: The operator.
         source: The user's line that called it.
-        why: What is wrong with it.
+        why: How the operator is at fault, in words.
     """
 
     op: str
@@ -74,7 +74,7 @@ def with_dynamo_cause(
     Args:
         findings: The findings of a check; those whose stage is ``eager`` are Dynamo's.
         program: The program.
-        options: They name the folder of the script.
+        options: Options, which name the folder of the script.
         dynamic: As for ``torch.compile``.
     """
     if not any(_is_dynamos(finding) for finding in findings):

@@ -249,7 +249,7 @@ class _Search:
             self._add((value,))
 
     def _attributes(self, owner: dict[str, Any], home: str, names: Iterable[str]) -> None:
-        """What a module or a function has under some names."""
+        """The values of a module or a function under some names."""
         for name in names:
             if (value := owner.get(name, _MISSING)) is not _MISSING:
                 self._note(Place(owner, name, home), value)

@@ -41,7 +41,7 @@ class Call:
     Attributes:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
-        label: What is special about it, for people; "" for the user's own call.
+        label: How the call differs from the user's own, for people; "" for that one.
         cotangents: The kind of the gradients that enter at its outputs. If they are not contiguous or not of the usual
             magnitude, the call is about its gradients alone, and no optimizer takes a step.
         dtypes: The dtypes of eager's outputs, by name, once eager has run.
@@ -131,7 +131,7 @@ class Run:
         program: The program.
         transform: Applied to the copy of the function, for example ``torch.compile``.
         wide: Run in float64.
-        modes: What each evaluation runs under.
+        modes: Makes the modes that each evaluation runs under.
 
     Attributes:
         evaluations: How often the function ran so far.
@@ -188,7 +188,7 @@ class Run:
             The outcome; an exception of the program is in it, not raised.
 
         Raises:
-            CheckedBackendError: What raised is the check itself.
+            CheckedBackendError: The check itself failed, not the program.
         """
         args, kwargs = self._copies(call)
         state = State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
@@ -355,7 +355,7 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
 
     Args:
         program: The program.
-        error: What eager raised.
+        error: The exception that eager raised.
 
     Raises:
         OptionError: The arguments do not fit the function.

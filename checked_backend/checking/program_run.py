@@ -42,10 +42,10 @@ class ProgramRun:
 
     Attributes:
         program: The program that ran. Its calls are those that eager accepted.
-        regions: What the checks of the compiled regions covered.
-        references: What each call left in eager.
-        tracing: What Dynamo made of the program's code.
-        own: What the whole program's comparison covered.
+        regions: The coverage of the compiled regions' checks.
+        references: The outcome of each call in eager.
+        tracing: How Dynamo traced the program's code.
+        own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
         names: The program's names of the regions' results, as `RegionResults` has them.
@@ -61,7 +61,7 @@ class ProgramRun:
     names: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
 
     def label(self, index: int) -> str:
-        """What is special about a call; "" for the user's own."""
+        """How a call differs from the user's own; "" for that one."""
         return self.program.calls[index].label
 
 

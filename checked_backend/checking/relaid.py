@@ -40,7 +40,7 @@ def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
 
     Args:
         call: The call.
-        outputs: What it returned.
+        outputs: The outputs of the call.
     """
     for layout in layouts_of(list(roots_of(outputs).values())):
         label = f"with incoming gradients {layout.value}"

@@ -210,7 +210,7 @@ def call_of_sizes(program: Program, shapes: Shapes, values: Mapping[sympy.Symbol
 
     Args:
         program: The program.
-        shapes: Which sizes are dynamic.
+        shapes: The dynamic sizes.
         values: The new size of each symbol.
         number: A number for the data: another number makes other data.
     """

@@ -19,10 +19,10 @@ def substituted(program: Program, new: Mapping[str, Any], label: str) -> Call | 
     """The program's own call with other values.
 
     Args:
-        program: Its first call is the one to change.
+        program: The program whose first call is changed.
         new: New values by the names of `argument_leaves`. Tensors may be anywhere, other values only be arguments
             themselves.
-        label: What is special about the new call.
+        label: How the new call differs from the user's own.
 
     Returns:
         The call; None if nothing could be substituted, or containers of the arguments cannot be copied.

@@ -28,7 +28,7 @@ class Dump:
     """A graph that was dumped.
 
     Attributes:
-        path: Its folder.
+        path: The dump's folder.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def encode_target(op: str, target: Any) -> str:
 
     Args:
         op: The node's opcode.
-        target: Its target.
+        target: The node's target.
 
     Returns:
         ``op:aten.add.Tensor``, ``packet:mylib.foo``, ``higher_order:cond``, ``function:torch:cat``, ``method:view``,

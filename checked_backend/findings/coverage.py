@@ -1,4 +1,4 @@
-"""What a check did and did not look at."""
+"""The coverage of a check: the parts that it compared, and those that it did not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Skip:
     """Something that was not checked.
 
     Attributes:
-        subject: What was not checked.
+        subject: The part that was not checked.
         reason: Why.
         matters: Whether an error could hide there, so that the verdict cannot be *pass*.
-        region: In which region.
+        region: The region that it belongs to.
     """
 
     subject: str

@@ -1,4 +1,4 @@
-"""What the evidence of a finding is called: a stable identifier in JSON, and a phrase where a person reads it.
+"""The names of evidence: a stable identifier for JSON, and a phrase for people.
 
 A report file has the identifiers. They are part of its schema: one that is renamed makes a new version of it.
 """
@@ -14,7 +14,7 @@ class EvidenceKey(Word):
     """A piece of evidence. Evidence is for people; what code reads is a field of the finding.
 
     Attributes:
-        phrase: What people read.
+        phrase: The phrase for people.
     """
 
     phrase: str

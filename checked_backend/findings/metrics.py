@@ -80,7 +80,7 @@ class NoiseScale:
     Attributes:
         rms: Root mean square of the noise, in units of the tensor.
         max: Greatest noise of one element, in units of the tensor.
-        source: How it was obtained, in words.
+        source: The control runs that it comes from, in words.
         detection_limit: The smallest relative error (of the tensor's root mean square) that would have been caught.
     """
 

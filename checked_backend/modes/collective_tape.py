@@ -46,7 +46,7 @@ Key = tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]
 
 @dataclass(eq=False, slots=True)
 class Exchange:
-    """What one rank sent and received in one collective, for one tensor.
+    """One tensor that a rank sent in a collective, and the tensor that it received.
 
     Attributes:
         family: ``all_reduce``, ...

@@ -75,7 +75,7 @@ def unrounded(
         operator: Its facts.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        result: What it returned.
+        result: The result of the call.
     """
     cast = operator.base in _CASTS
     if not cast and (operator.mutated or "out" in kwargs or operator.base not in _CORRECTLY_ROUNDED):

@@ -16,7 +16,7 @@ __all__ = ["die_by", "run_in_foreground"]
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGALRM", "SIGWINCH")
 _FROM_TERMINAL = 0x80
-"""What the kernel calls a signal of its own (``SI_KERNEL``): a terminal sends it to the program, too."""
+"""The code of a signal from the kernel (``SI_KERNEL``). A terminal sends such a signal to the program, too."""
 
 
 def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -33,7 +33,7 @@ class Death:
 
     Attributes:
         detail: Finer kind of a finding: ``crash.signal``, ``crash.memory``, ``crash.exit`` or ``crash.hang``.
-        words: The same for people.
+        words: How the worker died, for people.
     """
 
     detail: str

@@ -1,7 +1,7 @@
 """The pytest plugin: ``--numcheck``, the marker ``numcheck`` and the fixture ``numcheck``.
 
-pytest imports this module in every run where the package is installed, so it imports no torch: what needs torch is in
-`watch`, and loaded when the option, the marker or the fixture is used.
+pytest imports this module in every run where the package is installed, so it imports no torch. `watch` needs torch
+and is loaded when the option, the marker or the fixture is used.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and the summary; start to check, where no conftest could be loaded before."""
+    """Register the marker and the summary. Start to check, if no earlier conftest did."""
     config.addinivalue_line(
         "markers",
         "numcheck(enabled=True, *, compiler=..., **options): check every torch.compile that this test runs against "
@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _watch(config: pytest.Config) -> Watch:
-    """What replaces ``torch.compile``; made, and torch imported, when it is first needed."""
+    """The watch that replaces ``torch.compile``. It is made, and torch is imported, when it is first needed."""
     watch = config.stash.get(_WATCH, None)
     if watch is None:
         module: Any = _later("watch")
@@ -97,7 +97,7 @@ def _watch(config: pytest.Config) -> Watch:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse an unknown compiler; a conftest may have registered it until now."""
+    """Refuse an unknown compiler. By now every conftest has had its chance to register it."""
     if session.config.option.numcheck is not None:
         try:
             _watch(session.config).validate()
@@ -119,7 +119,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Gather what the checks of one test find, its fixtures included."""
+    """Gather the findings of one test and of its fixtures."""
     marker = item.get_closest_marker("numcheck")
     has_fixture = "numcheck" in getattr(item, "fixturenames", ())
     if marker is None and item.config.option.numcheck is None and not has_fixture:

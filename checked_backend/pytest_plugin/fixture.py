@@ -1,4 +1,4 @@
-"""What the fixture ``numcheck`` gives to a test."""
+"""The object that the fixture ``numcheck`` gives to a test."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Numcheck"]
 
 
 class Numcheck:
-    """Checks a function in one call, or gathers what the checks of a block find.
+    """Checks a function in one call, or gathers the findings of a block.
 
     Args:
         watch: Replaces ``torch.compile``.
-        test: The test that asks.
+        test: The test that has the fixture.
     """
 
     def __init__(self, watch: Watch, test: TestCheck) -> None:
@@ -36,11 +36,11 @@ class Numcheck:
         """Compare a function or a module in eager with itself compiled; the test fails if the compiled one is wrong.
 
         Args:
-            fn_or_module: What to check; it is not changed.
+            fn_or_module: The function or module to check; it is not changed.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            options: Those of `checked_backend.check`: ``compiler``, ``gradients``, ``dynamic``, ... The compiler is by
-                default the marker's, else that of ``--numcheck``.
+            options: Options of `checked_backend.check`: ``compiler``, ``gradients``, ``dynamic``, ... The default
+                compiler is the marker's, else that of ``--numcheck``.
 
         Returns:
             The report: a pass, or inconclusive, which fails no test but is told in the summary.
@@ -50,7 +50,7 @@ class Numcheck:
             OptionError: An unknown option.
         """
         options.setdefault("compiler", self._test.settings.compiler)
-        with self._test.session.paused():  # the report is told as it is
+        with self._test.session.paused():  # the exception shows the report as it is
             report = check(fn_or_module, args, kwargs, **options)
         self._test.reports.append(report)
         report.raise_for_verdict()
@@ -58,7 +58,7 @@ class Numcheck:
 
     @contextmanager
     def collect(self, **options: Any) -> Iterator[Session]:
-        """Check every ``torch.compile`` inside of a block, and gather what is found. Nothing fails for it.
+        """Check every ``torch.compile`` inside of a block, and gather the findings. They do not fail the test.
 
         Args:
             options: ``compiler`` (where the code names no backend) and options of the backend ``numcheck``.
@@ -75,5 +75,5 @@ class Numcheck:
 
     @property
     def report(self) -> Report:
-        """What the checks of compiled regions found in this test so far."""
+        """The findings about compiled regions in this test so far."""
         return self._test.session.report

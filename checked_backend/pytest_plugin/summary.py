@@ -1,4 +1,4 @@
-"""The section at the end of a run. It reads the properties of reports, which come from any worker."""
+"""The section at the end of a run. It reads the properties of test reports, which any worker may have sent."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Summary:
     """Gathers the verdicts of tests and prints them.
 
     Attributes:
-        verdicts: How many tests got which.
-        lines: Those that did not pass, or with a warning: verdict, test, first line of the report.
+        verdicts: The number of tests by verdict.
+        lines: Tests that did not pass or have a warning: verdict, test, first line of the report.
         totals: Sums of the counts.
     """
 
@@ -48,7 +48,7 @@ class Summary:
             self.lines.append((verdict, report.nodeid, properties.get(SENTENCE, "")))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the section, if anything was checked or asked to be."""
+        """Print the section, if anything was checked or should have been."""
         asked = terminalreporter.config.option.numcheck is not None
         if not self.verdicts and not asked:
             return

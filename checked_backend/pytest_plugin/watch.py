@@ -1,4 +1,4 @@
-"""What the checks of one test find, and which test runs."""
+"""Gather the findings of each test while it runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REFUSED = ("on_divergence",)
 
 @dataclass(slots=True)
 class TestCheck:
-    """What the checks of one test found.
+    """The checks of one test.
 
     Attributes:
-        session: Gathers it.
+        session: Records the findings.
         settings: How this test is checked.
-        reports: Of `check`, called through the fixture.
-        told: Whether the test was failed for it.
-        misuse: What is wrong with the marker.
+        reports: The reports of `check` calls through the fixture.
+        told: Whether the findings have failed the test.
+        misuse: The error in the marker, if it has one.
         asked: Whether the test has the marker.
-        compiled: Whether the test asked torch to compile something.
+        compiled: Whether the test called ``torch.compile``.
     """
 
     __test__ = False  # pytest collects classes of this name
@@ -49,13 +49,13 @@ class TestCheck:
     def _all(self) -> list[Report]:
         collected = self.session.report
         seen = bool(collected.coverage.regions or collected.findings)
-        # A check that was asked for and looked at nothing is no pass. What calls `check` has its own report.
+        # A check that was asked for and compared nothing is no pass. A call of `check` has its own report.
         missed = (self.asked and not self.reports) or (self.compiled and self.session.dynamo_looked)
         return [*self.reports, *([collected] if seen or missed else [])]
 
     @property
     def failed(self) -> bool:
-        """Whether compiled code of this test is wrong, and the test is to fail for it."""
+        """Whether compiled code of this test is wrong, and the test should fail."""
         return self.settings.enabled and self.session.report.verdict is Verdict.FAIL
 
     @property
@@ -89,12 +89,12 @@ class TestCheck:
 
 
 class Watch(CompileWatch):
-    """Replaces ``torch.compile`` while tests want it checked, and knows which test runs."""
+    """Replaces ``torch.compile`` in tests that want it checked, and knows the running test."""
 
     def __init__(self) -> None:
         super().__init__(
             forced={"on_divergence": "record"},  # findings fail the test, not the call
-            defaults={"localize": False},  # a test suite is to end today
+            defaults={"localize": False},  # looking for operators would take too long in a test suite
         )
         self._checks: list[TestCheck] = []
 
@@ -102,11 +102,11 @@ class Watch(CompileWatch):
     def test(
         self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, *, has_fixture: bool = False
     ) -> Iterator[TestCheck]:
-        """Gather what is found while one test runs.
+        """Gather the findings while one test runs.
 
         Args:
             marker: The marker's arguments; if None, ``torch.compile`` is checked only if everything is.
-            has_fixture: Whether the test has the fixture, and so its own reports.
+            has_fixture: Whether the test has the fixture, and so examines its reports itself.
         """
         misuse, settings = "", self._now()
         try:
@@ -151,6 +151,6 @@ class Watch(CompileWatch):
         return self._checks[-1].session if self._checks and not active_sessions() else None
 
     def asked(self) -> None:
-        """Note it for the test that runs."""
+        """Note for the running test that it calls ``torch.compile``."""
         for check in self._checks[-1:]:
             check.compiled = True

@@ -126,7 +126,7 @@ def build_region(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a region is compiled from once more, outside of the user's program.
+    """The source from which a region is compiled once more, outside of the user's program.
 
     Attributes:
         compiler: The candidate compiler.

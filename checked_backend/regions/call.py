@@ -29,7 +29,7 @@ class Call:
         left: The random states that both sides left behind; None before they ran.
         due: The parts of it that are checked.
         exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
-        ratios: How many times their noise the differences of its results, or later of its gradients, are, by name;
+        ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
     """

@@ -124,8 +124,8 @@ def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
     """The random state after the call is not eager's.
 
     Args:
-        times: In how many more runs of both it differed again; None if in all.
-        of: How many more runs there were.
+        times: The number of further runs in which the states differed again; None for all.
+        of: The number of further runs.
     """
     return Finding(
         kind=Kind.RNG,

@@ -38,7 +38,7 @@ class Candidate:
         remark: A remark about how it was compiled.
 
     Attributes:
-        remark: The same, later also about how it was compiled anew.
+        remark: A remark about how the candidate was compiled, or compiled anew.
     """
 
     def __init__(

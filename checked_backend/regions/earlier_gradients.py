@@ -104,7 +104,7 @@ class EarlierGradients:
 
         Args:
             call: The number of the call.
-            gradients: What the candidate sent, by subject.
+            gradients: The gradients that the candidate sent, by subject.
             reference: Eager's gradients.
             given: Memory that a gradient may be sent in: that of the gradients that arrived, and of the inputs.
             held: What the program held when the backward pass began.

@@ -104,7 +104,7 @@ class Execution:
         )
 
     def without_graph(self) -> Execution:
-        """The same values without their autograd graph, so that the activations it holds are freed.
+        """This execution without its autograd graph, so that the activations that the graph holds are freed.
 
         A tensor with a history becomes a leaf that requires grad. A tensor that only requires grad for its base stays.
         """
@@ -131,7 +131,7 @@ class Graph:
 
     Attributes:
         outputs: The places where gradients of outputs enter, with their dtype there, by index.
-        mutated: The same for mutated inputs, by position.
+        mutated: The places where gradients of mutated inputs enter, by position.
         leaves: The tensors whose gradients are taken, by position of the input.
     """
 

@@ -51,8 +51,8 @@ class Result:
         call: The number of the call of that region.
         source: The user's line that made it.
         size: Its bytes.
-        print: Its checksum when it was last looked at.
-        version: How many writes to it torch had counted then.
+        print: The checksum when the result was last looked at.
+        version: The number of writes to the result that torch had counted then.
         memory: The result's memory.
         owners: How many other owners the memory had when the compiled program handed the result out.
         dtype: The result's dtype. It is kept with the place in memory, for `torch.Tensor.set_`.

@@ -70,7 +70,7 @@ class CheckRecord:
 
     @property
     def step(self) -> int:
-        """The same as `call`."""
+        """The number of the call, for programs with one call for each training step."""
         return self.call
 
 
@@ -78,7 +78,7 @@ class CheckSubscription:
     """A callback that gets a record of each check, until it is removed. A ``with`` block removes it at its end.
 
     Args:
-        health: Where it was added.
+        health: The health that the callback was added to.
         callback: The callback.
     """
 

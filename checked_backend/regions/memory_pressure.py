@@ -34,10 +34,10 @@ class _Holder(Protocol):
 
 
 class MemoryPressure:
-    """How much a region's checks may ask for, after memory ran out in one of them.
+    """Decides how much memory a region's checks may use, after memory ran out in one of them.
 
     Args:
-        reporter: Where the coverage goes.
+        reporter: Receives the coverage.
         keeps_activations: Whether the user wants eager's activations kept for its backward pass.
 
     Attributes:
@@ -105,7 +105,7 @@ class MemoryPressure:
 
         Args:
             run: The function.
-            where: Its name in reports.
+            where: The function's name in reports.
 
         Raises:
             Exception: The function ran out of memory for the second time, or raised for another reason.
@@ -126,8 +126,8 @@ class MemoryPressure:
         """Tell that memory ran out, and that it was enough once the checks had released theirs.
 
         Args:
-            where: What ran out of it.
-            told: What was raised.
+            where: The part that ran out of memory.
+            told: The exception that it raised.
         """
         reason = (
             f"unsupported: memory: it ran out at first, and was enough after what the check held was freed ({told})"

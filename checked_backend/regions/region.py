@@ -371,7 +371,7 @@ class CheckedRegion:
         """Run a candidate that ran out of memory once more, without what the check holds.
 
         Raises:
-            Exception: What it raises this time too.
+            Exception: The candidate raises again.
         """
         before.call.inputs.undo(args)
         before.call.rng.restore()

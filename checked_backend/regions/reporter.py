@@ -102,7 +102,7 @@ class RegionReporter(Reporter):
         """Note a call that was to be checked, and was not; it matters unless another of the region is.
 
         Args:
-            skip: What was not checked.
+            skip: The part that was not checked.
             backward: Whether it is the backward pass that was not.
         """
         if not backward:
@@ -125,7 +125,7 @@ class RegionReporter(Reporter):
         """Answer findings as the user asked.
 
         Args:
-            findings: What a check found; may be empty.
+            findings: The findings of a check; may be empty.
             cause: The exception that a finding stands for.
             raises: Whether to raise where the user asked for that; not where eager's own exception will be.
             investigate: Adds to findings where they come from; called if one that fails is new. Before that the
@@ -188,7 +188,7 @@ class RegionReporter(Reporter):
         """Take in what other ranks have found. Call it where this rank can end as well as they do.
 
         Args:
-            cause: What is raised here, perhaps because another rank has ended.
+            cause: The exception that is raised here, perhaps because another rank has ended.
 
         Raises:
             DivergenceError: Another rank ends its program with a finding, and this one is to end with its findings

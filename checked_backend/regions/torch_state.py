@@ -23,7 +23,7 @@ class RngState:
 
     Attributes:
         cpu: Torch's for the CPU.
-        cuda: Those of CUDA devices.
+        cuda: The states of CUDA devices' generators.
         host: Python's and NumPy's.
     """
 

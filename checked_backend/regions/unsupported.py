@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PLENTY = 2 * 2**30
-"""With this many bytes of free memory, a compiler does not run out of it."""
+"""A compiler does not run out of memory if this many bytes are free."""
 
 EXCESS = 4
 """How many times the memory of all of eager's tensors a program may ask for at once before that is its own fault."""
@@ -164,7 +164,7 @@ class MachineLimits:
         """A finding of kind ``unsupported``; None if the candidate is to answer for the error.
 
         Args:
-            error: What it raised.
+            error: The exception that the candidate raised.
         """
         control = not self._machine_works  # it need not be tried at each call of a candidate that crashes
         with random_untouched():
@@ -177,7 +177,7 @@ def no_process_here(error: BaseException) -> Finding | None:
     """Say that an isolated check has nowhere to run. None if that is not for a limit of the system.
 
     Args:
-        error: What starting a process raised.
+        error: The exception that starting a process raised.
     """
     short = unsupported_here(error, control=False)
     if short is None:
@@ -247,7 +247,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
-    """Which limit of the system an exception is about, or nothing."""
+    """The limit of the system that an exception is about, or nothing."""
     if type(cause).__name__ == "InvalidCxxCompiler":
         return "compiler"
     if is_out_of_memory(cause):
@@ -310,7 +310,7 @@ def out_of_memory(told: str) -> Finding:
     """A process died of too little memory.
 
     Args:
-        told: How that is known.
+        told: The evidence for that, in words.
     """
     return _finding("memory", MemoryError("a limit of the system"), told)
 

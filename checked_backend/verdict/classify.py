@@ -29,9 +29,9 @@ class Classification(NamedTuple):
     """The kind and the message of a finding.
 
     Attributes:
-        kind: Its kind.
-        detail: Its finer kind.
-        message: Its text.
+        kind: The kind of the finding.
+        detail: The finer kind.
+        message: The message for people.
     """
 
     kind: Kind

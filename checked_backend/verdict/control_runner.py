@@ -23,7 +23,7 @@ class ControlRunner:
         decisions: Receives a skip for each control that could not run.
 
     Attributes:
-        controls: As given.
+        controls: Makes the runs.
         missing: For each control that could not run, the reason.
         elsewhere: Controls that another check of the same program makes.
         short_of_memory: Controls that could not run for want of memory.

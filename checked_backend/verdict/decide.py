@@ -164,7 +164,7 @@ def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, d
 
 
 def _ratio(case: Evidence) -> float | None:
-    """How many times the noise found in this check a difference is; None if no noise was found."""
+    """The difference divided by the noise that this check found; None if no noise was found."""
     if case.metrics.bitwise_equal:
         return 0.0
     if case.metrics.nonfinite_mismatched:

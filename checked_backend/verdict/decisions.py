@@ -17,7 +17,7 @@ class TensorPair:
     """One tensor of both executions.
 
     Attributes:
-        subject: What people call it.
+        subject: The tensor's name for people.
         name: Its key among a control run's values.
         reference: Eager's.
         candidate: The compiled program's.
@@ -47,7 +47,7 @@ class Decisions:
         limits: The smallest relative error that would have been caught, by name.
         own_precision_limits: The relative error that noise hides at the tensor's own precision, where float64 would
             not show it either, by name.
-        ratios: How many times the noise the difference is, by name, where a noise is known; 0 for equal bits.
+        ratios: The difference divided by the noise, by name, if the noise is known; 0 for equal bits.
         compared: Number of tensors compared.
         recheck: Whether the scales of earlier calls were left aside.
     """

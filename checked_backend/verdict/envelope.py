@@ -198,7 +198,7 @@ class NoiseBaseline:
             for others. Such a tensor is noise itself, so its noise is relative to the greatest of these, not to its
             present size.
         settles: Whether this scale may settle later calls. Noise as large as the tensor hides any bug.
-        own: The same two numbers for the noise alone, without the difference that was seen with it.
+        own: `rms` and `max` of the noise alone, without the difference that was seen with it.
     """
 
     rms: float

@@ -33,7 +33,7 @@ class Evidence:
         pair: Both tensors.
         metrics: How they differ.
         envelope: Noise from Monte Carlo runs.
-        strong: The same from runs with larger roundings.
+        strong: Noise from Monte Carlo runs with larger roundings.
         outside: Elements that noise does not explain. Before there is an envelope, no difference is explained.
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
         blind: Where eager has a number and float64 has none, so float64 confirms nothing; None if there is no such
@@ -41,7 +41,7 @@ class Evidence:
         twin: The float64 twin's result.
         float64_envelope: How far eager's perturbed runs in float64 lie from the float64 reference; None if there were
             none.
-        float64_further: The same from further runs, made where the twin is outside of the first ones.
+        float64_further: The distance of further runs, made if the twin is outside of the first ones.
         twin_difference: By how much the float64 twin differs from eager in float64, relative; None if it was not asked.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.

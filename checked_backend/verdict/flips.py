@@ -53,7 +53,7 @@ def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], 
 
 
 def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
-    """Where a value is about the same as some finite value at the places ``others``."""
+    """A mask of values that are near some finite value at the places ``others``."""
     known = values[others & values.isfinite()].sort().values
     if not known.numel():
         return torch.zeros_like(others)

@@ -165,7 +165,7 @@ def _noise(
 def _is_large(
     found: torch.Tensor, right: torch.Tensor, moved: Sequence[torch.Tensor], inside: torch.Tensor
 ) -> torch.Tensor:
-    """Which elements are off by more than what rounding does to elements elsewhere in the tensor.
+    """A mask of elements that are further off than rounding takes elements elsewhere in the tensor.
 
     Where a kernel cancels inside, a few elements are far off in eager, and others in a compiled program. Most of these
     are small.

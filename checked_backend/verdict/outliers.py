@@ -302,7 +302,7 @@ def twin_difference(
         high_precision: The reference in float64.
         twin: The candidate compiled in float64.
         envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
-        further: The same from more runs, in which choices may flip. It counts only for elements that jump.
+        further: Noise from more runs, in which choices may flip. It counts only for elements that jump.
         blind: Elements about which float64 says nothing: those that `unconfirmed` finds.
     """
     distance = difference(high_precision, twin).to(torch.float64)

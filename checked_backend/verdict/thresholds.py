@@ -72,7 +72,7 @@ floats. (Flipping integers of ``quantile`` are at 0.012; they are caught at thei
 """
 
 CANCELLED_REST_BITS = 50
-"""Where terms cancel inside a float64 kernel, ``2 ** -CANCELLED_REST_BITS`` of them is left: a few roundoffs."""
+"""Terms that cancel inside a float64 kernel leave ``2 ** -CANCELLED_REST_BITS`` of themselves: a few roundoffs."""
 
 CANCELLED_BITS = 60
 """Elements up to ``2 ** CANCELLED_BITS`` times as large show how large the terms were that cancelled."""
@@ -100,7 +100,7 @@ LOST_DIGITS = 1e-3
 """Relative error of an element that has lost its digits: fewer than three are right."""
 
 LOST_DIGITS_ROUNDOFFS = 64.0
-"""The same in machine epsilons, for dtypes that have few digits to lose. The greater of the two counts."""
+"""Relative error of an element that has lost its digits, in machine epsilons. The greater of both errors counts."""
 
 LOST_DIGITS_EAGER_FACTOR = 20.0
 """The element's error must also be this many times the greatest relative error of eager in elements no smaller."""
@@ -118,7 +118,7 @@ HIDDEN_SHARE = 0.5
 """A tensor counts as hidden by its noise if at least this part of its squares is."""
 
 VANISHING_BESIDE_FOUND = 1e-3
-"""Its float64 result must also be at most this part of the values that were computed instead."""
+"""The float64 result of such a tensor must also be at most this part of the values that were computed instead."""
 
 COARSE_NOISE = 1 / ENVELOPE_FACTOR
 """Relative noise in which an error of 100 % would be lost."""
@@ -212,7 +212,7 @@ BIAS_ROUNDOFFS = 2.0
 """A common factor may be off by this many unit roundoffs, as for a function that is always one unit too large."""
 
 BIAS_FACTOR = 3.0
-"""It may be off by this many times its error in the control runs besides."""
+"""A common factor may also be off by this many times its error in the control runs."""
 
 ROUNDING_RMS = 0.6
 """Root mean square of the error of rounding to nearest, in unit roundoffs of the result: at most 1 / sqrt(3)."""
@@ -239,7 +239,7 @@ TRIMMED = 256
 """One element in this many is left out: a comparison or a tie that flips says nothing about an operator."""
 
 TRIMMED_JUMPS = 16
-"""The same for an operator that chooses by floating-point values."""
+"""One element in this many is left out for an operator that chooses by floating-point values."""
 
 TRIMMED_FROM = 32
 """No element is left out of a tensor with fewer elements than this."""

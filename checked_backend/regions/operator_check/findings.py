@@ -30,7 +30,7 @@ def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) 
 
     Args:
         gm: The region's graph.
-        wrong: What is wrong with them.
+        wrong: The operators' errors.
         subjects: Names.
     """
     seen: dict[str, list[Wrong]] = {}

@@ -43,8 +43,8 @@ class Elsewhere:
     Args:
         probed: The probe's results and gradients.
         cotangents: The gradients that were sent in, by place among the results.
-        inputs: What the region was called with.
-        rng: Random state before.
+        inputs: The inputs of the call.
+        rng: The random state before the call.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Elsewhere:
         self._rng = rng
 
     def places(self, region: Region, eager: Region) -> set[Place]:
-        """Where the probe is another program.
+        """The results and gradients that show that the probe is another program.
 
         Args:
             region: The region as it was compiled.

@@ -29,7 +29,7 @@ SLACK = 4.0
 
 
 class _Call(Protocol):
-    """What is needed of a region's call."""
+    """The parts of a region's call that the operator check needs."""
 
     @property
     def inputs(self) -> Inputs: ...
@@ -64,7 +64,7 @@ class OperatorStep:
 
         Args:
             call: The call.
-            outputs: What the candidate returned.
+            outputs: The candidate's outputs.
             decisions: The decisions on its results; findings, skips and notes are added.
             scales: The noise of the results in earlier calls.
 

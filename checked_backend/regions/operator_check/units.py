@@ -63,12 +63,12 @@ class Unit:
     """One tensor that is handed out, or a result of the region.
 
     Attributes:
-        sources: What it is made of: tensors that are handed out, and inputs.
+        sources: The tensors that it is computed from: tensors that are handed out, and inputs.
         nodes: The calls between those and it, itself included.
         jumps: Whether rounding may change a choice in it.
         kept: Whether its result goes through memory.
         steady: Whether no rounding makes an element of its value jump, as far as is known of its operators.
-        steady_gradient: The same of what it passes back.
+        steady_gradient: Whether no rounding makes an element of the gradients that it passes back jump.
     """
 
     sources: tuple[fx.Node, ...]

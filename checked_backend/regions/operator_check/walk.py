@@ -77,7 +77,7 @@ class Walk:
 
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
-        exposed: What the probe hands out.
+        exposed: The tensors that the probe hands out.
         probed: The probe's results.
 
     Attributes:

@@ -53,7 +53,7 @@ def zeros_of_another_sign(
 
 
 def _turned(pair: TensorPair) -> torch.Tensor | None:
-    """Where both have zeros of different signs; None if there is no such element."""
+    """A mask of elements that are zeros of different signs; None if there are none."""
     reference, candidate = _parts(pair.reference), _parts(pair.candidate)
     for one in (reference, candidate):
         if not one.is_floating_point() or one.dtype.itemsize < 2 or one.layout is not torch.strided or not one.numel():
