@@ -19,6 +19,7 @@ class SubjectKind(Enum):
     OUTPUT = "output"
     GRADIENT = "grad"
     INPUT = "input"
+    DRAWN = "drawn"
     MUTATED = "mutated"
     PARAMETER = "param"
     BUFFER = "buffer"

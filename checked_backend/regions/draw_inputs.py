@@ -1,19 +1,22 @@
 """Compare the parameters of draws as values: probabilities, means, rates.
 
 The drawn values show little about them: other probabilities mostly draw the same, and rounding changes a draw too. So
-the region is compiled once more with the parameters of its draws as results.
+the region is compiled once more with the parameters of its draws as results. What is drawn is a result there too: if
+the parameters are equal bit for bit, it must be equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
+from checked_backend.numerics.bits import same_bits
 from checked_backend.regions.compile import Compiler, copy_graph, eager_graph
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.execution import Subjects
@@ -31,8 +34,23 @@ _DRAWS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One draw of a region.
+
+    Attributes:
+        parameters: The names of its parameters.
+        drawn: The name of what it draws.
+        source: The user's line.
+    """
+
+    parameters: tuple[str, ...]
+    drawn: str
+    source: str
+
+
 class DrawInputs:
-    """A region's graph with the parameters of its draws as further results.
+    """A region's graph with the parameters of its draws, and what they draw, as further results.
 
     Args:
         compiler: The candidate compiler.
@@ -40,14 +58,14 @@ class DrawInputs:
         example_inputs: The fake values of its placeholders as Dynamo traced them.
 
     Attributes:
+        draws: The draws.
         names: The names of the further results.
-        sources: The user's lines of those draws.
     """
 
     def __init__(self, compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         graph = copy_graph(gm)
+        self.draws: list[_Draw] = []
         self.names: list[str] = []
-        self.sources: list[str] = []
         added = [copy for node in list(graph.graph.nodes) for copy in self._exposed(graph.graph, node)]
         output = graph.graph.output_node()
         results = output.args[0]
@@ -55,7 +73,7 @@ class DrawInputs:
             output.args = ((*results, *added),)
             graph.recompile()
         else:
-            self.names = []
+            self.draws, self.names = [], []
 
         def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_again(compiler, copy_graph(graph), example_inputs, inputs)
@@ -80,16 +98,20 @@ class DrawInputs:
         if name == "bernoulli" and len(node.args) > 1 and isinstance(node.args[1], (int, float)):
             return []  # the tensor says only how many
         word = name.strip("_")
-        number = 1 + sum(known.startswith(f"input[{word}") for known in self.names)
-        copies = []
-        for place, parameter in enumerate(parameters):
-            with graph.inserting_before(node):
-                copy = graph.call_function(torch.clone, (parameter,))  # it may be written to later
-            copy.meta = dict(parameter.meta)
-            copies.append(copy)
-            which = f"{word}.{place}" if len(parameters) > 1 else word
-            self.names.append(f"input[{which}]" if number == 1 else f"input[{which} {number}]")
-            self.sources.append(source_line(node) or "")
+        number = 1 + sum(draw.drawn.startswith(f"drawn[{word}") for draw in self.draws)
+        names = [
+            f"input[{_numbered(f'{word}.{place}' if len(parameters) > 1 else word, number)}]"
+            for place in range(len(parameters))
+        ]
+        if not names:
+            return []
+        draw = _Draw(tuple(names), f"drawn[{_numbered(word, number)}]", source_line(node) or "")
+        with graph.inserting_before(node):
+            copies = [_copied(graph, parameter) for parameter in parameters]
+        with graph.inserting_after(node):
+            copies.append(_copied(graph, node))
+        self.draws.append(draw)
+        self.names += [*draw.parameters, draw.drawn]
         return copies
 
     def variants(self, own: Variants, inputs: Sequence[Any]) -> Variants:
@@ -105,6 +127,17 @@ class DrawInputs:
             make_own_random=None,
             operators=None,
         )
+
+
+def _numbered(word: str, number: int) -> str:
+    return word if number == 1 else f"{word} {number}"
+
+
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A copy of a node's value, because that may be written to later."""
+    copy = graph.call_function(torch.clone, (node,))
+    copy.meta = dict(node.meta)
+    return copy
 
 
 def _is_real(value: Any) -> bool:
@@ -140,21 +173,64 @@ def compare_draw_inputs(
         exchanges=controls.exchanges,
     )
     reference = probing.repeat()
-    candidate = _candidate_values(probing)
+    alone = probing.rerun_candidate()  # also so that nothing is compiled under the replaying mode
+    candidate = _replayed(probing) or alone
     pairs = [
-        TensorPair(name, name, reference[name], candidate[name], source=source)
-        for name, source in zip(draws.names, draws.sources, strict=True)
+        TensorPair(name, name, reference[name], candidate[name], source=draw.source)
+        for draw in draws.draws
+        for name in draw.parameters
         if name in reference and name in candidate and _alike(reference[name], candidate[name])
     ]
-    return decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, recheck=True)
+    decisions = decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, recheck=True)
+    draw = next((draw for draw in draws.draws if _draws_otherwise(draw, reference, alone)), None)
+    if draw is not None and _draws_otherwise(
+        draw, probing.repeat(), probing.rerun_candidate(), again=(reference, alone)
+    ):
+        decisions.findings.append(_drawn_otherwise(draw))
+    return decisions
 
 
-def _candidate_values(probing: RegionControlRuns) -> Values:
-    alone = probing.rerun_candidate()  # also so that nothing is compiled under the replaying mode
+def _replayed(probing: RegionControlRuns) -> Values | None:
+    """The candidate on eager's draws, where a later draw depends on an earlier one."""
     try:
-        return probing.replay_candidate()  # on the same draws, where a later draw depends on an earlier one
+        return probing.replay_candidate()
     except Exception:  # it draws by other operators than eager
-        return alone
+        return None
+
+
+def _draws_otherwise(draw: _Draw, reference: Values, candidate: Values, again: Sequence[Values] = ()) -> bool:
+    """Whether eager and the candidate have the same parameters bit for bit, and draw differently.
+
+    Args:
+        draw: The draw.
+        reference: Eager's values.
+        candidate: The candidate's, from the same random state.
+        again: Earlier runs of both, which must have drawn the same: else another thread drew too.
+    """
+    names = (*draw.parameters, draw.drawn)
+    if any(name not in values for name in names for values in (reference, candidate)):
+        return False
+    if not all(_alike(reference[name], candidate[name]) for name in names):
+        return False
+    now = (reference, candidate)
+    repeated = all(same_bits(one[draw.drawn], other[draw.drawn]) for one, other in zip(now, again or now, strict=True))
+    same = all(same_bits(reference[name], candidate[name]) for name in draw.parameters)
+    return repeated and same and not same_bits(reference[draw.drawn], candidate[draw.drawn])
+
+
+def _drawn_otherwise(draw: _Draw) -> Finding:
+    return Finding(
+        kind=Kind.RNG,
+        detail="rng.stream",
+        subject=draw.drawn,
+        message=(
+            "the compiled program draws other numbers than eager here, from the same random state and by parameters "
+            "that are equal bit for bit: no rounding explains that"
+        ),
+        expected="what eager draws",
+        actual="other numbers",
+        source=draw.source or None,
+    )
 
 
 def _alike(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

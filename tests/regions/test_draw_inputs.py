@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from torch.distributions import Dirichlet, Gamma, Normal
 
 from tests.support import faults
@@ -91,6 +93,44 @@ def test_probabilities_too_small_by_a_factor_fail(draw: str) -> None:
     program, operator = PROGRAMS[draw]
     wrong = faults.wrong_operator(operator, lambda made: made / 1.3, "aot")
     assert ("logic", f"input[{draw}]") in found(gathered(lambda: checked(program, wrong)(x())))
+
+
+KERNELS: dict[str, Program] = {
+    "multinomial": lambda x: torch.nn.functional.embedding(
+        torch.multinomial(torch.softmax(x, -1), 1), torch.arange(40.0).view(20, 2)
+    ),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x)),
+    "poisson": lambda x: torch.poisson(torch.exp(x)),
+    "normal": lambda x: torch.normal(torch.sigmoid(x), torch.exp(x)),
+    "_standard_gamma": lambda x: torch._standard_gamma(torch.exp(x)),
+}
+
+
+def draws_sharper(draw: str) -> Callable[..., Any]:
+    """A compiler whose draws use other parameters than they are given."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong = copy.deepcopy(gm)
+        for node in wrong.graph.nodes:
+            if getattr(node.target, "__name__", "") == draw:
+                with wrong.graph.inserting_before(node):
+                    node.args = (wrong.graph.call_function(sharper, (node.args[0],)), *node.args[1:])
+        wrong.recompile()
+        return wrong.forward
+
+    return compiler
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("draw", KERNELS)
+def test_draws_by_other_parameters_than_are_given_fail(draw: str, dtype: torch.dtype) -> None:
+    if draw == "_standard_gamma" and dtype is torch.bfloat16:
+        pytest.skip("torch has no kernel for it")
+    report = gathered(lambda: checked(KERNELS[draw], draws_sharper(draw))(x().to(dtype)))
+    assert ("rng.stream", f"drawn[{draw.removeprefix('_')}]") in found(report)
+    (finding,) = [each for each in report.findings if each.subject.startswith("drawn")]
+    assert "test_draw_inputs.py" in str(finding.source)
+    assert agreed(gathered(lambda: checked(KERNELS[draw], "aot_eager")(x().to(dtype))))
 
 
 def test_parameters_within_rounding_accuse_nobody() -> None:
