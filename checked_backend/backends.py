@@ -20,6 +20,7 @@ with random_untouched():
     from torch import fx
 
     from checked_backend import aot_compilers
+    from checked_backend._torch.traces import register_logs
     from checked_backend.aot.backend import JointObserver, compile_with
     from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
     from checked_backend.diagnose.investigate import investigate
@@ -37,6 +38,8 @@ with random_untouched():
     from checked_backend.regions.graph_info import GraphInfo
 
 __all__ = ["debug_interpreter", "graph_dumper", "nop", "numcheck"]
+
+register_logs("checked_backend")  # TORCH_LOGS="+checked_backend", as for parts of torch
 
 _P = ParamSpec("_P")
 

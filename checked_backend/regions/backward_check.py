@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.random_state import random_untouched
@@ -144,7 +145,7 @@ class BackwardCheck:
         held = passed.begun if isinstance(passed.begun, _Held) else _Held()
         overwritten = self.earlier.overwritten_in_backward(held.results)
         try:
-            with random_untouched():
+            with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
         except Exception as error:
             if not is_out_of_memory(error):

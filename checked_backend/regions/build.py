@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 
 __all__ = ["build_region"]
 
+log = logging.getLogger(__name__)
+
 
 def build_region(
     gm: fx.GraphModule,
@@ -94,6 +97,7 @@ def build_region(
     before_compiling = clock()
     candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
+    log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     variants = _variants(source, candidate, info, options, mode)
     schedule = schedule_of(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
@@ -336,7 +337,8 @@ class CallComparison:
         return decisions.findings
 
     def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
-        return eager_gradients(self._variants.reference, call, passed, self._memory)
+        with profiled("checked_backend::reference backward"):
+            return eager_gradients(self._variants.reference, call, passed, self._memory)
 
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from checked_backend._torch.traces import profiled
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
 from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
@@ -73,16 +74,19 @@ def _sparing(
     [Callable[Concatenate[RegionControlRuns, _Given], _Result]],
     Callable[Concatenate[RegionControlRuns, _Given], _Result],
 ]:
-    """Make a control run with less if memory runs out."""
+    """Make a control run with less if memory runs out; it is a range in the profiler's trace."""
 
     def decorate(
         make: Callable[Concatenate[RegionControlRuns, _Given], _Result],
     ) -> Callable[Concatenate[RegionControlRuns, _Given], _Result]:
+        name = f"checked_backend::control run {make.__name__.replace('_', ' ')}"
+
         @wraps(make)
         def run(runs: RegionControlRuns, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-            if runs.memory is None:
-                return make(runs, *args, **kwargs)
-            return runs.memory.control(lambda: make(runs, *args, **kwargs), float64=float64)
+            with profiled(name):
+                if runs.memory is None:
+                    return make(runs, *args, **kwargs)
+                return runs.memory.control(lambda: make(runs, *args, **kwargs), float64=float64)
 
         return run
 

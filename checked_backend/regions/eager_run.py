@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
@@ -52,7 +53,8 @@ def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tup
         with call.ambient.entered():
             start = ProcessState.capture()
             try:
-                result = execute(reference, arguments, leaves)
+                with profiled("checked_backend::reference"):
+                    result = execute(reference, arguments, leaves)
             finally:
                 end = ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 
+from checked_backend._torch.traces import CompilePlace
 from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
 
@@ -225,6 +228,8 @@ class RegionHealth:
         self._region = region
         self._note = note
         self._health = health
+        self._place = CompilePlace.now()
+        self._checks: Counter[bool] = Counter()  # by whether of gradients
         self._trends: dict[tuple[bool, str], _Trend] = {}
         self._lock = threading.Lock()
         health.begins()
@@ -255,8 +260,19 @@ class RegionHealth:
         record = CheckRecord(
             self._region, call, backward, known.get(subject), subject, findings, seconds, share, drift, process_rank()
         )
+        self._trace(record)
         for failed in self._health.tell(record):
             self._note(f"a callback of on_check raised: {failed}")
+
+    def _trace(self, record: CheckRecord) -> None:
+        """Log a check, and add it to torch's structured trace if it is the first, second, fourth, eighth ... one."""
+        told = "no noise known" if record.ratio is None else f"{record.ratio:.3g} times the noise in {record.subject}"
+        said = f"{record.findings} findings" if record.findings else "agrees with eager"
+        what = "gradients of call" if record.backward else "call"
+        log.debug("%s: %s %d %s (%s), %.3g s", record.region, what, record.call, said, told, record.seconds)
+        self._checks[record.backward] += 1
+        if not self._checks[record.backward] & (self._checks[record.backward] - 1):
+            self._place.artifact("checked_backend_check", lambda: _json(record), encoding="json")
 
     def _drift(self, ratios: Mapping[str, float], backward: bool) -> str:
         grown = []
@@ -267,6 +283,11 @@ class RegionHealth:
                     if found is not None:
                         grown.append(f"{subject} went from {found[0]:.2g} to {found[1]:.2g} times its noise")
         return "; ".join(grown)
+
+
+def _json(record: CheckRecord) -> str:
+    infinite = record.ratio is not None and not math.isfinite(record.ratio)
+    return json.dumps(asdict(record) | ({"ratio": str(record.ratio)} if infinite else {}), indent=2)
 
 
 def failing(findings: Sequence[Finding]) -> int:

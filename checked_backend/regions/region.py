@@ -12,6 +12,7 @@ import torch
 
 from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.collectives import distributed_is_on
+from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
@@ -198,7 +199,8 @@ class CheckedRegion:
         call = before.call
         call.rng.restore()
         try:
-            with meter.program(), nullcontext() if call.exchanges is None else call.exchanges.recorded():
+            exchanged = nullcontext() if call.exchanges is None else call.exchanges.recorded()
+            with meter.program(), exchanged, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             raise  # a checkpoint around the region has all it needs
@@ -255,7 +257,8 @@ class CheckedRegion:
             self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return False
         overwritten = self._earlier.overwritten(before.earlier, returned, reference.outputs)
-        findings = self._comparison.forward(call, reference, returned, args)
+        with profiled("checked_backend::comparison"):
+            findings = self._comparison.forward(call, reference, returned, args)
         changed = [position for position, value in before.fingerprints.items() if fingerprint(args[position]) != value]
         findings += [*unexpected_mutation([call.subjects.mutated(position) for position in changed]), *overwritten]
         findings += self._comparison.beside(call, before.beside, args)

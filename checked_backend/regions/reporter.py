@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from checked_backend._torch.traces import CompilePlace
 from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.findings import EvidenceKey, Finding, Kind, Severity, Skip
 from checked_backend.options import CheckOptions
@@ -60,6 +61,7 @@ class RegionReporter(Reporter):
         self.call = 0
         self._unchecked = replace(self._region, calls=1)
         self._other_random_numbers: Finding | None = None
+        self._place = CompilePlace.now()
 
     def begin_call(self) -> None:
         """Note that a call is being checked."""
@@ -167,11 +169,19 @@ class RegionReporter(Reporter):
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
             peers_of_run().announce(report, ends=ends)
+        if news:
+            self._trace(report)
         if ends:
             raise DivergenceError(report) from cause
         if self._options.on_divergence == "warn" and news:
             warnings.warn(str(report), DivergenceWarning, stacklevel=3)
         return self._options.on_divergence == "fallback"
+
+    def _trace(self, report: Report) -> None:
+        """Show a failed check where torch's tools look: beside the region's graphs in its trace, and in the log."""
+        self._place.artifact("checked_backend_report", lambda: str(report))
+        self._place.artifact("checked_backend_findings", report.to_json, encoding="json")
+        log.info("%s", str(report).partition("\n")[0])
 
     def _where_and_when(self, finding: Finding) -> Mapping[str, object]:
         """On which rank a difference was seen, and in which call; of one that does not repeat also the device.

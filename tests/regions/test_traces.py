@@ -1,0 +1,121 @@
+"""What torch's own tools show of a check: the structured trace, the log settings, the profiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import checked_backend as cb
+from tests.cli.test_running import finished
+
+PROGRAM = """
+import sys, torch
+
+def wrong(gm, inputs):
+    if "wrong" in sys.argv:
+        for node in gm.graph.nodes:
+            if node.target in (torch.sin, "sin"):
+                node.target = torch.cos if node.op == "call_function" else "cos"
+        gm.recompile()
+    return gm.forward
+
+def f(x):
+    return x.sin() + 1
+
+options = {"compiler": wrong, "on_divergence": "record", "localize": False}
+compiled = torch.compile(f, backend="numcheck", options=options)
+for _ in range(3):
+    compiled(torch.arange(4.0, requires_grad=True)).sum().backward()
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("program") / "p.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def artifacts(folder: Path) -> list[tuple[dict[str, Any], str]]:
+    """Records of the structured trace that are artifacts of ours, with their texts."""
+    (trace,) = folder.glob("dedicated_log_torch_trace_*.log")
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    lines: list[str] = []
+    for line in trace.read_text().splitlines():
+        if line.startswith("\t"):
+            lines.append(line[1:])
+        else:
+            lines = []
+            found.append((json.loads(line[line.index("{") :]), lines))
+    return [
+        (record, "\n".join(text))
+        for record, text in found
+        if record.get("artifact", {}).get("name", "").startswith("checked_backend")
+    ]
+
+
+def test_a_failed_check_is_in_the_structured_trace_beside_its_graph(program: Path, tmp_path: Path) -> None:
+    code, _, err = finished((sys.executable, program, "wrong"), tmp_path, {"TORCH_TRACE": str(tmp_path / "trace")})
+    assert code == 0, err
+    found = artifacts(tmp_path / "trace")
+    names = [record["artifact"]["name"] for record, _ in found]
+    assert names.count("checked_backend_check") == 4  # calls 1 and 2, forward and backward
+    assert all((record["frame_id"], record["frame_compile_id"], record["attempt"]) == (0, 0, 0) for record, _ in found)
+    report = next(text for record, text in found if record["artifact"]["name"] == "checked_backend_report")
+    assert report.startswith("FAIL: f: output[0] is wrong")
+    findings = next(text for record, text in found if record["artifact"]["name"] == "checked_backend_findings")
+    assert json.loads(findings)["verdict"] == "fail"
+
+
+def test_a_clean_program_leaves_no_report_in_the_trace(program: Path, tmp_path: Path) -> None:
+    finished((sys.executable, program), tmp_path, {"TORCH_TRACE": str(tmp_path / "trace")})
+    assert {record["artifact"]["name"] for record, _ in artifacts(tmp_path / "trace")} == {"checked_backend_check"}
+
+
+def test_torch_logs_has_our_loggers(program: Path, tmp_path: Path) -> None:
+    _, _, err = finished((sys.executable, program), tmp_path, {"TORCH_LOGS": "+checked_backend"})
+    assert "f [0/0]: 2 nodes, compiled in" in err
+    assert "f [0/0]: call 1 agrees with eager" in err
+    assert "f [0/0]: gradients of call 3 agrees with eager" in err
+    _, _, err = finished((sys.executable, program), tmp_path, {"TORCH_LOGS": "checked_backend"})
+    assert "compiled in" in err
+    assert "call 1" not in err
+    assert "compiled in" not in finished((sys.executable, program), tmp_path)[2]
+
+
+def test_set_logs_knows_the_name() -> None:
+    # a process of its own: torch's log settings are the process's
+    code = "import logging, torch, checked_backend.backends; torch._logging.set_logs(modules={'checked_backend': 10})"
+    told = "print(logging.getLogger('checked_backend').level, len(logging.getLogger('checked_backend').handlers))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {told}"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "10 1\n"), done.stderr
+
+
+def _rounds_otherwise(gm: fx.GraphModule, _inputs: Any) -> Any:
+    return lambda *args: tuple(output * (1 + 2**-23) for output in gm.forward(*args))
+
+
+def test_the_profiler_shows_what_a_check_runs() -> None:
+    torch._dynamo.reset()
+    with torch.profiler.profile() as profile, cb.collect(closing=False):
+        options = {"compiler": _rounds_otherwise, "localize": False}
+        x = torch.randn(16, requires_grad=True)
+        torch.compile(lambda x: (x.softmax(0) * 3).sum(), backend="numcheck", options=options)(x).backward()
+    ranges = {event.key for event in profile.key_averages() if event.key.startswith("checked_backend::")}
+    assert ranges >= {
+        "checked_backend::reference",
+        "checked_backend::candidate",
+        "checked_backend::comparison",
+        "checked_backend::reference backward",
+        "checked_backend::comparison of gradients",
+    }
+    assert any(name.startswith("checked_backend::control run") for name in ranges)
