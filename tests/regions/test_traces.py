@@ -106,7 +106,7 @@ def _rounds_otherwise(gm: fx.GraphModule, _inputs: Any) -> Any:
 
 def test_the_profiler_shows_what_a_check_runs() -> None:
     torch._dynamo.reset()
-    with torch.profiler.profile() as profile, cb.collect(closing=False):
+    with torch.profiler.profile(acc_events=True) as profile, cb.collect(closing=False):
         options = {"compiler": _rounds_otherwise, "localize": False}
         x = torch.randn(16, requires_grad=True)
         torch.compile(lambda x: (x.softmax(0) * 3).sum(), backend="numcheck", options=options)(x).backward()
