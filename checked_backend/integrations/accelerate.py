@@ -32,7 +32,8 @@ class NumcheckPlugin(TorchDynamoPlugin):  # type: ignore[misc]
     check: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.backend is None and os.environ.get(_BACKEND, "no").lower() == "no":
+        given = vars(self)["backend"]
+        if given is None and os.environ.get(_BACKEND, "no").lower() == "no":
             self.backend = "inductor"
         super().__post_init__()
 
@@ -40,7 +41,8 @@ class NumcheckPlugin(TorchDynamoPlugin):  # type: ignore[misc]
         """Arguments of ``torch.compile``, as accelerate asks for them."""
         kwargs: dict[str, Any] = super().to_kwargs()
         kwargs.pop("check", None)
-        named = kwargs.pop("backend", None) or self.backend.value.lower()
+        chosen = vars(self)["backend"]
+        named = kwargs.pop("backend", None) or chosen.value.lower()
         mode = kwargs.pop("mode", None)
         options = {**self.check, "compiler": named, "compiler_options": kwargs.pop("options", None) or {}}
         # torch.compile takes a mode or options, and this has both
