@@ -55,6 +55,10 @@ class SentGradient:
         """Whether the program still holds it; ``.grad`` holds only its memory."""
         return self.gradient() is not None or storage_users(self.storage) > self.owners
 
+    def is_there(self) -> bool:
+        """Whether its memory has not been freed; memory that was freed may be anybody's by now."""
+        return self.gradient() is not None or storage_users(self.storage) > 0
+
 
 class _Known:
     """The latest gradients that were sent."""
@@ -122,6 +126,7 @@ class EarlierGradients:
                 if (sent.region, sent.call) != (self._region, call)
                 and overlap(memory, sent.memory)
                 and not (eager is not None and overlap(eager, sent.memory))
+                and sent.is_there()
             ][:1]
         for known in self._known():
             known.add(new)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
 
 import checked_backend as cb
+from checked_backend.regions.earlier_gradients import EarlierGradients
 from tests.support.region_tools import agreed, checked, found, gathered
 
 Wrap = Callable[[torch.Tensor], torch.Tensor]
@@ -117,3 +119,17 @@ def test_check_finds_them() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     report = cb.check(torch.sin, (x,), compiler=into_buffers(1), iterations=2)
     assert found(report) == {("alias.overwritten", "grad[args[0]]")}
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_memory_that_was_freed_during_the_backward_pass_may_be_used_again(freed: bool) -> None:
+    """Python's garbage collector may run at any time, and the allocator gives the memory to the next gradient."""
+    memory = np.ones(6, np.float32)
+    earlier = EarlierGradients("wave")
+    first = torch.from_numpy(memory)
+    assert not earlier.sent_again(1, {"grad[x]": first}, {}, (), earlier.held())
+    held = earlier.held()
+    if freed:
+        del first
+    second = torch.from_numpy(memory)
+    assert bool(earlier.sent_again(2, {"grad[x]": second}, {}, (), held)) is not freed
