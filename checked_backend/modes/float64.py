@@ -17,12 +17,11 @@ from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.tensors.float64_copies import (
     Float64Copies,
     PromotionError,
-    promote_tensors,
     promoted_dtype,
     to_float64,
 )
 
-__all__ = ["Float64Mode", "PromotionError", "promote_tensors", "to_float64"]
+__all__ = ["Float64Mode", "PromotionError", "to_float64"]
 
 _REFUSED_NAMESPACES = ("quantized", "onednn", "mkldnn", "_quantized")
 _REFUSED_NAMES = re.compile(

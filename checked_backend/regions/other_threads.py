@@ -20,7 +20,7 @@ __all__ = ["Left", "OtherThreads", "evidence_of_others", "moves_by_itself"]
 LOOKS = 5
 """How often the generators are looked at, to see whether they move by themselves."""
 
-TURN_OF_OTHERS = 0.02
+SECONDS_TO_DRAW = 0.02
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
 
 _TASKS = Path("/proc/self/task")
@@ -82,7 +82,7 @@ def moves_by_itself(devices: tuple[int, ...]) -> bool:
     """Whether the generators move while this thread does nothing."""
     for _ in range(LOOKS):
         before = RngState.capture(devices)
-        time.sleep(TURN_OF_OTHERS)
+        time.sleep(SECONDS_TO_DRAW)
         if not RngState.capture(devices).same_as(before):
             return True
     return False

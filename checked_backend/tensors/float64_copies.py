@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from checked_backend._torch.collectives import is_distributed_tensor
@@ -12,7 +10,7 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, negative_view, rewrapped, storage_identity
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Float64Copies", "PromotionError", "promote_tensors", "promoted_dtype", "to_float64"]
+__all__ = ["Float64Copies", "PromotionError", "promoted_dtype", "to_float64"]
 
 
 class PromotionError(CheckedBackendError):
@@ -127,40 +125,6 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             copy = copy.detach().requires_grad_()
         copies[id(tensor)] = copy
     return [copies[id(tensor)] for tensor in tensors]
-
-
-def promote_tensors(tree: Any) -> Any:
-    """Like :func:`to_float64`, for every tensor in nested tuples, lists and dicts; other values are passed on."""
-    found: list[torch.Tensor] = []
-    _collect(tree, found)
-    return _rebuild(tree, {id(old): new for old, new in zip(found, to_float64(found), strict=True)})
-
-
-def _collect(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
-
-
-def _rebuild(tree: Any, copies: dict[int, torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return copies[id(tree)]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_rebuild(item, copies) for item in tree))
-    if type(tree) in (list, tuple):
-        return type(tree)(_rebuild(item, copies) for item in tree)
-    if isinstance(tree, dict):
-        # A shallow copy keeps subclasses (OrderedDict, ModelOutput) what they are.
-        rebuilt = tree.copy()
-        for key, item in tree.items():
-            rebuilt[key] = _rebuild(item, copies)
-        return rebuilt
-    return tree
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.modes.float64 import Float64Mode, PromotionError, promote_tensors, to_float64
+from checked_backend.modes.float64 import Float64Mode, PromotionError, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
-from tests.support.mode_programs import CASES, Case, relative, same
+from tests.support.mode_programs import CASES, Case, promote_tensors, relative, same
 
 
 def high(program, *inputs):

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from checked_backend.tensors.float64_copies import to_float64
 
 
 class Mlp(nn.Module):
@@ -78,6 +81,15 @@ CASES: dict[str, Callable[[], Case]] = {
     "encoder-autocast": lambda: _case(lambda: Encoder(True), 2, 8, 32),
     "encoder-bfloat16": lambda: _case(lambda: Encoder(False), 2, 8, 32, dtype=torch.bfloat16),
 }
+
+
+def promote_tensors(tree: Any) -> Any:
+    """Nested containers with every tensor in float64. Tensors that are one object stay one object."""
+    leaves, spec = pytree.tree_flatten(tree)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for place, promoted in zip(places, to_float64([leaves[place] for place in places]), strict=True):
+        leaves[place] = promoted
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
