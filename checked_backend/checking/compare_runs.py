@@ -33,7 +33,7 @@ from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
-from checked_backend.verdict.shapes import excuse_flipped_shapes
+from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
 __all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
 
@@ -116,7 +116,7 @@ def compare_runs(
                 why = f"eager has none: {described_exception(reference.backward_error)}"
                 ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
         structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
-        structure, flipped = excuse_flipped_shapes(structure, controls, partial(_named_in, index))
+        structure, flipped = tolerate_flipped_shapes(structure, controls, partial(_named_in, index))
         for skip in flipped:
             ledger.skip(skip)
         if any(skip.matters for skip in flipped) and any(Subject(pair.name).is_gradient for pair in mine):

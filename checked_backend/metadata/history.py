@@ -75,7 +75,7 @@ class History:
         self.own_faults: dict[str, bool] = {}
         self.told: dict[Hashable, Finding] = {}
 
-    def hand_on(self, names: Iterable[str], *, excused: bool) -> None:
+    def hand_on(self, names: Iterable[str], *, ignored: bool) -> None:
         """Note values of a forward graph that are wrong."""
         for name in names:
-            self.wrong[name] = excused and self.wrong.get(name, True)
+            self.wrong[name] = ignored and self.wrong.get(name, True)

@@ -201,15 +201,15 @@ class Run:
             problem = Problem(
                 plan.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(plan, variables)
             )
-            problem = self._blamed(problem, plan)
-            excused = bool(problem.ignored)
-            self.wrong[index] = excused and self.wrong.get(index, True)
+            problem = self._attributed(problem, plan)
+            ignored = bool(problem.ignored)
+            self.wrong[index] = ignored and self.wrong.get(index, True)
             if plan.node.op != "placeholder" and self._owner.kind == "forward":
                 names = (item.name for item in (plan.node, *plan.node.users))
-                self._owner.history.hand_on(names, excused=excused)
-            self._deliver(problem, plan, excused=excused)
+                self._owner.history.hand_on(names, ignored=ignored)
+            self._deliver(problem, plan, ignored=ignored)
 
-    def _blamed(self, problem: Problem, plan: NodePlan) -> Problem:
+    def _attributed(self, problem: Problem, plan: NodePlan) -> Problem:
         """The problem, marked if it merely follows from an earlier one or if the user does not want to hear of it."""
         causes = self._causes(plan, problem.mismatch)
         if causes and is_custom(plan.node):
@@ -257,12 +257,12 @@ class Run:
         if untold:
             self._owner.on_findings(tuple(self.findings[number] for number in untold))
 
-    def _deliver(self, problem: Problem, plan: NodePlan, *, excused: bool) -> None:
+    def _deliver(self, problem: Problem, plan: NodePlan, *, ignored: bool) -> None:
         root, runs = self, [(self, self._position[plan.node])]
         while root._outer is not None:
             # because of this problem the subgraph's results are wrong
             place, root = root._owner.place[0], root._outer
-            root.wrong[place] = excused and root.wrong.get(place, True)
+            root.wrong[place] = ignored and root.wrong.get(place, True)
             runs.append((root, place))
         key = (problem.subject, problem.mismatch.what)
         known = root._seen.get(key)  # a loop's body runs many times

@@ -37,7 +37,7 @@ from checked_backend.regions.reporter import RegionReporter
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
-from checked_backend.verdict.shapes import excuse_flipped_shapes
+from checked_backend.verdict.shapes import tolerate_flipped_shapes
 from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
 __all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "CallComparison", "settle_none"]
@@ -105,7 +105,7 @@ class CallComparison:
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
-        structure, skips = excuse_flipped_shapes(structure, partial(self._controls, call, None))
+        structure, skips = tolerate_flipped_shapes(structure, partial(self._controls, call, None))
         for skip in skips:
             self._reporter.skip(skip)
         aliasing = self._aliasing(call, reference, outputs, args, parts)

@@ -65,7 +65,7 @@ def check_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], 
 
     Args:
         controls: Run both again.
-        skip: Notes what is excused.
+        skip: Receives a difference that is no finding.
     """
     runs = _runs_again(controls, HOST_RUNS, skip)
     if not runs:

@@ -92,7 +92,7 @@ def examine(
         traceback.print_exc()
         answer(replace(_unchecked(error, stage), peak=peak_of_process()))
         return
-    outcome = replace(_judged(report, settings), peak=peak_of_process())
+    outcome = replace(_outcome_of(report, settings), peak=peak_of_process())
     answer(outcome)
     if speed:
         noted(DONE_TIMING)
@@ -108,10 +108,10 @@ def _seed() -> None:
 def _refuse_what_eager_refuses(program: Prepared) -> None:
     """Run the program once in eager, on copies: the check must start from the program's unchanged state."""
     try:
-        trial = copy.deepcopy(program)
+        copied = copy.deepcopy(program)
     except Exception:  # some models cannot be copied; the check reports that itself
-        trial = program
-    results = trial.step(trial.function)
+        copied = program
+    results = copied.step(copied.function)
     if program.training and scalar_loss(results) is None:
         raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
 
@@ -171,7 +171,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:_LONGEST]
 
 
-def _judged(report: Report, settings: Settings) -> Outcome:
+def _outcome_of(report: Report, settings: Settings) -> Outcome:
     limits = [limit for limit in report.coverage.detection_limit.values() if math.isfinite(limit)]
     status, why, expected = Status.of_verdict(report.verdict), "", ""
     if report.verdict is Verdict.FAIL:

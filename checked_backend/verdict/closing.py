@@ -93,8 +93,8 @@ def _hides_everything(context: Context, case: Evidence) -> bool:
     if context.low_precision and context.fused.loses(case):
         close_undecided(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
         return True
-    if blindly_excused := case.excused_by_jumps_alone():
-        close_undecided(context, case, singular(blindly_excused))
+    if unconfirmed_jumps := case.explained_by_jumps_alone():
+        close_undecided(context, case, singular(unconfirmed_jumps))
         return True
     if case.detection_limit() < 1 or case.vanishes or not case.mostly_hidden():
         return False

@@ -182,7 +182,7 @@ class Evidence:
         lost = thresholds.ENVELOPE_FACTOR * noise >= size
         return lost if self.envelope.unstable is None else lost | self.envelope.unstable
 
-    def excused_by_jumps_alone(self) -> int:
+    def explained_by_jumps_alone(self) -> int:
         """How many elements differ by more than noise and are explained by larger roundings alone, not by float64.
 
         Larger roundings make values next to a singularity jump by any factor. Float64 tells a candidate that jumps

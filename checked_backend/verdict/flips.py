@@ -1,4 +1,4 @@
-"""Excuse a few elements that flip in the candidate alone, if many others flip in control runs."""
+"""Tolerate a few elements that flip in the candidate alone, if many others flip in control runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_rare_as_jumps(
 
 
 def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], values: torch.Tensor) -> torch.Tensor:
-    """Excuse elements that are NaN or infinite on one side, if control runs make elements of about their value so.
+    """Tolerate elements that are NaN or infinite on one side, if control runs make elements of about their value so.
 
     Args:
         nonfinite: The unexplained elements that are NaN or infinite on one side.
@@ -39,7 +39,7 @@ def as_rare_as_unstable(nonfinite: torch.Tensor, envelopes: Sequence[Envelope], 
         values: The right values of the elements.
 
     Returns:
-        A mask of the excused elements; empty if there are too many of them to be there by chance.
+        A mask of the tolerated elements; empty if there are too many of them to be there by chance.
     """
     none = torch.zeros_like(nonfinite)
     unstable, reach, count = none, 0.0, 0

@@ -237,7 +237,7 @@ def as_good_as_eager(
         reference: Eager's tensor.
         candidate: The compiled program's.
         high_precision: The reference in float64.
-        up_to: Larger elements are left out: their rounding excuses no error in smaller ones.
+        up_to: Larger elements are left out: their rounding explains no error in smaller ones.
     """
     eager = distances_from(high_precision, reference)
     compiled = distances_from(high_precision, candidate)

@@ -2,7 +2,7 @@
 
 Sums without a fixed order differ by rounding, and float64 makes rounding as much smaller as it has more digits. A
 program that reads a clock, random bytes or uninitialised memory differs by as much in float64. Its spread is no noise
-that could excuse a candidate.
+that could explain a difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Excuse shapes that depend on values: if rounding flips a comparison, a mask keeps another number of elements."""
+"""Tolerate shapes that depend on values: if rounding flips a comparison, a mask keeps another number of elements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import short
 from checked_backend.verdict.control_runs import Control, ControlRuns
 
-__all__ = ["excuse_flipped_shapes"]
+__all__ = ["tolerate_flipped_shapes"]
 
 
-def excuse_flipped_shapes(
+def tolerate_flipped_shapes(
     findings: Sequence[Finding],
     controls: Callable[[], ControlRuns],
     name: Callable[[Finding], str] = lambda f: f.subject,
@@ -46,8 +46,8 @@ def excuse_flipped_shapes(
                 for finding in doubtful
             ]
         return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
-    excused = [finding for finding in doubtful if name(finding) in changing]
+    tolerated = [finding for finding in doubtful if name(finding) in changing]
     reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"
-    return [finding for finding in findings if finding not in excused], [
-        Skip(finding.subject, reason, matters=True) for finding in excused
+    return [finding for finding in findings if finding not in tolerated], [
+        Skip(finding.subject, reason, matters=True) for finding in tolerated
     ]

@@ -89,7 +89,7 @@ The same share holds for elements that turn into NaN or infinity.
 """
 
 SAME_PLACE = 0.01
-"""An element is excused by one that turns into NaN in control runs if their values are this near, relative.
+"""An element may be NaN if one of about its value turns into NaN in control runs: this near, relative.
 
 Values within the distance that those elements move are near enough too.
 """

@@ -117,7 +117,7 @@ def _mechanisms() -> Mapping[str, Switch]:
     return {
         "choices held": _choices_not_held,
         "choices given": lambda: patched(RegionControlRuns, "with_fixed_choices", _nothing),
-        "shapes that rounding changes": lambda: patched(compare_call, "excuse_flipped_shapes", _same_findings),
+        "shapes that rounding changes": lambda: patched(compare_call, "tolerate_flipped_shapes", _same_findings),
         "fused rounding": _no_fused_rounding,
         "lost digits": _no_digits_are_lost,
         "what rounds nothing": _everything_rounds,

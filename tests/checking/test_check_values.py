@@ -224,7 +224,7 @@ def test_a_generator_function_is_skipped_by_dynamo_and_said_so() -> None:
     assert "Dynamo compiled no region of it: Attempt to trace generator" in skips(report)
 
 
-def test_a_random_state_that_eager_leaves_anew_each_time_accuses_nobody():
+def test_a_random_state_that_eager_leaves_anew_each_time_is_no_finding():
     def reseeded(x: torch.Tensor) -> torch.Tensor:
         torch.seed()
         return x.sin()

@@ -130,7 +130,7 @@ def test_a_program_that_hangs_is_a_finding() -> None:
     assert "did not end in time; one that runs it in eager alone does" in finding.message
 
 
-def test_a_check_that_takes_too_long_accuses_no_program() -> None:
+def test_a_check_that_takes_too_long_is_no_finding() -> None:
     """Only what the check itself compiles takes its time: in float64."""
 
     def slow(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:

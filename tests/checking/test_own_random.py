@@ -98,11 +98,11 @@ CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_the_same_distribution_is_not_accused(name: str) -> None:
+def test_the_same_distribution_is_not_reported(name: str) -> None:
     assert not compared(CLEAN[name], (X,), CLEAN[name])
 
 
-def test_rounding_of_what_is_hardly_random_is_not_accused() -> None:
+def test_rounding_of_what_is_hardly_random_is_not_reported() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x * 7.7 + torch.rand_like(x) * 1e-4
 
@@ -110,7 +110,7 @@ def test_rounding_of_what_is_hardly_random_is_not_accused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_right_network_is_not_accused(seed: int) -> None:
+def test_a_right_network_is_not_reported(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
     program = Program(model, (batch(5, 6),), {}, RngState.capture(), gradients=True)

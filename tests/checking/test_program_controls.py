@@ -42,5 +42,5 @@ def test_what_is_nan_in_dynamos_graph_alone_is_found(program: Callable[..., Any]
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero")
-def test_what_is_nan_in_eager_too_and_other_roundings_are_not_accused(program: Callable[..., Any]) -> None:
+def test_what_is_nan_in_eager_too_and_other_roundings_are_not_reported(program: Callable[..., Any]) -> None:
     agreed(cb.check(program, (VALUES,), compiler="eager"))

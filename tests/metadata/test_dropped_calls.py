@@ -162,7 +162,7 @@ def test_calls_that_cannot_be_made_alone_are_told(library: Any) -> None:
         assert report.verdict is Verdict.INCONCLUSIVE
 
 
-def test_operators_that_are_kept_or_rightly_taken_apart_are_not_accused(library: Any) -> None:
+def test_operators_that_are_kept_or_rightly_taken_apart_are_not_reported(library: Any) -> None:
     from torch.utils.checkpoint import checkpoint
 
     library.define("composite(Tensor x) -> Tensor")

@@ -31,7 +31,7 @@ IGNORED: list[dict[str, Any]] = [{"ignore_ops": (f"{NAME}::lie",)}, {"ignore": (
 
 
 @pytest.mark.parametrize("options", IGNORED, ids=lambda options: next(iter(options)))
-def test_what_follows_from_an_ignored_node_is_not_accused(library: Any, options: dict[str, Any]) -> None:
+def test_what_follows_from_an_ignored_node_is_not_reported(library: Any, options: dict[str, Any]) -> None:
     operator = transposed(library)
     report = record(lambda x: operator(x).sin().cos()[1:] * 2, (torch.randn(3, 4),), **options)
     assert (report.findings, report.verdict) == ((), Verdict.PASS)
@@ -64,7 +64,7 @@ def test_raise_is_not_stopped_by_what_is_ignored(library: Any) -> None:
 
 
 @pytest.mark.parametrize("lie", ["dtype", "mutation", "alias"])
-def test_an_operator_that_lies_of_itself_behind_an_ignored_one_is_accused(library: Any, lie: str) -> None:
+def test_an_operator_that_lies_of_itself_behind_an_ignored_one_is_reported(library: Any, lie: str) -> None:
     def written(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x.clone()
@@ -109,7 +109,7 @@ INSIDE: dict[str, Any] = {
 
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_graph_inside_is_not_accused_of_what_it_is_given(library: Any, name: str, ignored: bool) -> None:
+def test_a_graph_inside_is_not_reported_for_what_it_is_given(library: Any, name: str, ignored: bool) -> None:
     operator = transposed(library)
     options = {"ignore_ops": (f"{NAME}.lie",)} if ignored else {}
     report = record(lambda x: INSIDE[name](operator(x)), (torch.ones(3, 4),), **options)

@@ -367,5 +367,5 @@ def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) ->
     assert alone(findings[0]) == "THEY DIFFER"
 
 
-def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_accused() -> None:
+def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_reported() -> None:
     assert told(lambda x: torch.ops._c10d_functional.wait_tensor(x * 2) + 1, torch.randn(3)) == []

@@ -124,7 +124,7 @@ def told(report: cb.Report, where: str) -> list[cb.Skip]:
         ("backward", "recompute", "python"),
     ],
 )
-def test_eager_that_never_gets_memory_accuses_nobody(what: str, reference: str, error: str) -> None:
+def test_eager_that_never_gets_memory_is_no_finding(what: str, reference: str, error: str) -> None:
     with planned(**{what: always, "error": ERRORS[error]}):
         report = trained(sparing(), times=3, reference=reference)
     assert not report.findings
@@ -194,7 +194,7 @@ def test_another_exception_of_eager_alone_is_still_missing() -> None:
     assert ("exception.missing", "candidate") in found(report)
 
 
-def test_check_accuses_nobody_either() -> None:
+def test_check_is_no_finding_either() -> None:
     with planned(forward=lambda number: number == 1, error=ERRORS["cpu"]):
         report = cb.check(net, (torch.ones(3),), compiler=sparing())
     assert not report.findings, str(report)

@@ -159,7 +159,7 @@ def inside(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace", "ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("function", [sets_grad_mode, sets_more, sets_threads, inside])
-def test_a_program_that_sets_modes_itself_is_not_accused(
+def test_a_program_that_sets_modes_itself_is_not_reported(
     function: Callable[..., Any], compiler: str, state: ProcessState
 ) -> None:
     x = torch.randn(3, requires_grad=True)

@@ -277,7 +277,7 @@ def test_nothing_raises_for_it_and_every_session_is_told(tmp_path: Path) -> None
     assert verdicts == [(cb.Verdict.INCONCLUSIVE, ["unsupported.compiler"])] * 2
 
 
-def test_eager_that_gets_no_memory_accuses_nobody(tmp_path: Path) -> None:
+def test_eager_that_gets_no_memory_is_no_finding(tmp_path: Path) -> None:
     calls: list[int] = []
 
     @torch.library.custom_op("checked_backend_tests::hungry", mutates_args=())

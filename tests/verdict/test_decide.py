@@ -33,7 +33,7 @@ def test_what_remains_without_fused_rounding_is_a_finding() -> None:
     assert decisions.notes == []
 
 
-def test_wrong_logic_is_not_excused_by_fusion() -> None:
+def test_wrong_logic_is_not_explained_by_fusion() -> None:
     controls = Scripted(torch.bfloat16, exact(), fused, unfused_value=lambda: exact().to(torch.bfloat16))
     assert [str(finding.kind) for finding in judged(controls, fused()).findings] == ["logic"]
     assert "unfused" not in controls.asked

@@ -91,7 +91,7 @@ def test_nan_that_flips_may_flip_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("fault", ["none", "in all dtypes"])
-def test_a_program_that_leaves_the_range_of_its_dtype_accuses_nobody(fault: str) -> None:
+def test_a_program_that_leaves_the_range_of_its_dtype_is_no_finding(fault: str) -> None:
     """Squares overflow: eager's layer norm gives NaN, and what it is made of gives numbers, wrong ones, too."""
 
     def by_hand(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 import checked_backend as cb
-from checked_backend.verdict.shapes import excuse_flipped_shapes
+from checked_backend.verdict.shapes import tolerate_flipped_shapes
 from tests.support import faults
 from tests.support.noise_tools import in_float32
 from tests.support.region_tools import checked, found, gathered
@@ -34,7 +34,7 @@ def test_without_memory_for_control_runs_another_shape_is_not_judged() -> None:
     def fails() -> None:
         raise MemoryError
 
-    remaining, [skip] = excuse_flipped_shapes([finding], lambda: SimpleNamespace(repeat=fails))  # type: ignore[arg-type,return-value]
+    remaining, [skip] = tolerate_flipped_shapes([finding], lambda: SimpleNamespace(repeat=fails))  # type: ignore[arg-type,return-value]
     assert remaining == []
     assert skip.matters
     assert "unsupported: memory" in skip.reason

@@ -21,7 +21,7 @@ def close_what_is_as_good_as_eager(context: Context) -> None:
 def _close_what_is_as_near(context: Context) -> None:
     for case in context.open():
         # These distances cannot see elements so small that they have lost their digits. Integers are exact: eager's
-        # wrong ones do not excuse the candidate's.
+        # wrong ones do not explain the candidate's.
         if case.logic_differs or case.outside.digits or not is_floating(case.pair.reference):
             continue
         if case.outside.unconfirmed:  # float64 cannot tell which side is wrong there

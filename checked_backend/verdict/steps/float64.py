@@ -148,17 +148,17 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         _let_candidate_answer(case, notes)
 
 
-def _give_choices(excused: Sequence[Evidence], runs: ControlRunner) -> None:
+def _give_choices(explained: Sequence[Evidence], runs: ControlRunner) -> None:
     """Look behind jumps: with the same choices given to eager and the twin, both must compute the same."""
-    given = runs.run(Control.GIVEN_CHOICES, runs.controls.with_fixed_choices) if excused else None
+    given = runs.run(Control.GIVEN_CHOICES, runs.controls.with_fixed_choices) if explained else None
     if given is None:
         return
     inner = runs.of(given)
-    shadows = [Evidence(case.pair, case.metrics) for case in excused]
+    shadows = [Evidence(case.pair, case.metrics) for case in explained]
     if not run_high_precision(shadows, inner):
         return
     hold_against_twin(shadows, inner, [])
-    for case, shadow in zip(excused, shadows, strict=True):
+    for case, shadow in zip(explained, shadows, strict=True):
         if shadow.logic_differs:
             case.logic_differs = True
             case.evidence[EvidenceKey.TWIN_ERROR_GIVEN_CHOICES] = shadow.twin_difference

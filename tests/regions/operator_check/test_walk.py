@@ -19,7 +19,7 @@ from tests.support.region_tools import agreed, checked, clean_reports, gathered
 
 
 @pytest.mark.parametrize("amp", [False, True])
-def test_correct_programs_are_accused_of_nothing_and_told_what_could_hide(amp: bool) -> None:
+def test_correct_programs_have_no_findings_and_told_what_could_hide(amp: bool) -> None:
     for dtype in (torch.bfloat16,) if amp else LOW:
         for compiler in ("eager", "aot_eager"):
             report = trained(compiler, dtype, amp=amp)

@@ -63,7 +63,7 @@ def test_what_is_infinite_in_float64_confirms_no_candidate(name):
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, torch.float32) for name in PROGRAMS), ("quotient", torch.bfloat16)]
 )
-def test_singular_programs_that_are_compiled_rightly_are_not_accused(name, dtype):
+def test_singular_programs_that_are_compiled_rightly_are_not_reported(name, dtype):
     x = torch.full((32,), 1.0) if name in ("overflow", "beyond float32", "condition") else singular()
 
     def program(x):
