@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.findings import Verdict
+from checked_backend.report.html import render_html
+from checked_backend.report.junit import render_junit
 from checked_backend.report.merged import merged_report
 from checked_backend.report.to_json import encode
-from checked_backend.report.write import ReadReports
+from checked_backend.report.write import ReadReports, write_whole
 
-__all__ = ["encode_found", "merged", "worst_of"]
+__all__ = ["encode_found", "merged", "worst_of", "write_found"]
 
 
 def worst_of(found: ReadReports) -> Verdict:
@@ -39,3 +41,11 @@ def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
         "reports": [{"path": str(report.path), "report": encode(report)} for report in found.reports],
         "broken": [{"path": str(file), "reason": reason} for file, reason in found.broken],
     }
+
+
+def write_found(found: ReadReports, *, html: Path | None, junit: Path | None) -> None:
+    """Write them as one HTML page, and as JUnit XML, where that is asked for."""
+    if html is not None:
+        write_whole(render_html(found.reports, found.broken), html)
+    if junit is not None:
+        write_whole(render_junit(found.reports, found.broken), junit)

@@ -21,7 +21,7 @@ import typer
 
 from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
-from checked_backend.cli.found import encode_found, merged, worst_of
+from checked_backend.cli.found import encode_found, merged, worst_of, write_found
 from checked_backend.cli.printing import complain, print_reports, print_text
 from checked_backend.cli.running import run
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
@@ -32,8 +32,7 @@ from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
 from checked_backend.report.certificate import render_certificate
-from checked_backend.report.html import render_html
-from checked_backend.report.junit import render_junit
+from checked_backend.report.json_schema import json_schema
 from checked_backend.report.to_json import dumps
 from checked_backend.report.write import read_reports, write_whole
 from checked_backend.sweep.database import is_database
@@ -104,6 +103,7 @@ def report(
         bool, typer.Option("--certificate", help="Print what was checked, with which limits, as Markdown to paste.")
     ] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: _Verbose = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
     run: Annotated[
@@ -114,6 +114,9 @@ def report(
     ] = None,
 ) -> Verdict:
     """Show reports, or a sweep and what changed since another. The exit code is that of the worst one."""
+    if schema:
+        print_text(dumps(json_schema()))
+        return Verdict.PASS
     if path is None and json_file not in (None, _STDOUT):
         path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
@@ -130,10 +133,7 @@ def report(
     if merge:
         found = merged(found, path)
     verdict = worst_of(found)
-    if html is not None:
-        write_whole(render_html(found.reports, found.broken), html)
-    if junit is not None:
-        write_whole(render_junit(found.reports, found.broken), junit)
+    write_found(found, html=html, junit=junit)
     if json_file is not None:
         text = dumps(encode_found(found, verdict))
         if json_file != _STDOUT:

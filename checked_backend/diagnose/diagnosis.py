@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from checked_backend.diagnose.localize import Location
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import Death
 
@@ -29,6 +29,7 @@ class Diagnosis:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
         output: The output of the repro's script.
+        flow: The members of each `NodeError`.
         evidence: The steps that were tried, for people.
     """
 
@@ -41,6 +42,7 @@ class Diagnosis:
     repro: str | None = None
     output: str = ""
     repro_confirmed: bool = True
+    flow: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, str] | None = None
 
     @classmethod
@@ -88,12 +90,15 @@ class Diagnosis:
             repro=self.repro,
             repro_confirmed=self.repro_confirmed,
             searched=True,
+            flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
             evidence=evidence,
         )
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings, each with its origin added."""
-        return [self.added_to(finding) for finding in findings]
+        """The findings, each with its origin added. The flow, which is that of all, is told with the first."""
+        added = [self.added_to(finding) for finding in findings]
+        first = next((place for place, one in enumerate(added) if one.flow), None)
+        return [one if place == first else replace(one, flow=()) for place, one in enumerate(added)]
 
 
 @dataclass(frozen=True, slots=True)

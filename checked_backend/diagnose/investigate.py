@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Checkpoint, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
+from checked_backend.diagnose.localize.flow import FLOW_LIMIT
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import (
     Repro,
@@ -28,7 +29,7 @@ from checked_backend.diagnose.reduce import (
 )
 from checked_backend.diagnose.reduce.journal import Places
 from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
-from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
@@ -248,6 +249,18 @@ class _Search:
         workaround = self._workaround(reduced)
         self.found.workaround = None if workaround is None else workaround.code
         yield self.found
+        self.found.flow = [asdict(one) for one in self._flow()]
+        yield self.found
+
+    def _flow(self) -> Sequence[NodeError]:
+        if self.location.flow is None or time.monotonic() + FLOW_LIMIT > self.context.deadline:
+            return ()
+        self.context.tell("measuring how the error goes on through the graph")
+        try:
+            return self.location.flow()
+        except Exception as error:  # a report without this picture says the same
+            log.debug("no flow: %s", error)
+            return ()
 
     @property
     def _oracle(self) -> Oracle:

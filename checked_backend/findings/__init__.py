@@ -6,18 +6,23 @@ from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.findings.finding import Finding
 from checked_backend.findings.kinds import Kind, Severity, Verdict
 from checked_backend.findings.metrics import Metrics, NoiseScale
+from checked_backend.findings.pictures import Distribution, NodeError, Number, WorstElement
 
 __all__ = [
     "DETAILS",
     "FINER",
     "Coverage",
+    "Distribution",
     "EvidenceKey",
     "Finding",
     "Kind",
     "Metrics",
+    "NodeError",
     "NoiseScale",
+    "Number",
     "RegionInfo",
     "Severity",
     "Skip",
     "Verdict",
+    "WorstElement",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from checked_backend.findings.kinds import Kind, Severity
 from checked_backend.findings.metrics import Metrics, NoiseScale
+from checked_backend.findings.pictures import Distribution, NodeError
 from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["Finding"]
@@ -30,9 +31,12 @@ class Finding:
         script: A Python script that shows the operator alone.
         at_fault: Whose fault wrong metadata of a node probably is, in words; or "".
         explains: Other results that differ because this one does.
+        ranks: The ranks of a distributed program that saw it.
         searched: Whether the operator was looked for, with whatever success.
         repro_confirmed: Whether ``repro``, if there is one, showed the finding in a fresh process.
         workaround_confirmed: Whether ``workaround``, if there is one, was seen to help.
+        distribution: Where in the tensor the differences are, and how large.
+        flow: How the error flows through the graph that has the operator, in the graph's order.
     """
 
     kind: Kind
@@ -59,9 +63,12 @@ class Finding:
     script: str | None = None
     at_fault: str = ""
     explains: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
     searched: bool = False
     repro_confirmed: bool = True
     workaround_confirmed: bool = True
+    distribution: Distribution | None = None
+    flow: tuple[NodeError, ...] = ()
 
     @property
     def fails(self) -> bool:

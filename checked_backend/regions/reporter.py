@@ -144,6 +144,7 @@ class RegionReporter(Reporter):
                 finding,
                 region=self._region.name,
                 graph=finding.graph or self._graph,
+                ranks=(rank,) if (rank := this_rank()) else (),
                 evidence={**finding.evidence, **self._where_and_when(finding)},
             )
             for finding in findings

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checked_backend.findings import EvidenceKey, Finding, Metrics, NoiseScale, Severity
+from checked_backend.findings import EvidenceKey, Finding, Metrics, NoiseScale, Number, Severity
 from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.flow_chart import flow_sentence
 from checked_backend.report.one_line import is_line_blamed
 
-__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "side_by_side", "values_at", "what"]
+__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "side_by_side", "told_apart", "values_at", "what"]
 
 _HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
 
@@ -87,6 +88,8 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
         Row("evidence", f"{clean(EvidenceKey.phrase_of(str(key)))}: {clean(str(value))}")
         for key, value in finding.evidence.items()
     )
+    if finding.flow:
+        rows.append(Row("error flow", flow_sentence(finding.flow, finding.node)))
     place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
     rows.append(row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
     rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
@@ -127,7 +130,11 @@ def _metrics(metrics: Metrics) -> list[Row]:
 
 
 def _values(metrics: Metrics) -> tuple[str, str]:
-    reference, candidate = metrics.reference_value, metrics.candidate_value
+    return told_apart(metrics.reference_value, metrics.candidate_value)
+
+
+def told_apart(reference: Number | None, candidate: Number | None) -> tuple[str, str]:
+    """Two values with as many digits as it takes to see that they differ."""
     if isinstance(reference, float) and isinstance(candidate, float):
         # Nine digits tell any two float32 numbers apart; float64 may need them all.
         short = f"{reference:.9g}", f"{candidate:.9g}"

@@ -8,9 +8,33 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn, TypeVar
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip, Verdict
+from checked_backend.findings import (
+    Coverage,
+    Distribution,
+    Finding,
+    Kind,
+    Metrics,
+    NodeError,
+    NoiseScale,
+    RegionInfo,
+    Severity,
+    Skip,
+    Verdict,
+    WorstElement,
+)
 from checked_backend.report.older import upgraded
-from checked_backend.report.schema import MAX_DEPTH, READ, SCHEMA, VERSION
+from checked_backend.report.schema import (
+    GREATEST,
+    MAX_DEPTH,
+    MOST_BLOCKS,
+    MOST_DIMENSIONS,
+    MOST_ELEMENTS,
+    MOST_NODES,
+    MOST_ULPS,
+    READ,
+    SCHEMA,
+    VERSION,
+)
 
 __all__ = ["check_verdict", "decode", "loads"]
 
@@ -89,11 +113,11 @@ def _bool(value: object, where: str) -> bool:
 
 
 def _int(value: object, where: str) -> int:
-    return value if type(value) is int else _fail(where, "an integer", value)
+    return value if type(value) is int and abs(value) <= GREATEST else _fail(where, "an integer", value)
 
 
 def _count(value: object, where: str) -> int:
-    return value if type(value) is int and value >= 0 else _fail(where, "an integer from 0 up", value)
+    return value if type(value) is int and 0 <= value <= GREATEST else _fail(where, "an integer from 0 up", value)
 
 
 def _float(value: object, where: str) -> float:
@@ -106,8 +130,10 @@ def _float(value: object, where: str) -> float:
 
 
 def _number(value: object, where: str) -> float | int | bool | complex:
-    if isinstance(value, bool | int):
+    if isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return _int(value, where)
     if isinstance(value, dict) and set(value) == {"re", "im"}:
         return complex(_float(value["re"], f"{where}.re"), _float(value["im"], f"{where}.im"))
     return _float(value, where)
@@ -145,8 +171,20 @@ def _optional(decoder: _Decoder) -> _Decoder:
     return lambda value, where: None if value is None else decoder(value, where)
 
 
-def _tuple_of(decoder: _Decoder) -> _Decoder:
-    return lambda value, where: tuple(decoder(v, f"{where}[{i}]") for i, v in enumerate(_list(value, where)))
+def _tuple_of(decoder: _Decoder, most: int | None = None) -> _Decoder:
+    def decode_all(value: object, where: str) -> tuple[Any, ...]:
+        entries = _list(value, where)
+        if most is not None and len(entries) > most:
+            raise CheckedBackendError(f"not a report: {where}: expected at most {most} entries, got {len(entries)}")
+        return tuple(decoder(entry, f"{where}[{place}]") for place, entry in enumerate(entries))
+
+    return decode_all
+
+
+def _pair(value: object, where: str) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        _fail(where, "two integers", value)
+    return _count(value[0], f"{where}[0]"), _count(value[1], f"{where}[1]")
 
 
 def _mapping_of(decoder: _Decoder) -> _Decoder:
@@ -203,6 +241,28 @@ _NOISE: Mapping[str, _Decoder] = {
     "source": _text,
     "detection_limit": _optional(_float),
 }
+_ELEMENT: Mapping[str, _Decoder] = {
+    "index": _tuple_of(_int, MOST_DIMENSIONS),
+    "expected": _number,
+    "actual": _number,
+    "float64": _optional(_number),
+}
+_DISTRIBUTION: Mapping[str, _Decoder] = {
+    "shape": _tuple_of(_count, MOST_DIMENSIONS),
+    "matrix": _pair,
+    "blocks": _tuple_of(_tuple_of(_float, MOST_BLOCKS), MOST_BLOCKS),
+    "ulps": _tuple_of(_count, MOST_ULPS),
+    "worst": _tuple_of(_record(WorstElement, _ELEMENT), MOST_ELEMENTS),
+}
+_NODE: Mapping[str, _Decoder] = {
+    "name": _text,
+    "op": _text,
+    "inputs": _tuple_of(_text, MOST_NODES),
+    "error": _float,
+    "own": _optional(_float),
+    "noise": _optional(_float),
+    "source": _text,
+}
 _FINDING: Mapping[str, _Decoder] = {
     "kind": _kind,
     "subject": _text,
@@ -219,9 +279,12 @@ _FINDING: Mapping[str, _Decoder] = {
     "script": _optional(_text),
     "at_fault": _text,
     "explains": _tuple_of(_text),
+    "ranks": _tuple_of(_text),
     "searched": _bool,
     "repro_confirmed": _bool,
     "workaround_confirmed": _bool,
+    "distribution": _optional(_record(Distribution, _DISTRIBUTION)),
+    "flow": _tuple_of(_record(NodeError, _NODE), MOST_NODES),
     **dict.fromkeys(
         ("expected", "actual", "graph", "stage", "node", "op", "source", "workaround", "repro"), _optional(_text)
     ),

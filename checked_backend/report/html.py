@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from checked_backend.findings import Coverage
+from checked_backend.findings import Coverage, WorstElement
 from checked_backend.report.causes import Cause, causes_of
 from checked_backend.report.clean import clean
-from checked_backend.report.details import side_by_side
+from checked_backend.report.details import side_by_side, told_apart, what
+from checked_backend.report.flow_chart import flow_chart, flow_sentence
 from checked_backend.report.pictures import error_chart
+from checked_backend.report.tensor_pictures import heat_map, heat_words, histogram
 from checked_backend.report.view import CauseView, ReportView, sections, view
 
 if TYPE_CHECKING:
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
 __all__ = ["render_fragment", "render_html"]
 
 _SHOWN_LIMITS = 200
+_SHOWN_VALUES = 8
+_SHOWN_TENSORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One result, element by element.
+
+    Attributes:
+        name: The result.
+        map: Where it differs; None if that cannot be drawn.
+        map_words: The same in words.
+        histogram: How many elements differ by how much; None where the dtype has no units in the last place.
+        rows: The worst elements: their place, eager's value, the compiled one, eager's in float64.
+    """
+
+    name: str
+    map: Markup | None
+    map_words: str
+    histogram: Markup | None
+    rows: tuple[tuple[str, str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +56,17 @@ class _Drawn:
         view: What is said of it.
         chart: Its results' errors; None where there are no numbers.
         values: Of each result, where it differs most: its name, eager's value, the compiled one, the difference.
+        flow: How the error flows through the graph; None where that is not known.
+        flow_words: The same in words.
+        tensors: The results whose elements are drawn.
     """
 
     view: CauseView
     chart: Markup | None
     values: tuple[tuple[str, str, str, str], ...]
+    flow: Markup | None
+    flow_words: str
+    tensors: tuple[_Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +131,30 @@ def _part(report: Report) -> _Part:
 
 
 def _drawn(said: CauseView, cause: Cause) -> _Drawn:
-    values = tuple(row for finding in cause.findings[:8] if (row := side_by_side(finding)) is not None)
-    return _Drawn(said, error_chart(cause.findings), values)
+    values = tuple(row for finding in cause.findings[:_SHOWN_VALUES] if (row := side_by_side(finding)) is not None)
+    flowing = next((finding for finding in cause.findings if finding.flow), None)
+    return _Drawn(
+        view=said,
+        chart=error_chart(cause.findings),
+        values=values,
+        flow=None if flowing is None else flow_chart(flowing.flow, flowing.node),
+        flow_words="" if flowing is None else flow_sentence(flowing.flow, flowing.node),
+        tensors=tuple(_tensors(cause)),
+    )
+
+
+def _tensors(cause: Cause) -> Iterator[_Tensor]:
+    """The results of a cause that can be drawn, the one that it is told with first."""
+    main = cause.main
+    for finding in (main, *(one for one in cause.findings if one is not main))[:_SHOWN_TENSORS]:
+        if (found := finding.distribution) is not None:
+            words = heat_words(found)
+            yield _Tensor(what(finding), heat_map(found), words, histogram(found), tuple(map(_element, found.worst)))
+
+
+def _element(element: WorstElement) -> tuple[str, str, str, str]:
+    exact = f"{element.float64:.12g}" if isinstance(element.float64, float) else str(element.float64 or "")
+    return f"[{', '.join(map(str, element.index))}]", *told_apart(element.expected, element.actual), exact
 
 
 def _limits(coverage: Coverage) -> tuple[_Limit, ...]:

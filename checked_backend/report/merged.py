@@ -70,10 +70,10 @@ def _key(finding: Finding) -> _Key:
 
 def _of_all(group: Sequence[Finding]) -> Finding:
     told = max(group, key=lambda finding: (finding.op is not None, finding.repro is not None))
-    ranks = [str(rank) for finding in group if (rank := finding.evidence.get(EvidenceKey.RANK)) is not None]
-    if len(set(ranks)) < 2:
+    ranks = sorted({rank for finding in group for rank in finding.ranks}, key=_in_order)
+    if len(ranks) < 2:
         return told
-    return replace(told, evidence={**told.evidence, EvidenceKey.RANK: ", ".join(sorted(set(ranks), key=_in_order))})
+    return replace(told, ranks=tuple(ranks), evidence={**told.evidence, EvidenceKey.RANK: ", ".join(ranks)})
 
 
 def _in_order(rank: str) -> tuple[int, str]:

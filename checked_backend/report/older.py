@@ -96,6 +96,9 @@ def _told(evidence: Mapping[str, object]) -> dict[str, Any]:
         members["at_fault"] = fault
     if isinstance(explains, list):
         members["explains"] = [one for one in explains if isinstance(one, str)]
+    rank = evidence.get(EvidenceKey.RANK)
+    if rank is not None:
+        members["ranks"] = [str(rank)]
     reasons = [key for key in _LAYOUT_REASONS if evidence.get(key)]
     if reasons:
         reason = evidence[reasons[0]]

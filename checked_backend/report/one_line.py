@@ -15,7 +15,7 @@ from checked_backend.report.words import said_of, stage_words
 __all__ = ["Line", "annotation", "is_line_blamed", "one_line", "operator_name", "user_line"]
 
 _SOURCE = re.compile(
-    r"^(?P<file>[^\n]+?):(?P<line>[0-9]+)(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
+    r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
 )
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
 _LONGEST_CODE = 80

@@ -1,7 +1,8 @@
 """The name and version of the JSON form of a report.
 
 Version 3 names evidence by the identifiers of `EvidenceKey`, where older versions had phrases. What code reads of a
-finding is a member of it: ``at_fault``, ``explains``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``.
+finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``.
+The numbers of pictures are ``distribution`` and ``flow``.
 
 Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 called ``detection_power`` and
 ``own_precision_power``. Its findings may have ``more_than_layout``, ``inherited``, ``ignored`` and ``script``.
@@ -11,7 +12,19 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-__all__ = ["MAX_DEPTH", "READ", "RENAMED", "SCHEMA", "VERSION"]
+__all__ = [
+    "GREATEST",
+    "MAX_DEPTH",
+    "MOST_BLOCKS",
+    "MOST_DIMENSIONS",
+    "MOST_ELEMENTS",
+    "MOST_NODES",
+    "MOST_ULPS",
+    "READ",
+    "RENAMED",
+    "SCHEMA",
+    "VERSION",
+]
 
 SCHEMA = "checked_backend.report"
 VERSION = 3
@@ -22,3 +35,12 @@ RENAMED = MappingProxyType({"detection_power": "detection_limit", "own_precision
 """Names of version 1, and those of version 2 for the same."""
 
 MAX_DEPTH = 40  # of evidence: deeper nesting is not something a person wrote down
+
+GREATEST = 2**64  # no count and no element of a tensor is greater
+
+# What a file may have for pictures. A little more than is written, so that a later release may write more.
+MOST_BLOCKS = 64  # in each direction
+MOST_DIMENSIONS = 64
+MOST_ELEMENTS = 64
+MOST_NODES = 400
+MOST_ULPS = 80

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from checked_backend.findings import Coverage, Finding, Metrics, NoiseScale, RegionInfo, Skip
+from checked_backend.findings import (
+    Coverage,
+    Distribution,
+    Finding,
+    Metrics,
+    NodeError,
+    NoiseScale,
+    RegionInfo,
+    Skip,
+    WorstElement,
+)
 from checked_backend.report.schema import MAX_DEPTH, SCHEMA, VERSION
 
 if TYPE_CHECKING:
@@ -44,7 +54,10 @@ def _encode_finding(finding: Finding) -> dict[str, Any]:
     out["metrics"] = None if finding.metrics is None else _encode_metrics(finding.metrics)
     out["noise"] = None if finding.noise is None else _encode_noise(finding.noise)
     out["evidence"] = {str(key): _encode_any(value, 0) for key, value in finding.evidence.items()}
+    out["distribution"] = None if finding.distribution is None else _encode_distribution(finding.distribution)
+    out["flow"] = [_encode_node(node) for node in finding.flow]
     out["explains"] = [str(subject) for subject in finding.explains]
+    out["ranks"] = [str(rank) for rank in finding.ranks]
     return {key: str(value) if isinstance(value, str) else value for key, value in out.items()}
 
 
@@ -59,6 +72,37 @@ def _encode_metrics(metrics: Metrics) -> dict[str, Any]:
         else:
             out[entry.name] = _encode_number(value)
     return out
+
+
+def _encode_distribution(distribution: Distribution) -> dict[str, Any]:
+    return {
+        "shape": [int(size) for size in distribution.shape],
+        "matrix": [int(size) for size in distribution.matrix],
+        "blocks": [[_encode_float(float(value)) for value in row] for row in distribution.blocks],
+        "ulps": [int(count) for count in distribution.ulps],
+        "worst": [_encode_element(element) for element in distribution.worst],
+    }
+
+
+def _encode_element(element: WorstElement) -> dict[str, Any]:
+    return {
+        "index": [int(axis) for axis in element.index],
+        "expected": _encode_number(element.expected),
+        "actual": _encode_number(element.actual),
+        "float64": None if element.float64 is None else _encode_number(element.float64),
+    }
+
+
+def _encode_node(node: NodeError) -> dict[str, Any]:
+    return {
+        "name": str(node.name),
+        "op": str(node.op),
+        "inputs": [str(name) for name in node.inputs],
+        "error": _encode_float(float(node.error)),
+        "own": None if node.own is None else _encode_float(float(node.own)),
+        "noise": None if node.noise is None else _encode_float(float(node.noise)),
+        "source": str(node.source),
+    }
 
 
 def _encode_noise(noise: NoiseScale) -> dict[str, Any]:

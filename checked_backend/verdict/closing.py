@@ -11,6 +11,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import CHANGES_IN_FLOAT64, Classification, singular
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control
+from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import as_good_as_eager
@@ -68,6 +69,7 @@ def close_as(context: Context, case: Evidence, named: Classification) -> None:
             noise=case.noise(),
             evidence=case.evidence,
             source=case.pair.source or None,
+            distribution=distribution(case.pair.reference, case.pair.candidate, case.high_precision),
         )
     )
     case.closed = True

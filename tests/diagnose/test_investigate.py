@@ -72,6 +72,15 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert "torch.compiler.disable(torch.relu)" in first.workaround
     assert "test_investigate.py:" in first.workaround
     assert "workaround" not in first.evidence  # it was tried on the region
+    assert first.workaround_confirmed
+    assert first.repro_confirmed is ("repro" not in first.evidence)
+    assert first.searched
+    flow = {node.name: node for node in first.flow}
+    wrong = max(flow.values(), key=lambda node: node.own or 0.0)
+    assert wrong.name == first.node
+    assert next(node.name for node in first.flow if node.error) == first.node  # what is before it is right
+    assert all(not finding.flow for finding in report.findings[1:])  # told once
+    assert all(finding.distribution is not None for finding in report.findings)
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
     assert all("localized" in finding.evidence for finding in later)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -12,10 +14,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import (
+    Coverage,
+    Distribution,
+    Finding,
+    Kind,
+    Metrics,
+    NodeError,
+    NoiseScale,
+    WorstElement,
+)
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
+from checked_backend.report.schema import MOST_NODES
 
 EVIL = "<img src=x onerror=alert(1)> \"'&\x00 {{ 7 * 7 }}"
 FINDING = Finding(Kind.LOGIC, EVIL, EVIL, source=EVIL, workaround=EVIL, evidence={EVIL: EVIL}, expected=EVIL)
@@ -91,6 +104,71 @@ def test_a_notebook_gets_a_part_of_a_page_whose_styles_touch_nothing_else() -> N
     style = page.partition("<style>")[2].partition("</style>")[0]
     rules = [line.strip() for line in style.splitlines() if "{" in line]
     assert all(rule.startswith((".cb", "@media", "}")) for rule in rules), rules
+
+
+def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> None:
+    """Everything that a picture is made of is from the file: names, numbers, edges."""
+    nodes = tuple(
+        NodeError(EVIL + str(place), EVIL, (EVIL + str(place - 1), EVIL) * 200, math.nan, -1.0, math.inf, EVIL)
+        for place in range(MOST_NODES)
+    )
+    element = WorstElement((2**64,) * 60, complex(math.nan, math.inf), math.nan, True)
+    spread = Distribution((2**64,), (0, 0), ((math.inf,) * 64, (math.nan,)), (2**64,) * 80, (element,) * 64)
+    many = tuple(replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes) for _ in range(30))
+    report = Report.from_json(Report(many, CHECKED, EVIL).to_json())
+    page = report.to_html()
+    tags = parse(page)
+    assert len(page) < 4_000_000
+    assert not {"img", "script", "link", "iframe", "b"} & {tag for tag, _ in tags.seen}
+    attributes = {name for _, given in tags.seen for name in given}
+    assert not {name for name in attributes if name.startswith("on")} | ({"src", "xlink:href"} & attributes)
+    assert all(str(given["href"]).startswith("#") for _, given in tags.seen if "href" in given)
+    assert "{{ 7 * 7 }}" in page  # a template in a name is not one
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [[1.0] * 65]}),
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [[1.0]] * 65}),
+        ("distribution", {"shape": [1], "matrix": [1], "blocks": []}),
+        ("distribution", {"shape": [1], "matrix": [1, -1], "blocks": []}),
+        ("distribution", {"shape": ["1"], "matrix": [1, 1], "blocks": []}),
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [["<b>"]]}),
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "ulps": [10**30]}),
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "worst": [{"index": [0], "expected": "1"}]}),
+        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "worst": [{}] * 65}),
+        ("flow", [{"name": "a", "op": "b", "inputs": [], "error": 1.0}] * 401),
+        ("flow", [{"name": "a", "op": "b", "inputs": ["x"] * 401, "error": 1.0}]),
+        ("flow", [{"name": "a", "op": "b", "inputs": "x", "error": 1.0}]),
+        ("flow", [{"name": 1, "op": "b", "inputs": [], "error": 1.0}]),
+        ("flow", [{"name": "a", "op": "b", "inputs": [], "error": None}]),
+        ("flow", {}),
+    ],
+)
+def test_what_no_picture_can_be_made_of_is_refused_with_its_place(member: str, value: object) -> None:
+    raw = json.loads(Report((FINDING,), CHECKED).to_json())
+    raw["findings"][0][member] = value
+    with pytest.raises(CheckedBackendError, match=rf"not a report: report\.findings\[0\]\.{member}"):
+        Report.from_json(json.dumps(raw))
+
+
+def test_every_part_that_scrolls_can_be_reached_by_keyboard() -> None:
+    page = Report((FINDING,), CHECKED).to_html()
+    parts = [given for tag, given in parse(page).seen if given.get("class") in ("wide", "tall")]
+    assert parts
+    assert all("tabindex" in given for given in parts)
+
+
+def test_the_page_shows_where_the_error_begins_and_what_is_inside_of_the_tensor() -> None:
+    spread = Distribution((4,), (1, 4), ((0.0, 0.25, 0.0, 0.5),), (2, 0, 2), (WorstElement((3,), 1.0, 1.5, 1.0625),))
+    right = NodeError("mm", "aten.mm.default", (), 0.0)
+    flow = (right, NodeError("relu", "aten.relu.default", ("mm",), 0.5, 0.5, 1e-7))
+    wrong = Finding(Kind.LOGIC, "output[0]", "m", op="aten.relu.default", node="relu", distribution=spread, flow=flow)
+    tags = parse(Report((wrong,), CHECKED).to_html())
+    assert [tag for tag, _ in tags.seen].count("svg") == 3
+    assert {"[3]", "1", "1.5", "1.0625", "Inside of logic, output[0]"} <= set(tags.texts)
+    assert any(text.startswith("The error begins at relu (aten.relu.default), 0.5 relative") for text in tags.texts)
 
 
 def test_fifty_findings_are_one_page() -> None:

@@ -30,7 +30,10 @@ NOTHING = Report((), Coverage(), "Net.forward [1/0]")
 
 
 def on_rank(report: Report, rank: int, number: int = 0) -> Report:
-    findings = tuple(replace(one, evidence={EvidenceKey.RANK: f"{rank} on host"}) for one in report.findings)
+    findings = tuple(
+        replace(one, ranks=(f"{rank} on host",), evidence={EvidenceKey.RANK: f"{rank} on host"})
+        for one in report.findings
+    )
     path = Path(f"/reports/net-20260102T030405Z-rank{rank}-{rank + 100}-{number}.json")
     return replace(report, findings=findings, path=path)
 
@@ -42,6 +45,7 @@ def test_the_verdict_is_the_worst_of_all(reports: tuple[Report, ...]) -> None:
 
 def test_a_finding_of_several_ranks_is_told_once_with_its_ranks() -> None:
     merged = merged_report([on_rank(FAIL, 10), on_rank(CLEAN, 1), on_rank(FAIL, 2), on_rank(FAIL, 2, 1)])
+    assert [found.ranks for found in merged.findings] == [("2 on host", "10 on host")]
     assert [found.evidence[EvidenceKey.RANK] for found in merged.findings] == ["2 on host, 10 on host"]
 
 

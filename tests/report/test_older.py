@@ -37,6 +37,7 @@ def test_phrases_become_identifiers_and_what_is_unknown_stays(version: int) -> N
         ({"evidence": {"explains": ["output[1]", 3]}}, {"explains": ("output[1]",)}),
         ({"evidence": {"repro": "none: full"}, "repro": "x.py"}, {"repro_confirmed": False, "repro": "x.py"}),
         ({"evidence": {"workaround": "not tried"}}, {"workaround_confirmed": False}),
+        ({"evidence": {"rank": "1 of 2"}}, {"ranks": ("1 of 2",)}),
         ({"evidence": {"how it was localized": "bisected"}}, {"searched": True}),
         ({"evidence": {"localized": "no"}}, {"searched": True}),
         ({"stage": "aot"}, {"searched": True}),

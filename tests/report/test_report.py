@@ -13,11 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checked_backend.errors import CheckedBackendError, DivergenceError
-from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip, Verdict
+from checked_backend.findings import (
+    Coverage,
+    Distribution,
+    Finding,
+    Kind,
+    Metrics,
+    NodeError,
+    NoiseScale,
+    RegionInfo,
+    Skip,
+    Verdict,
+    WorstElement,
+)
 from checked_backend.report import Report
 from checked_backend.report.schema import RENAMED
 
-ADDED = ("at_fault", "explains", "searched", "repro_confirmed", "workaround_confirmed")
+ADDED = ("at_fault", "explains", "ranks", "searched", "repro_confirmed", "workaround_confirmed", "distribution", "flow")
 """Members of a finding since version 3."""
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]
@@ -59,6 +71,36 @@ metrics = st.builds(
 )
 noises = st.builds(NoiseScale, rms=floats, max=floats, source=texts, detection_limit=st.none() | floats)
 maybe = st.none() | texts
+distributions = st.builds(
+    Distribution,
+    shape=st.lists(counts, max_size=3).map(tuple),
+    matrix=st.tuples(counts, counts),
+    blocks=st.lists(st.lists(floats, max_size=3).map(tuple), max_size=3).map(tuple),
+    ulps=st.lists(counts, max_size=4).map(tuple),
+    worst=st.lists(
+        st.builds(
+            WorstElement,
+            index=st.lists(counts, max_size=3).map(tuple),
+            expected=numbers.filter(lambda number: number is not None),
+            actual=numbers.filter(lambda number: number is not None),
+            float64=numbers,
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+flows = st.lists(
+    st.builds(
+        NodeError,
+        name=texts,
+        op=texts,
+        inputs=st.lists(texts, max_size=2).map(tuple),
+        error=floats,
+        own=st.none() | floats,
+        noise=st.none() | floats,
+        source=texts,
+    ),
+    max_size=4,
+).map(tuple)
 findings = st.builds(
     Finding,
     kind=st.sampled_from(Kind),
@@ -80,9 +122,12 @@ findings = st.builds(
     repro=maybe,
     at_fault=texts,
     explains=st.lists(texts, max_size=2).map(tuple),
+    ranks=st.lists(texts, max_size=2).map(tuple),
     searched=st.booleans(),
     repro_confirmed=st.booleans(),
     workaround_confirmed=st.booleans(),
+    distribution=st.none() | distributions,
+    flow=flows,
 )
 coverages = st.builds(
     Coverage,

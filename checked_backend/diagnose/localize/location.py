@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import fx
 
 from checked_backend.diagnose.localize.cut import Cut
+from checked_backend.findings import NodeError
 
 __all__ = ["Location"]
 
@@ -25,6 +27,7 @@ class Location:
         cut: A small trial that fails.
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
+        flow: Measures how the error flows through the graph; None if that cannot be done.
     """
 
     stage: str
@@ -36,3 +39,4 @@ class Location:
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
     gross: bool = False
+    flow: Callable[[], tuple[NodeError, ...]] | None = None

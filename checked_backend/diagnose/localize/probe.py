@@ -32,7 +32,17 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["CLEAR", "MUCH", "FaultyOperator", "bytes_of", "compile_graph", "probe", "segments", "share_of"]
+__all__ = [
+    "CLEAR",
+    "MUCH",
+    "FaultyOperator",
+    "bytes_of",
+    "compile_graph",
+    "probe",
+    "segments",
+    "share_of",
+    "worth_exposing",
+]
 
 
 CLEAR = 1e-2
@@ -112,7 +122,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     best: FaultyOperator | None = None
     for part in segments(gm, limit):
         segment, sources = _segment(gm, part)
-        exposed = [made for node in part if _worth(node) for made in tensors_made(node)]
+        exposed = [made for node in part if worth_exposing(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [_find(segment, node) for node in exposed])
         arguments = [values[source] for source in sources]
         given = copy_values(arguments)
@@ -135,7 +145,7 @@ def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
     part: list[fx.Node] = []
     size = 0
     for node in calls_of(gm):
-        own = sum(bytes_of(made) for made in tensors_made(node)) if _worth(node) else 0
+        own = sum(bytes_of(made) for made in tensors_made(node)) if worth_exposing(node) else 0
         if part and size + own > limit:
             yield part
             part, size = [], 0
@@ -251,7 +261,7 @@ def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tenso
     return type(expected)(results) if isinstance(expected, list) else tuple(results)
 
 
-def _worth(node: fx.Node) -> bool:
+def worth_exposing(node: fx.Node) -> bool:
     """Whether a node's value should be exposed. Views and writes to inputs show in the values made from them."""
     if isinstance(node.target, OpOverload):
         operator = describe_operator(node.target)

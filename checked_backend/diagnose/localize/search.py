@@ -20,6 +20,7 @@ from checked_backend.diagnose.localize.cut import (
     shortest_wrong_prefix,
     wrong_prefix,
 )
+from checked_backend.diagnose.localize.flow import error_flow_isolated
 from checked_backend.diagnose.localize.fused import fused_graph, is_fused
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.isolated import probe_isolated
@@ -247,7 +248,11 @@ class Search:
             within = f"{op} is in the decomposition of {whole}"
             if stage.name == "partitioned" and whole.startswith("aten."):
                 op = whole  # passes work on decomposed operators, not on those that the user called
-        return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes))
+        inputs = recorded.inputs
+        flow = None
+        if inputs is not None:
+            flow = partial(error_flow_isolated, recorded.graph, inputs, self.compiler, node.name)
+        return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes), flow=flow)
 
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:
         cut = None

@@ -14,6 +14,7 @@ from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.probe import CALLS, value_of
 from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
 
 __all__ = ["findings_of", "reached"]
@@ -80,6 +81,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
             detection_limit=error.limit,
         ),
         evidence=evidence,
+        distribution=distribution(first.right, first.found),
         graph="dynamo",
         node=None if faulty is None else faulty.name,
         op=None if faulty is None else operator_name(faulty),

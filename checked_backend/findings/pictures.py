@@ -1,0 +1,74 @@
+"""Numbers for pictures of a finding. They are made where the finding is made, and bounded in size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Distribution", "NodeError", "Number", "WorstElement"]
+
+Number = float | int | bool | complex
+"""The value of one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstElement:
+    """One of the elements that differ most.
+
+    Attributes:
+        index: Where it is.
+        expected: Eager's value.
+        actual: The compiled program's value.
+        float64: Eager's value in float64; None if it is not known.
+    """
+
+    index: tuple[int, ...]
+    expected: Number
+    actual: Number
+    float64: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Where in a tensor the differences are, and how many are how large.
+
+    Attributes:
+        shape: The tensor's shape.
+        matrix: The rows and columns of the matrix that is drawn. Its columns are the tensor's last dimension; a tensor
+            of one dimension is folded.
+        blocks: The greatest absolute difference in each block of that matrix; infinite where NaN or infinity is on one
+            side only.
+        ulps: How many elements differ by how many representable numbers: by none, by 1, by 2 to 3, by 4 to 7, and so
+            on. Empty if the dtype has no such distance.
+        worst: The elements that differ most, the worst first.
+    """
+
+    shape: tuple[int, ...]
+    matrix: tuple[int, int]
+    blocks: tuple[tuple[float, ...], ...]
+    ulps: tuple[int, ...] = ()
+    worst: tuple[WorstElement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeError:
+    """One operator of a graph, and how far its result is off in the compiled program.
+
+    Errors are relative, in root mean square; they are infinite where NaN or infinity is on one side only.
+
+    Attributes:
+        name: The node.
+        op: Its operator.
+        inputs: The nodes among those listed that its inputs come from.
+        error: How far the compiled program's value is from eager's, inherited errors included.
+        own: How far it is from what eager makes of the compiled program's own inputs; None if that is not known.
+        noise: How far eager's value is from eager's in float64; None if that is not known.
+        source: The user's line, or "".
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    error: float
+    own: float | None = None
+    noise: float | None = None
+    source: str = ""

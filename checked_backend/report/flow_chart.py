@@ -1,0 +1,140 @@
+"""How an error flows through a graph, as SVG: a row for each operator, arcs for its inputs, bars for its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from checked_backend.findings import NodeError
+from checked_backend.report.one_line import operator_name
+from checked_backend.report.svg import LogAxis, fits, joined
+
+__all__ = ["CLEAR", "diverges", "flow_chart", "flow_sentence"]
+
+CLEAR = 10.0
+"""An error of more than this many times the rounding noise is drawn as one."""
+
+_MOST = 120
+_BEFORE = 10
+_ROW, _HEAD = 24, 26
+_ARCS, _LABEL, _PLOT, _END = 84, 250, 330, 76
+_WIDTH = _ARCS + _LABEL + _PLOT + _END
+_LONGEST = 33
+
+
+def diverges(node: NodeError) -> bool:
+    """Whether a node's error is more than rounding noise."""
+    if math.isnan(node.error):
+        return True
+    return node.error > CLEAR * node.noise if node.noise is not None and node.noise > 0 else node.error > 0
+
+
+def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None:
+    """Draw a graph from top to bottom with each operator's error on a logarithmic axis.
+
+    Args:
+        flow: The operators, in the graph's order.
+        at_fault: The name of the node that errs.
+
+    Returns:
+        The picture, which reads as text too; None where there is nothing to draw.
+    """
+    if not any(map(diverges, flow)):
+        return None
+    nodes = _drawn(flow, at_fault)
+    numbers = (number for node in nodes for number in (node.error, node.noise or 0.0, node.own or 0.0))
+    axis = LogAxis.of(numbers, _ARCS + _LABEL, _PLOT)
+    height = _HEAD + _ROW * len(nodes) + 6
+    rows = {node.name: place for place, node in enumerate(nodes)}
+    parts = [
+        Markup('<svg class="chart flow" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
+            _WIDTH, height, flow_sentence(flow, at_fault)
+        ),
+        axis.grid(_HEAD, height),
+    ]
+    for place, node in enumerate(nodes):
+        parts += [_arc(rows[name], place, nodes[rows[name]]) for name in node.inputs if rows.get(name, place) < place]
+    parts += [_row(place, node, axis, is_at_fault=node.name == at_fault) for place, node in enumerate(nodes)]
+    return joined([*parts, Markup("</svg>")])
+
+
+def _drawn(flow: Sequence[NodeError], at_fault: str | None) -> Sequence[NodeError]:
+    """The operators to draw: from a few before the first that is off."""
+    first = next((place for place, node in enumerate(flow) if diverges(node) or node.name == at_fault), 0)
+    begin = max(0, first - _BEFORE)
+    return flow[begin : begin + _MOST]
+
+
+def flow_sentence(flow: Sequence[NodeError], at_fault: str | None) -> str:
+    """The picture in words: where the error begins, and how far it goes."""
+    wrong = [node for node in flow if diverges(node)]
+    if not wrong:
+        return "No operator is off by more than its rounding noise."
+    first = next((node for node in wrong if node.name == at_fault), wrong[0])
+    words = [f"The error begins at {fits(first.name, 60)} ({fits(first.op, 60)}), {first.error:.2g} relative"]
+    if first.own is not None:
+        words.append(f"the operator itself makes {first.own:.2g} of it")
+    after = wrong[wrong.index(first) + 1 :]
+    if after:
+        words.append(f"{len(after)} of {len(flow)} operators inherit it; at {fits(after[-1].name, 60)} it is ")
+        words[-1] += f"{after[-1].error:.2g}"
+    return "; ".join(words) + "."
+
+
+def _label(node: NodeError) -> str:
+    """The node's name, and its operator where the name does not tell it: ``getitem (convolution)``."""
+    operator = operator_name(node.op)
+    return node.name if node.name.startswith(operator.partition(".")[0]) else f"{node.name} ({operator})"
+
+
+def _middle(place: int) -> float:
+    return _HEAD + _ROW * (place + 0.5)
+
+
+def _arc(source: int, target: int, node: NodeError) -> Markup:
+    """A line from an operator to one that reads its result; the further it goes, the wider it swings."""
+    x, begin, end = _ARCS - 8, _middle(source), _middle(target)
+    swing = x if target == source + 1 else max(4, x - 10 - 7 * (target - source))
+    return Markup('<path class="arc{}" d="M{} {:.0f}C{} {:.0f} {} {:.0f} {} {:.0f}"/>').format(
+        " hot" if diverges(node) else "", x, begin, swing, begin, swing, end, x, end
+    )
+
+
+def _row(place: int, node: NodeError, axis: LogAxis, *, is_at_fault: bool) -> Markup:
+    top, middle = _HEAD + _ROW * place, _middle(place)
+    hot, long = diverges(node), axis.length(node.error if not math.isnan(node.error) else math.inf)
+    parts = []
+    if is_at_fault:
+        parts.append(Markup('<rect class="fault" x="0" y="{}" width="{}" height="{}"/>').format(top, _WIDTH, _ROW))
+    parts.append(
+        Markup('<circle class="dot{}" cx="{}" cy="{:.0f}" r="4"/><text x="{}" y="{:.0f}">{}</text>').format(
+            " hot" if hot else "", _ARCS - 8, middle, _ARCS + 4, middle + 4, fits(_label(node), _LONGEST)
+        )
+    )
+    left = axis.left
+    if node.error > 0 or math.isnan(node.error):
+        parts.append(
+            Markup('<rect class="{}" x="{}" y="{:.0f}" width="{:.1f}" height="9"/>').format(
+                "error" if hot else "within", left, middle - 8, long
+            )
+        )
+        parts.append(
+            Markup('<text class="value" x="{:.1f}" y="{:.0f}">{}</text>').format(
+                left + long + 6, middle + 1, f"{node.error:.2g}"
+            )
+        )
+    if node.noise:
+        parts.append(
+            Markup('<rect class="noise" x="{}" y="{:.0f}" width="{:.1f}" height="5"/>').format(
+                left, middle + 3, axis.length(node.noise)
+            )
+        )
+    if node.own is not None and node.own > 0:
+        parts.append(
+            Markup('<circle class="own" cx="{:.1f}" cy="{:.0f}" r="3.5"/>').format(
+                left + axis.length(node.own), middle - 3
+            )
+        )
+    return joined(parts)

@@ -1,0 +1,97 @@
+"""The published JSON schema: every report that is written keeps it, and what it forbids is not read either."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from importlib import resources
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Coverage, Distribution, EvidenceKey, Finding, Metrics, NodeError, RegionInfo, Skip
+from checked_backend.report import Report
+from checked_backend.report.json_schema import json_schema
+from tests.report.test_report import CHECKED, reports
+from tests.support.cli_tools import runner
+
+jsonschema: Any = pytest.importorskip("jsonschema")
+
+
+def published() -> dict[str, Any]:
+    text = resources.files("checked_backend.report").joinpath("report.schema.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+VALIDATOR = jsonschema.Draft202012Validator(published())
+
+
+def test_the_file_is_what_the_code_says() -> None:
+    """Write it anew with ``checked-backend report --schema > checked_backend/report/report.schema.json``."""
+    assert published() == json_schema()
+    jsonschema.Draft202012Validator.check_schema(published())
+
+
+@given(reports)
+def test_every_report_keeps_it(report: Report) -> None:
+    VALIDATOR.validate(json.loads(report.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("place", "cls"),
+    [
+        ("finding", Finding),
+        ("metrics", Metrics),
+        ("distribution", Distribution),
+        ("node", NodeError),
+        ("coverage", Coverage),
+    ],
+)
+def test_it_has_every_member(place: str, cls: type) -> None:
+    assert set(published()["$defs"][place]["properties"]) == {entry.name for entry in fields(cls)}
+
+
+def test_it_has_every_piece_of_evidence_with_its_phrase() -> None:
+    told = published()["$defs"]["evidence"]["properties"]
+    assert {key: entry["description"] for key, entry in told.items()} == {key.value: key.phrase for key in EvidenceKey}
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("schema", "other"),
+    ("version", 99),
+    ("title", 3),
+    ("findings", {}),
+    ("findings", [{"kind": "logic"}]),
+    ("findings", [{"kind": "no kind", "subject": "", "message": ""}]),
+    ("findings", [{"kind": "logic", "subject": "", "message": "", "surprise": 1}]),
+    ("findings", [{"kind": "logic", "subject": "", "message": "", "flow": [{"name": "a"}]}]),
+    ("findings", [{"kind": "logic", "subject": "", "message": "", "evidence": []}]),
+    ("coverage", {"checked": {"outputs": -1}}),
+    ("coverage", {"detection_limit": {"x": "much"}}),
+    ("coverage", {"regions": [{"name": "f", "calls": 2**65}]}),
+    ("coverage", None),
+]
+
+
+@pytest.mark.parametrize(("member", "value"), WRONG)
+def test_what_it_forbids_is_not_read(member: str, value: Any) -> None:
+    raw = {**json.loads(Report((), CHECKED).to_json()), member: value}
+    raw.pop("verdict")
+    assert not VALIDATOR.is_valid(raw)
+    with pytest.raises(CheckedBackendError, match="not a report"):
+        Report.from_json(json.dumps(raw))
+
+
+def test_regions_and_skips_have_all_members() -> None:
+    properties = published()["$defs"]["coverage"]["properties"]
+    assert set(properties["regions"]["items"]["properties"]) == {entry.name for entry in fields(RegionInfo)}
+    assert set(properties["skipped"]["items"]["properties"]) == {entry.name for entry in fields(Skip)}
+
+
+def test_the_command_prints_it_and_reads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = runner(capsys)("report", "--schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == published()
