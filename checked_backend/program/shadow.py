@@ -31,7 +31,7 @@ from checked_backend.checking.program import Program, Run
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
-from checked_backend.findings import Coverage, Finding, RegionInfo, Severity, Skip
+from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.program.folder import WHOLE_CALLS
 from checked_backend.program.muted import muted
@@ -256,13 +256,15 @@ class _Shadow:
             return replace(trial, ledger=Ledger()).findings(partial(torch.compile, backend=name))
 
         explained = with_levels(findings, options.compiler, with_compiler, numpy=trial.numpy())
+        stale = False
         if not any(finding.stage == "eager" for finding in explained):
             anew = replace(trial, ledger=Ledger()).findings(partial(self._compile, fresh=True))
-            explained = explained if any(finding.fails for finding in anew) else [_stale(one) for one in explained]
+            stale = not any(finding.fails for finding in anew)
+            explained = [_stale(one) for one in explained] if stale else explained
         self._explained |= {
             (finding.subject, finding.detail) for finding in explained if finding.fails and finding.stage == "eager"
         }
-        if not options.localize or any(finding.evidence.get("level") == _STALE for finding in explained):
+        if stale or not options.localize:
             return explained
         return with_dynamo_cause(explained, trial.program, options, None)
 
@@ -357,7 +359,11 @@ def _is_told(finding: Finding, known: Sequence[Finding]) -> bool:
 
 
 def _stale(finding: Finding) -> Finding:
-    return replace(finding, stage="eager", evidence={**finding.evidence, "level": _STALE}) if finding.fails else finding
+    return (
+        replace(finding, stage="eager", evidence={**finding.evidence, EvidenceKey.LEVEL: _STALE})
+        if finding.fails
+        else finding
+    )
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:

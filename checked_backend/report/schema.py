@@ -1,8 +1,8 @@
 """The name and version of the JSON form of a report.
 
 Version 3 names evidence by the identifiers of `EvidenceKey`, where older versions had phrases. What code reads of a
-finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``.
-The numbers of pictures are ``distribution`` and ``flow``.
+finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``,
+``workaround_confirmed``. The numbers of pictures are ``distribution`` and ``flow``.
 
 Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 called ``detection_power`` and
 ``own_precision_power``. Its findings may have ``more_than_layout``, ``inherited``, ``ignored`` and ``script``.
