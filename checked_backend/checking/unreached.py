@@ -18,8 +18,8 @@ def unreached_leaves(roots: Mapping[str, torch.Tensor], wanted: Iterable[torch.T
     """The leaves of an autograd graph that are not among those whose gradients are wanted.
 
     Args:
-        roots: Where a backward pass begins.
-        wanted: Leaves.
+        roots: The tensors at which a backward pass begins.
+        wanted: The leaves whose gradients are wanted.
     """
     known = {id(leaf) for leaf in wanted}
     todo = [edge.node for root in roots.values() if (edge := gradient_edge(root)) is not None]

@@ -1,4 +1,4 @@
-"""Plain data: what a check found, and what it did and did not look at."""
+"""Plain data: the findings of a check, and its coverage."""
 
 from checked_backend.findings.coverage import Coverage, RegionInfo, Skip
 from checked_backend.findings.details import DETAILS, FINER

@@ -17,7 +17,7 @@ class Skip:
 
     Attributes:
         subject: The part that was not checked.
-        reason: Why.
+        reason: Why it was not checked.
         matters: Whether an error could hide there, so that the verdict cannot be *pass*.
         region: The region that it belongs to.
     """
@@ -33,12 +33,12 @@ class RegionInfo:
     """One region that Dynamo handed to the backend, and how much of it was checked.
 
     Attributes:
-        name: Its name.
-        sources: Lines of the user's that it was traced from.
-        nodes: Nodes of its graph.
-        calls: How often it was called.
-        checked_calls: How many of these calls were checked.
-        checked_backwards: How many of its backward passes were.
+        name: The region's name.
+        sources: The user's lines that it was traced from.
+        nodes: The number of nodes of its graph.
+        calls: The number of its calls.
+        checked_calls: The number of its calls that were checked.
+        checked_backwards: The number of its backward passes that were checked.
         last_checked_call: The last call that was checked, counted from 1; 0 if none was.
     """
 
@@ -53,12 +53,12 @@ class RegionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What was checked and what was not.
+    """The parts of a program that were checked, and those that were not.
 
     Attributes:
         regions: The regions seen.
         checked: How often each kind of comparison ran: ``outputs``, ``mutated inputs``, ``gradients``, ...
-        skipped: What was not checked, and why.
+        skipped: The parts that were not checked, with reasons.
         ignored: Findings that the user asked not to report.
         notes: Remarks that change no verdict (``fusion-rounding``, a control that was not needed).
         detection_limit: Per subject, the smallest relative error that the check would have caught.

@@ -18,7 +18,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         Kind.ALIAS: ("identity", "memory", "overwritten"),
         Kind.MUTATION: (
             *("wrong", "dropped", "unexpected", "beyond", "grad"),
-            # settings of the process that are left changed
+            # settings of the process that stay changed
             *("function_modes", "dispatch_modes", "inference_mode", "grad_mode", "autocast", "default_dtype"),
             *("default_device", "deterministic", "fill_uninitialized_memory", "num_threads", "flush_denormal"),
             *("float32_matmul_precision", "fp32_precision", "cudnn", "mkldnn", "sdp", "mha", "autograd_threads"),
@@ -35,7 +35,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         Kind.UNSUPPORTED: ("cache", "compiler", "disk", "files", "headers", "memory", "processes"),
     }
 )
-"""What may follow a kind and a dot."""
+"""The words that may follow a kind and a dot."""
 
 DETAILS = frozenset(f"{kind}.{finer}" for kind, some in FINER.items() for finer in some)
 """The finer kinds."""

@@ -94,6 +94,6 @@ class EvidenceKey(Word):
 
     @classmethod
     def phrase_of(cls, key: str) -> str:
-        """What people read for a key. A key of another release, or of a user's own, is its own phrase."""
+        """The phrase for a key. A key of another release, or of a user's own, is its own phrase."""
         known = cls._value2member_map_.get(key)
         return known.phrase if isinstance(known, cls) else key

@@ -86,10 +86,10 @@ class Finding:
 
     @property
     def about(self) -> Subject:
-        """What it is about, as data."""
+        """The subject of the finding, as data."""
         return Subject(self.subject)
 
     @property
     def of_node(self) -> bool:
-        """Whether it is about what was traced of a node of a graph, not about results of a program."""
+        """Whether it is about a node of a traced graph, not about results of a program."""
         return self.about.kind is SubjectKind.NODE

@@ -37,7 +37,7 @@ class Severity(Word):
 
 
 class Kind(Word):
-    """What sort of problem a finding is."""
+    """The kind of problem that a finding reports."""
 
     STRUCTURE = "structure"
     ALIAS = "alias"

@@ -1,4 +1,4 @@
-"""How far two tensors are apart, and how far rounding alone takes them apart."""
+"""Metrics of the difference of two tensors, and of the noise that rounding alone makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Metrics", "NoiseScale", "renamed"]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How two tensors differ. Knows no tolerance: `NoiseScale` and the verdict give it a meaning.
+    """Metrics of the difference of two tensors. `NoiseScale` and the verdict give them a meaning.
 
     Differences are over elements that are finite on both sides. Elements that are NaN on both sides, or the same
     infinity on both sides, are equal.
@@ -57,7 +57,7 @@ class Metrics:
 
     @property
     def bitwise_equal(self) -> bool:
-        """Whether no element differs."""
+        """Whether all elements are equal."""
         return self.mismatched == 0
 
 

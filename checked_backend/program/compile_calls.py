@@ -151,11 +151,11 @@ class CompileWatch:
         """Note that the program calls ``torch.compile``. The result will be checked."""
 
     def compiled(self, model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
-        """What the program gets of ``torch.compile``.
+        """The object that ``torch.compile`` returns to the program.
 
         Args:
-            model: What it asked torch to compile.
-            made: What torch returned, whose regions are checked.
+            model: The function or module that the program asked torch to compile.
+            made: The object that torch returned. Its regions are checked.
             _compile_again: Compiles a copy of ``model`` in the same way.
         """
         return made
@@ -177,7 +177,7 @@ class CompileWatch:
             redirected = self._redirected(settings, given)
 
             def compile_again(copy: Callable[..., Any], *, fresh: bool = False) -> Any:
-                backend = redirected["backend"]  # another object is another backend, whose code Dynamo does not have
+                backend = redirected["backend"]  # Dynamo takes another object for another backend, and compiles again
                 chosen = (lambda *graph: backend(*graph)) if fresh else backend
                 return original(copy, **_own_options({**redirected, "backend": chosen}))
 
@@ -221,7 +221,7 @@ class CompileWatch:
 
 
 def _own_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``torch.compile``, which takes out of the options what is not the backend's."""
+    """Arguments of ``torch.compile`` in which ``options`` are the backend's alone."""
     options = kwargs.get("options")
     return {**kwargs, "options": dict(options)} if options else dict(kwargs)
 

@@ -16,7 +16,7 @@ from checked_backend.report.write import read_reports, rewrite_report, write_rep
 __all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "RunFolder"]
 
 WHOLE_CALLS = "whole calls compared with eager"
-"""What the coverage counts where calls are compared from outside (option ``shadow``)."""
+"""The name in the coverage's counts of calls that are compared as a whole (option ``shadow``)."""
 
 _MARK = ".started"
 _SECONDS, _CHECKING = "seconds of the program", "seconds of checks"

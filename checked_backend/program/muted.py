@@ -1,4 +1,4 @@
-"""What a program prints when it is run once more for a check is not printed again."""
+"""Mute a program while it is run once more for a check, so that nothing is printed twice."""
 
 from __future__ import annotations
 

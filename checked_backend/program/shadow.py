@@ -1,4 +1,4 @@
-"""Compare whole compiled calls with eager at sampled calls: what Dynamo itself does wrong shows in no region.
+"""Compare whole compiled calls with eager at sampled calls. An error of Dynamo itself shows in no single region.
 
 Before such a call, the program runs in eager and compiled on copies, as `check` does it. The program's own call
 follows, untouched. A copied module runs the very code that Dynamo compiled for the program's module, if its guards
@@ -61,7 +61,7 @@ class CompileAgain(Protocol):
 
         Args:
             copy: The copy.
-            fresh: Compile it now, also where Dynamo has compiled the same code before.
+            fresh: Compile it now, even if Dynamo has compiled the same code before.
         """
 
 
@@ -70,7 +70,7 @@ _comparing: ContextVar[bool] = ContextVar("checked_backend_comparing_whole_calls
 
 @contextmanager
 def _outermost() -> Iterator[None]:
-    """What is called inside of a block is part of a call that is looked at."""
+    """Mark a block as part of a whole call, so that compiled calls inside of it are not compared by themselves."""
     token = _comparing.set(True)
     try:
         yield
@@ -83,11 +83,11 @@ class Shadows:
 
     Args:
         options: The options of the run.
-        session: The session that gathers what is found.
-        tell: Gets the name and the number of a call that differs.
+        session: The session that records the findings.
+        tell: Receives the name and the number of a call that differs.
 
     Attributes:
-        seconds: How long the comparisons took so far.
+        seconds: The time that the comparisons have taken so far.
     """
 
     def __init__(self, options: CheckOptions, session: Callable[[], Session], tell: Callable[[str, int], None]) -> None:
@@ -100,11 +100,11 @@ class Shadows:
         self._shadows: list[_Shadow] = []
 
     def over(self, original: Any, compiled: Any, compile_again: CompileAgain) -> Any:
-        """What ``torch.compile`` returned, compared with eager at sampled calls.
+        """Wrap the result of ``torch.compile``, so that sampled calls are compared with eager.
 
         Args:
-            original: What the program asked torch to compile.
-            compiled: What it got.
+            original: The function or module that the program asked torch to compile.
+            compiled: The result of ``torch.compile``.
             compile_again: Compiles a copy of the original in the same way.
         """
         if isinstance(compiled, type) or not callable(compiled):
@@ -134,7 +134,7 @@ class Shadows:
                 self.seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Note what was never compared."""
+        """Note the functions and modules of which no call was compared."""
         for shadow in self._shadows:
             shadow.close()
 
@@ -297,7 +297,7 @@ class _Trial:
     ledger: Ledger
 
     def findings(self, compile_copy: Compile) -> list[Finding]:
-        """What differs if a copy is compiled in some way."""
+        """Findings about the differences if a copy is compiled in some way."""
         actual = Run(self.program, compile_copy).step(0, self.program.calls[0])
         compared = compare_runs(
             [self.expected],

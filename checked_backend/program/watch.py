@@ -65,7 +65,7 @@ class ProgramWatch(CompileWatch):
         self._here()
 
     def compiled(self, model: Any, made: Any, compile_again: Callable[..., Any]) -> Any:
-        """What torch compiled; with the option ``shadow``, whole calls of it are compared with eager."""
+        """The result of ``torch.compile``. With the option ``shadow``, its whole calls are compared with eager."""
         return made if self._shadows is None else self._shadows.over(model, made, compile_again)
 
     def _here(self) -> None:
@@ -85,7 +85,9 @@ class ProgramWatch(CompileWatch):
             self._tell(record.region, record.call)
 
     def _tell(self, region: str, call: int) -> None:
-        self._unsaved = True  # the finding is added after this; the next call writes it, lest a kill loses it
+        self._unsaved = (
+            True  # the finding is added after this; the next call writes it, so that a kill does not lose it
+        )
         print(  # noqa: T201
             f"checked-backend: call {call} of {region} differs from eager; the report follows at the program's end",
             file=sys.stderr,

@@ -1,8 +1,8 @@
-"""Gradients of earlier calls that the program still holds: does the backward pass of a later call send the same memory?
+"""Find gradients that a later call's backward pass sends in the memory of gradients that the program still holds.
 
-A compiler that sends its gradients in a buffer of its own, and fills that again, changes the gradients that the program
-holds. Such a program accumulates the last gradient several times. Eager's backward pass allocates new memory, unless it
-sends on what arrived, or an input, or a constant.
+A compiler may send its gradients in a buffer of its own. When it fills that buffer again, it changes the gradients that
+the program holds, and the program accumulates the last gradient several times. Eager's backward pass allocates new
+memory, unless it sends on an arriving gradient, an input or a constant.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SentGradient:
 
     Attributes:
         gradient: The gradient, as long as somebody holds it.
-        storage: Its memory.
+        storage: The gradient's memory.
         owners: How many other owners the memory had when the gradient was sent.
-        memory: Where its elements lie.
+        memory: The places of its elements in memory.
         region: The region that sent it.
         call: The number of that region's call.
     """
@@ -56,7 +56,7 @@ class SentGradient:
         return self.gradient() is not None or storage_users(self.storage) > self.owners
 
     def is_there(self) -> bool:
-        """Whether its memory has not been freed; memory that was freed may be anybody's by now."""
+        """Whether the memory still exists. Freed memory may hold anything by now."""
         return self.gradient() is not None or storage_users(self.storage) > 0
 
 
@@ -77,7 +77,7 @@ class _Known:
             self._sent = [*self._sent, *sent][-MOST_GRADIENTS:]
 
     def close(self) -> Iterator[Skip]:
-        """End a session. What is not looked at again has no later call that could have written to it."""
+        """End a session. Nothing is compared: no later call can have written to these gradients."""
         return iter(())
 
 
@@ -93,7 +93,7 @@ class EarlierGradients:
         self._own = _Known()
 
     def held(self) -> tuple[SentGradient, ...]:
-        """The gradients that the program holds; asked before a backward pass sends others in the same memory."""
+        """The gradients that the program holds. Call it before a backward pass can send others in the same memory."""
         return tuple(dict.fromkeys(sent for known in self._known() for sent in known.held()))
 
     def sent_again(
@@ -110,8 +110,8 @@ class EarlierGradients:
             call: The number of the call.
             gradients: The gradients that the candidate sent, by subject.
             reference: Eager's gradients.
-            given: Memory that a gradient may be sent in: that of the gradients that arrived, and of the inputs.
-            held: What the program held when the backward pass began.
+            given: Memory that a gradient may be sent in: that of the arriving gradients and of the inputs.
+            held: The gradients that the program held when the backward pass began.
         """
         found, new = [], []
         for subject, gradient in gradients.items():
