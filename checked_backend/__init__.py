@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from checked_backend import aot_compilers
     from checked_backend.aot_compilers.fusion import memory_efficient_fusion
     from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
-    from checked_backend.checking import check
+    from checked_backend.checking import check, check_package
     from checked_backend.dump import Dump, load_dump
     from checked_backend.errors import (
         CandidateError,
@@ -57,6 +57,7 @@ __all__ = [
     "__version__",
     "aot_compilers",
     "check",
+    "check_package",
     "collect",
     "debug_interpreter",
     "deterministic",
@@ -73,7 +74,7 @@ __all__ = [
 _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "backends": ("debug_interpreter", "graph_dumper", "nop", "numcheck"),
-        "checking": ("check",),
+        "checking": ("check", "check_package"),
         "aot_compilers.fusion": ("memory_efficient_fusion",),
         "dump": ("Dump", "load_dump"),
         "errors": (

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from checked_backend.checking.check import check
+from checked_backend.checking.package import check_package
 
-__all__ = ["check"]
+__all__ = ["check", "check_package"]

@@ -56,6 +56,7 @@ class EvidenceKey(Word):
     WRONG_ELEMENTS = "wrong_elements", "elements that are wrong"
 
     # where and when
+    COMPARED = "compared", "compared"
     LEVEL = "level", "level"
     STEP = "step", "step"
     FAILING_CALLS = "failing_calls", "calls that show it"

@@ -334,7 +334,8 @@ class _Reporter(Reporter):
         Raises:
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
         """
-        seen = {"compared": f"the whole call, in eager and compiled on copies (call {number} of {self._region.name})"}
+        which = f"call {number} of {self._region.name}"
+        seen: Mapping[str, Any] = {EvidenceKey.COMPARED: f"the whole call, in eager and compiled on copies ({which})"}
         named = [
             replace(finding, region=self._region.name, evidence={**finding.evidence, **seen}) for finding in findings
         ]
@@ -359,11 +360,9 @@ def _is_told(finding: Finding, known: Sequence[Finding]) -> bool:
 
 
 def _stale(finding: Finding) -> Finding:
-    return (
-        replace(finding, stage="eager", evidence={**finding.evidence, EvidenceKey.LEVEL: _STALE})
-        if finding.fails
-        else finding
-    )
+    if not finding.fails:
+        return finding
+    return replace(finding, stage="eager", evidence={**finding.evidence, EvidenceKey.LEVEL: _STALE})
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:

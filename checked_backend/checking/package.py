@@ -1,0 +1,158 @@
+"""Compare a packaged model with the module that it was made of."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from checked_backend._torch.packages import load_compiled_package
+from checked_backend.checking.compare_runs import compare_runs
+from checked_backend.checking.original import eager_function
+from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.program import Program, Run, refuse_misfits
+from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
+from checked_backend.random_state import random_untouched
+from checked_backend.regions.torch_state import RngState
+from checked_backend.report import Report
+from checked_backend.report.environment import environment
+from checked_backend.report.ledger import Ledger
+from checked_backend.subjects import Subject, SubjectKind
+
+__all__ = ["check_package"]
+
+_EXPORT = "torch.export: the exported program, run in eager, differs already"
+_PACKAGE = "AOTInductor: the module, exported now and run in eager, agrees; or the package is of another module"
+
+
+def check_package(
+    package: str | Path | ExportedProgram | Callable[..., Any],
+    module: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Report:
+    """Compare a packaged model with its source in eager, on the same inputs.
+
+    Both run on copies of the arguments, without gradients. Compared are the results, in structure and values, what
+    happens to the arguments, and exceptions. Differences are held against the noise of the module itself, as in
+    `check`.
+
+    Args:
+        package: A ``.pt2`` file of AOTInductor (``aoti_compile_and_package``) or of ``torch.export.save``; an
+            ``ExportedProgram``; or a packaged model that is loaded already. A file's code is run: trust it.
+        module: The module or function that was exported, with the weights that the package should have.
+        args: Positional arguments of one call.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The report. A package with other weights, or of another version of the module, fails.
+
+    Raises:
+        CheckedBackendError: The file cannot be loaded, or something cannot be copied.
+    """
+    candidate, compiled = _loaded(package)
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    rng = RngState.capture(cuda)
+    program = Program(eager_function(module), args, dict(kwargs or {}), rng, gradients=False)
+    with random_untouched():
+        ledger = Ledger()
+        expected = program.run()
+        refuse_misfits(program, expected.error)
+        findings = _differences(program, expected, candidate, ledger)
+        if compiled and any(finding.fails for finding in findings):
+            findings = _with_level(findings, program, expected)
+        ledger.add_findings(findings)
+        return Report(ledger.findings(), ledger.coverage(), title="check_package", environment=environment())
+
+
+def _loaded(package: Any) -> tuple[Callable[..., Any], bool]:
+    """The packaged model as a function, and whether AOTInductor may have compiled it."""
+    if isinstance(package, ExportedProgram):
+        return _module_of(package), False
+    if callable(package):
+        return package, True
+    path = Path(package)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compiled = any("/aotinductor/" in name for name in archive.namelist())
+        return (load_compiled_package(path), True) if compiled else (_module_of(torch.export.load(path)), False)
+    except Exception as error:
+        raise CheckedBackendError(
+            f"{path}: no packaged model can be loaded from it: {type(error).__name__}: {error}. It is a .pt2 file of "
+            "torch._inductor.aoti_compile_and_package or of torch.export.save, made for this machine."
+        ) from error
+
+
+def _module_of(exported: ExportedProgram) -> torch.nn.Module:
+    """The exported program with buffers of its own: it shares those of the module that was exported."""
+    module: torch.nn.Module = exported.module()
+    copies: dict[int, torch.Tensor] = {}
+    for child in module.modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            setattr(child, name, copies.setdefault(id(buffer), buffer.detach().clone()))
+    return module
+
+
+def _differences(program: Program, expected: Outcome, candidate: Callable[..., Any], ledger: Ledger) -> list[Finding]:
+    changed = _changes_state(program, expected)
+    actual = Run(program, lambda _copy: candidate).step(0, program.calls[0])
+    reference, packaged = _visible(expected), _visible(actual)
+    draws = expected.rng is not None and not expected.rng.same_as(program.rng)
+    reference.rng = packaged.rng = None
+    compared = compare_runs([reference], [packaged], partial(ProgramControls, program), ledger, again=program.run_all)
+    findings = [finding for _, finding in compared.found]
+    if draws:  # a package draws numbers of its own
+        values = (Kind.LOGIC, Kind.PRECISION, Kind.MUTATION, Kind.NONFINITE)
+        findings = [finding for finding in findings if finding.kind not in values]
+        why = "the module draws random numbers, and a package draws its own; call eval(), or check it without them"
+        ledger.skip(Skip("values", why, matters=True))
+    else:
+        ledger.limits(compared.limits, compared.own_precision_limits)
+    if changed:
+        why = f"the module changes {', '.join(changed[:3])} of its own, and a package keeps its own where none can look"
+        ledger.skip(Skip("buffers", why, matters=True))
+    return findings
+
+
+def _visible(outcome: Outcome) -> Outcome:
+    """An outcome without the module's own tensors: those of a package cannot be seen."""
+    own = (SubjectKind.PARAMETER, SubjectKind.BUFFER, SubjectKind.ATTRIBUTE)
+    subjects = {name: value for name, value in outcome.subjects.items() if Subject(name).kind not in own}
+    inside = {id(value) for name, value in outcome.subjects.items() if Subject(name).kind in own}
+    memory = {name: value for name, value in outcome.memory.items() if id(value) not in inside}
+    return replace(outcome, subjects=subjects, memory=memory)
+
+
+def _changes_state(program: Program, expected: Outcome) -> list[str]:
+    """Buffers of the module that its call changes."""
+    if not isinstance(program.function, torch.nn.Module):
+        return []
+    before = dict(program.function.named_buffers())
+    return [
+        name
+        for name, tensor in before.items()
+        if (after := expected.subjects.get(f"buffer[{name}]")) is not None and not torch.equal(tensor, after)
+    ]
+
+
+def _with_level(findings: Sequence[Finding], program: Program, expected: Outcome) -> list[Finding]:
+    """Tell whether the exported program differs from the module already."""
+    module: Any = program.function
+    try:
+        exported = _module_of(torch.export.export(module, tuple(program.args), dict(program.kwargs)))
+        earlier = any(finding.fails for finding in _differences(program, expected, exported, Ledger()))
+    except Exception:  # the package was not exported from this module in this way
+        return list(findings)
+    level = _EXPORT if earlier else _PACKAGE
+    return [
+        replace(finding, evidence={**finding.evidence, EvidenceKey.LEVEL: level}) if finding.fails else finding
+        for finding in findings
+    ]
