@@ -234,7 +234,7 @@ def numcheck(
     Args:
         gm: The graph from Dynamo.
         example_inputs: Its inputs.
-        options: See the README's table: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
+        options: See ``REFERENCE.md``: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
         mode: Inductor's mode, for example ``"max-autotune"``.
 
     Returns:

@@ -1,0 +1,157 @@
+"""The README and the reference: their commands run, their links lead somewhere, their Python is Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from checked_backend.cli import verbs
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.options import CheckOptions, InterpreterOptions
+from checked_backend.report import Report
+from checked_backend.report.write import write_report
+from tests.support.cli_tools import Run, runner
+
+ROOT = Path(__file__).parent.parent
+README, REFERENCE = ROOT / "README.md", ROOT / "checked_backend" / "REFERENCE.md"
+PAGES = [README, REFERENCE]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+pytestmark = pytest.mark.skipif(not README.is_file(), reason="installed without its README")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in _FENCE.findall(page.read_text("utf-8")) if found == language]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands() -> Iterator[str]:
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.splitlines():
+                if line.startswith("checked-backend "):
+                    yield line.partition(" #")[0].strip()
+
+
+def test_the_readme_reads_in_five_minutes() -> None:
+    prose = _FENCE.sub("", README.read_text("utf-8"))
+    assert len(prose.split()) < 1300  # at 250 words a minute
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = [link for link in _LINK.findall(_FENCE.sub("", page.read_text("utf-8"))) if "://" not in link]
+    assert links
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        ast.parse(block)
+
+
+def test_every_option_is_in_the_reference() -> None:
+    text = REFERENCE.read_text("utf-8")
+    for name in (*CheckOptions.model_fields, *InterpreterOptions.model_fields):
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_has_a_verb_and_options_that_are_there(command: str) -> None:
+    _, verb, *words = shlex.split(command.replace("...", ""))
+    known = typer.main.get_command(verbs.app)
+    found = known.commands[verb]  # type: ignore[attr-defined]
+    options = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if verb == "run" and not word.startswith("-"):
+            break  # the rest is the program's
+        if word.startswith("-"):
+            assert word in options, word
+
+
+MODEL = """
+import torch
+
+def make():
+    return torch.nn.Linear(3, 2), (torch.ones(4, 3),), {}
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+def test_the_commands_about_reports_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_report(Report((), Coverage(checked={"outputs": 3}), "fine"), Path("checked_backend_reports"))
+    write_report(
+        Report((Finding(Kind.LOGIC, "output[0]", "wrong"),), Coverage(checked={"outputs": 1})),
+        Path("checked_backend_reports"),
+    )
+    ran = [words for command in blocks_of_reports() if "sweep" not in " ".join(words := shlex.split(command))]
+    assert len(ran) >= 4
+    for words in ran:
+        code, out, err = run(*words[1:])
+        assert code == (0 if "--schema" in words else 1), (words, out, err)
+        assert out
+    assert "<svg" not in Path("report.html").read_text("utf-8")  # there are no numbers in these
+    assert "FAIL" in Path("report.html").read_text("utf-8")
+
+
+def blocks_of_reports() -> list[str]:
+    return [command for command in sorted(set(commands())) if command.startswith("checked-backend report")]
+
+
+def test_check_and_doctor_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.setenv("CHECKED_BACKEND_COMPILER", "eager")  # Inductor is not the point here
+    assert "checked-backend check model.py:make" in set(commands())
+    code, out, _ = run("check", "model.py:make", "--compiler", "aot_eager")
+    assert (code, out.partition(":")[0]) == (0, "PASS")
+    code, out, _ = run("doctor")
+    assert "torch" in out
+    assert code in (0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_the_comparison_says_what_the_readme_says(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "compare_tools.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.split(r"\n(?=\S+.* \(\d+ s\):\n)", done.stdout)
+    said = {part.partition(" (")[0].strip(): part.partition(":\n")[2].strip() for part in told if part.strip()}
+    assert said["torch.testing.assert_close"] == "0.10% off, at its defaults it fails, at 1e-3 it passes"
+    assert said["TORCHDYNAMO_REPRO_AFTER=aot"] == "nothing"
+    assert said["CompilerBisector"] == "inductor, lowerings, relu"
+    assert "compare_tools.py:" in said["numcheck"].splitlines()[0]
+    times = re.search(r"([0-9.e+]+) times", " ".join(said["numcheck"].split()))
+    assert times is not None
+    assert 1000 < float(times[1]) < 30_000
