@@ -49,6 +49,11 @@ class LocalError:
         return self.outliers > 0 and self.excess <= 1.0
 
     @property
+    def is_factor(self) -> bool:
+        """Whether only a factor that all elements have in common shows that the tensor is wrong."""
+        return self.spread <= self.spread_allowed and abs(self.bias) > self.bias_allowed
+
+    @property
     def excess(self) -> float:
         """The greater of spread and bias, each over what it is allowed; infinite if that is NaN."""
         found = max(self.spread / self.spread_allowed, abs(self.bias) / self.bias_allowed)

@@ -17,7 +17,7 @@ from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
 
-__all__ = ["findings_of", "reached"]
+__all__ = ["error_message", "findings_of", "reached"]
 
 FAR = 4.0
 """An error of this many times what is allowed is called wrong logic, not lost precision."""
@@ -72,7 +72,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail="logic.this_dtype" if far else "precision.operator",
         subject=_subject(gm, first, subjects),
-        message=_message(what, dtype, error, first.found.numel()),
+        message=error_message(what, dtype, error, first.found.numel()),
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
             rms=error.limit * _size(first.right),
@@ -89,12 +89,32 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     )
 
 
-def _message(what: str, dtype: str, error: LocalError, count: int) -> str:
+def error_message(what: str, dtype: str, error: LocalError, count: int) -> str:
+    """An error in words, with the number that shows that it is none of rounding.
+
+    Args:
+        what: The tensor.
+        dtype: Its dtype.
+        error: Its error.
+        count: Its elements.
+    """
     if error.in_few:
         some = "one element" if error.outliers == 1 else f"{error.outliers} elements"
         return (
             f"{what} is off in {some} of {count} in {dtype}, in the worst by {error.worst:.2g}: a rounding or two of "
             "its own inputs and of its result explain none of that. The kernel is wrong in this dtype"
+        )
+    if error.is_factor:
+        return (
+            f"{what} is too {'large' if error.bias > 0 else 'small'} in {dtype}: its elements have a factor of "
+            f"{1 + error.bias:.4g} in common. Roundings, which go either way, explain {error.bias_allowed:.2g} more or "
+            "less than 1. The kernel is wrong in this dtype"
+        )
+    if error.relative <= error.limit:  # large elements are right, small ones are not
+        return (
+            f"{what} is off in {dtype}: the errors of its elements are {error.spread:.2g} times what a rounding or two "
+            f"of its own inputs and of its result make of each, and at most {error.spread_allowed:.2g} times is "
+            "rounding. The kernel is wrong in this dtype"
         )
     return (
         f"{what} is off by {error.relative:.2g} in {dtype}: a rounding or two of its own inputs and of its result "

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 import checked_backend as cb
+from checked_backend.regions.operator_check.findings import error_message
+from checked_backend.verdict.local_error import LocalError
 from tests.support import faults
 from tests.support.low_precision import LOW, Change, at_16_bits, times, trained
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -46,6 +48,20 @@ def test_finding_names_operator_line_and_what_it_reaches() -> None:
     assert "x = x + self.down(F.gelu(self.up(x)))" in str(finding.source)
     assert "is off by 0.03 in float16" in finding.message
     assert finding.evidence["operator_bias"] == pytest.approx(1.03, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (LocalError(0.9, 2.0, 0.014, 0.01, 0.014, 0.031), "a factor of 1.014 in common"),
+        (LocalError(0.9, 2.0, -0.5, 0.01, 0.5, 0.031), "is too small in bfloat16"),
+        (LocalError(4.0, 2.5, 0.0, 0.01, 0.027, 0.037), "4 times what a rounding or two"),
+        (LocalError(4.0, 2.5, 0.0, 0.01, 0.3, 0.037), "is off by 0.3 in bfloat16: a rounding or two"),
+        (LocalError(0.9, 2.5, 0.0, 0.01, 0.01, 0.037, outliers=1, worst=0.5), "in one element of 64"),
+    ],
+)
+def test_message_gives_the_number_that_shows_the_error(error: LocalError, words: str) -> None:
+    assert words in error_message("what gelu computes", "bfloat16", error, 64)
 
 
 def test_gradient_of_a_percent_too_much_is_found_in_bfloat16() -> None:
