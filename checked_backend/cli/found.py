@@ -10,7 +10,8 @@ from checked_backend.findings import Verdict
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.merged import merged_report
-from checked_backend.report.to_json import encode
+from checked_backend.report.model_explorer import encode_graphs, encode_node_data
+from checked_backend.report.to_json import dumps, encode
 from checked_backend.report.write import ReadReports, write_whole
 
 __all__ = ["encode_found", "merged", "worst_of", "write_found"]
@@ -43,9 +44,13 @@ def encode_found(found: ReadReports, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def write_found(found: ReadReports, *, html: Path | None, junit: Path | None) -> None:
-    """Write them as one HTML page, and as JUnit XML, where that is asked for."""
+def write_found(found: ReadReports, *, html: Path | None, junit: Path | None, model_explorer: Path | None) -> None:
+    """Write them as one HTML page, as JUnit XML, and as a graph with its node data, where that is asked for."""
     if html is not None:
         write_whole(render_html(found.reports, found.broken), html)
     if junit is not None:
         write_whole(render_junit(found.reports, found.broken), junit)
+    if model_explorer is not None:
+        write_whole(dumps(encode_graphs(found.reports)) + "\n", model_explorer)
+        data = model_explorer.with_name(f"{model_explorer.stem}_node_data.json")
+        write_whole(dumps(encode_node_data(found.reports)) + "\n", data)

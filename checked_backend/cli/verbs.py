@@ -103,6 +103,9 @@ def report(
         bool, typer.Option("--certificate", help="Print what was checked, with which limits, as Markdown to paste.")
     ] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
+    model_explorer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the error flow for Google's Model Explorer.")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: _Verbose = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
@@ -133,7 +136,7 @@ def report(
     if merge:
         found = merged(found, path)
     verdict = worst_of(found)
-    write_found(found, html=html, junit=junit)
+    write_found(found, html=html, junit=junit, model_explorer=model_explorer)
     if json_file is not None:
         text = dumps(encode_found(found, verdict))
         if json_file != _STDOUT:
