@@ -45,10 +45,12 @@ class Beside:
     Attributes:
         memory: Checksums of the memory around views, by the position of an input that is one.
         gradients: Gradients of leaves, by position.
+        unseen: Why the memory around a view was not looked at, by the position of an input that is one.
     """
 
     memory: dict[int, int | None]
     gradients: dict[int, _Gradient]
+    unseen: dict[int, str]
 
     @classmethod
     def of(cls, args: Sequence[Any], *, gradients: bool = True) -> Beside:
@@ -64,13 +66,16 @@ class Beside:
             key = storage_key(tensor)
             if key is not None and tensor.numel():
                 groups.setdefault(key, []).append((place, tensor.detach()))
-        memory = {
-            group[0][0]: fingerprint(around)
-            for group in groups.values()
-            if (around := _around([tensor for _, tensor in group])) is not None
-        }
+        memory: dict[int, int | None] = {}
+        unseen: dict[int, str] = {}
+        for group in groups.values():
+            around = _around([tensor for _, tensor in group])
+            if isinstance(around, str):
+                unseen[group[0][0]] = around
+            elif around is not None:
+                memory[group[0][0]] = fingerprint(around)
         leaves = {place: tensor for place, tensor in plain if gradients and tensor.is_leaf and tensor.requires_grad}
-        return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()})
+        return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()}, unseen)
 
     def findings(
         self, args: Sequence[Any], inputs: Inputs, eager: Callable[[Sequence[Any]], object], subjects: Subjects
@@ -106,10 +111,16 @@ class Beside:
         return memory, gradients
 
 
-def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The memory around views of one storage, with zeros in place of the views; None if there is none."""
+def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | str | None:
+    """The memory around views of one storage, with zeros in place of the views.
+
+    Returns:
+        The memory; None if there is none; or why it is not looked at.
+    """
     first = views[0]
-    if any(view.dtype != first.dtype for view in views) or first.is_quantized:
+    if any(view.dtype != first.dtype for view in views):
+        return "not looked at: several inputs are views of it, in several dtypes"
+    if first.is_quantized:
         return None
     whole = first.untyped_storage().nbytes() // first.element_size()
     starts = [view.storage_offset() for view in views]
@@ -117,7 +128,7 @@ def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
     reach = FARTHEST * max(map(_span, views))
     start, end = max(0, min(starts) - reach), min(whole, max(ends) + reach)
     if end - start > 2 * reach + FARTHEST * sum(view.numel() for view in views):
-        return None  # the views are a few elements far from each other in much memory
+        return "not looked at: the view has few elements far from each other in much memory"
     if end - start <= sum(view.numel() for view in views):
         return None
     with torch.no_grad():

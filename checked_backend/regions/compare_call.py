@@ -223,6 +223,8 @@ class CallComparison:
 
     def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
         """Findings about the candidate's changes to memory and gradients beside its inputs."""
+        for position, why in before.unseen.items():
+            self._reporter.skip(Skip(f"memory beside {call.subjects.inputs[position]}", why))
         eager = self._controls(call, None).run_eager
         return before.findings(args, call.inputs, eager, call.subjects)
 

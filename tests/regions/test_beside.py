@@ -119,3 +119,20 @@ def test_gradients_that_pile_up_accuse_nobody() -> None:
     report = gathered(run)
     assert report.verdict is cb.Verdict.PASS
     assert agreed(report)
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (lambda base: (base[40000:44096:64],), "few elements far from each other"),
+        (lambda base: (base[:4], base[8:12].view(torch.int32)), "in several dtypes"),
+    ],
+)
+def test_memory_that_is_not_looked_at_is_told(view: Callable[..., Any], words: str) -> None:
+    base = torch.ones(100_000)
+    compiled = checked(lambda *views: [one + 1 for one in views], "eager")
+    report = gathered(lambda: compiled(*view(base)))
+    assert agreed(report)
+    (skip,) = [skip for skip in report.coverage.skipped if skip.subject.startswith("memory beside")]
+    assert words in skip.reason
+    assert not skip.matters
