@@ -73,13 +73,13 @@ def flow_sentence(flow: Sequence[NodeError], at_fault: str | None) -> str:
     if not wrong:
         return "No operator is off by more than its rounding noise."
     first = next((node for node in wrong if node.name == at_fault), wrong[0])
-    words = [f"The error begins at {fits(first.name, 60)} ({fits(first.op, 60)}), {first.error:.2g} relative"]
+    words = [f"The error begins at {fits(first.name, 60)} ({fits(first.op, 60)}): {_size(first.error)}"]
     if first.own is not None:
-        words.append(f"the operator itself makes {first.own:.2g} of it")
+        words.append(f"given its inputs, the operator itself is off by {_size(first.own)}")
     after = wrong[wrong.index(first) + 1 :]
     if after:
-        words.append(f"{len(after)} of {len(flow)} operators inherit it; at {fits(after[-1].name, 60)} it is ")
-        words[-1] += f"{after[-1].error:.2g}"
+        inherited = f"{len(after)} of {len(flow)} operators inherit it"
+        words += [inherited, f"at {fits(after[-1].name, 60)} it is {_size(after[-1].error)}"]
     return "; ".join(words) + "."
 
 
@@ -87,6 +87,10 @@ def _label(node: NodeError) -> str:
     """The node's name, and its operator where the name does not tell it: ``getitem (convolution)``."""
     operator = operator_name(node.op)
     return node.name if node.name.startswith(operator.partition(".")[0]) else f"{node.name} ({operator})"
+
+
+def _size(error: float) -> str:
+    return f"{error:.2g} of its size" if math.isfinite(error) else "NaN or infinity on one side"
 
 
 def _middle(place: int) -> float:

@@ -62,9 +62,14 @@ def is_line_blamed(finding: Finding) -> bool:
     return finding.op is not None or finding.kind not in _OF_VALUES
 
 
-def one_line(cause: Cause) -> str:
-    """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``."""
-    told = list(_remedies(cause.findings))
+def one_line(cause: Cause, *, remedies: bool = True) -> str:
+    """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``.
+
+    Args:
+        cause: The cause.
+        remedies: Whether to name the repro and the workaround.
+    """
+    told = list(_remedies(cause.findings)) if remedies else []
     return first_line(f"{_place(cause)}{_said(cause)}" + (f": {', '.join(told)}" if told else ""))
 
 

@@ -14,7 +14,7 @@ from checked_backend.report.svg import LogAxis, fits, joined
 __all__ = ["error_chart"]
 
 _MOST = 24
-_LONGEST = 34
+_LONGEST = 32
 _ROW, _LABEL, _PLOT, _END = 26, 250, 420, 90
 _HEAD = 22
 

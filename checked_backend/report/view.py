@@ -76,6 +76,7 @@ class ReportView:
 
     verdict: Verdict
     sentence: str
+    heading: str
     title: str
     path: str
     causes: tuple[CauseView, ...]
@@ -111,6 +112,7 @@ def view(report: Report) -> ReportView:
     return ReportView(
         verdict=report.verdict,
         sentence=headline(report),
+        heading=headline(report, remedies=False),
         title=_title(report, causes),
         path="" if report.path is None else clean(str(report.path)),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
@@ -172,8 +174,13 @@ def _nothing(coverage: Coverage) -> tuple[bool, bool]:
 # -- the first two lines ---------------------------------------------------------------------------------------------
 
 
-def headline(report: Report) -> str:
-    """What follows the verdict in the first line: the worst cause, or what is to be said of none."""
+def headline(report: Report, *, remedies: bool = True) -> str:
+    """What follows the verdict in the first line: the worst cause, or what is to be said of none.
+
+    Args:
+        report: The report.
+        remedies: Whether to name the repro and the workaround.
+    """
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
@@ -185,7 +192,7 @@ def headline(report: Report) -> str:
             return layout_sentence(failing)
         causes = causes_of(failing)
         more = f"; {plural(len(causes) - 1, 'other cause')} below" if len(causes) > 1 else ""
-        return one_line(causes[0]) + more
+        return one_line(causes[0], remedies=remedies) + more
     reasons = []
     if len(report.findings) > len(warnings):
         reasons.append(f"{plural(len(report.findings) - len(warnings), 'finding')} could not be decided")

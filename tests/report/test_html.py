@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -168,7 +165,7 @@ def test_the_page_shows_where_the_error_begins_and_what_is_inside_of_the_tensor(
     tags = parse(Report((wrong,), CHECKED).to_html())
     assert [tag for tag, _ in tags.seen].count("svg") == 3
     assert {"[3]", "1", "1.5", "1.0625", "Inside of logic, output[0]"} <= set(tags.texts)
-    assert any(text.startswith("The error begins at relu (aten.relu.default), 0.5 relative") for text in tags.texts)
+    assert any(text.startswith("The error begins at relu (aten.relu.default): 0.5 of its size") for text in tags.texts)
 
 
 def test_fifty_findings_are_one_page() -> None:
@@ -176,48 +173,3 @@ def test_fifty_findings_are_one_page() -> None:
     page = Report(tuple(many), CHECKED).to_html()
     assert len(page) < 200_000
     assert page.count("<article>") == 1
-
-
-_BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(_BROWSER is None, reason="no Chromium here")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_it_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
-    metrics = Metrics(4, 1, 0.25, 0.25, 1, 0.1, 1.0, 1.0, 0, 0, 0, 0, 0, (3,), 1.0, 1.25, "float32")
-    wrong = Finding(
-        Kind.LOGIC,
-        "grad[" + "encoder.layers." * 10 + "weight]",
-        "m" * 300,
-        metrics=metrics,
-        noise=NoiseScale(1e-7, 1e-7, "n"),
-        repro="reports/" + "long_" * 40 + ".py",
-    )
-    page = tmp_path / "page.html"
-    page.write_text(Report((wrong,), CHECKED, "t" * 300).to_html(), encoding="utf-8")
-    frame = tmp_path / "frame.html"  # a page that measures the other one; headless windows are at least 500 wide
-    frame.write_text(
-        f'<iframe src="page.html" style="width:{width}px;height:800px"></iframe><script>'
-        "onload = () => { const d = frames[0].document.documentElement;"
-        ' document.title = d.scrollWidth + " " + d.clientWidth; document.body.append("W" + document.title + "W"); }'
-        "</script>",
-        encoding="utf-8",
-    )
-    command = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
-    done = subprocess.run(
-        [
-            *command,
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--virtual-time-budget=3000",
-            "--dump-dom",
-            frame.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = re.search(r"W(\d+) (\d+)W", done.stdout)
-    assert found is not None, done.stdout
-    assert int(found[1]) <= int(found[2])
