@@ -1,4 +1,4 @@
-"""What a person can do about each kind of finding: a table, from the finest key to the kind."""
+"""Advice on each kind of finding: a table, from the finest key to the kind."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 )
 
 PROGRAM_RUNS = "program runs"
-"""What is counted where a whole program is compared, not only its compiled regions."""
+"""The name of the count of whole programs that were compared, beyond their compiled regions."""
 
 NOTHING_CHECKED = (
     "Nothing was checked. Call the compiled function at least once inside the check, see that compilation is not "
@@ -199,10 +199,10 @@ _IN_WIDE: Mapping[str, Sequence[str]] = MappingProxyType(
         )
     }
 )
-"""By the precision of the values: float32 is no advice to a float32 program."""
+"""Further advice by the precision of the values: "use float32" does not help a float32 program."""
 
 _BLAMED = frozenset({"logic", "precision", "nonfinite"})
-"""What an operator is at fault for."""
+"""Kinds of findings for which an operator may be at fault."""
 
 
 def _where(finding: Finding, key: str) -> Sequence[str]:

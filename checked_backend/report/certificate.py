@@ -1,4 +1,4 @@
-"""What was checked, as Markdown to paste where somebody asks whether compiled code can be trusted."""
+"""Certificates: Markdown that says what was checked, for somebody who asks whether compiled code can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said at the end of a run in which nothing was found: that it was checked, and how sharply.
+"""The line at the end of a run in which nothing was found: it says what was checked, and how sharply.
 
 A session says it when it ends. What is checked outside of every session is told when the process ends.
 """
@@ -79,5 +79,5 @@ _end: ContextVar[ProcessEnd] = ContextVar("checked_backend_end_of_process", defa
 
 
 def end_of_process() -> ProcessEnd:
-    """What is gathered for the end of this process."""
+    """The checks that are gathered for the end of this process."""
     return _end.get()

@@ -1,4 +1,4 @@
-"""What was checked and what was not, in words."""
+"""Coverage in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def missed(coverage: Coverage) -> int:
 
 
 def coverage_line(coverage: Coverage) -> str:
-    """What was checked, in one line; empty if nothing was."""
+    """The coverage in one line; empty if nothing was checked."""
     parts = []
     if coverage.regions:
         calls = sum(region.calls for region in coverage.regions)

@@ -40,7 +40,7 @@ def what(finding: Finding) -> str:
 
 
 def how_wrong(finding: Finding) -> str:
-    """What matters most of how far apart the two sides are, in a few words; empty where that is not known."""
+    """The distance of the two sides in a few words; empty if it is not known."""
     metrics, noise = finding.metrics, finding.noise
     if metrics is None:
         if finding.expected is None or finding.actual is None:
@@ -69,7 +69,7 @@ def values_at(finding: Finding) -> str:
 
 
 def side_by_side(finding: Finding) -> tuple[str, str, str, str] | None:
-    """Where it differs most, eager's value, the compiled one, and the greatest difference; None if nothing is known."""
+    """The place of the greatest difference, both values there, and the difference; None if nothing is known."""
     metrics = finding.metrics
     if metrics is None or metrics.index is None:
         return None

@@ -25,7 +25,7 @@ _LIMIT = "recompile limit"
 
 @dataclass(slots=True)
 class DynamoLog:
-    """What Dynamo did while a program ran.
+    """A record of what Dynamo did while a program ran.
 
     Attributes:
         breaks: Its own words on each graph break.

@@ -1,4 +1,4 @@
-"""How an error flows through a graph, as SVG: a row for each operator, arcs for its inputs, bars for its error."""
+"""SVG of an error that flows through a graph: each operator has a row, arcs for its inputs, bars for its error."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def flow_sentence(flow: Sequence[NodeError], at_fault: str | None) -> str:
 
 def _label(node: NodeError) -> str:
     """The node's name, and its operator where the name does not tell it: ``getitem (convolution)``."""
-    operator = operator_name(node.op)
-    return node.name if node.name.startswith(operator.partition(".")[0]) else f"{node.name} ({operator})"
+    name = operator_name(node.op)
+    operator = name.partition(".")[0] if node.op.startswith("aten.") else name.rpartition(".")[2]
+    return node.name if operator and node.name.startswith(operator) else f"{node.name} ({operator or name})"
 
 
 def _size(error: float) -> str:

@@ -35,7 +35,7 @@ class _Tensor:
 
     Attributes:
         name: The result.
-        map: Where it differs; None if that cannot be drawn.
+        map: The places that differ; None if that cannot be drawn.
         map_words: The same in words.
         histogram: How many elements differ by how much; None where the dtype has no units in the last place.
         rows: The worst elements: their place, eager's value, the compiled one, eager's in float64.
@@ -55,7 +55,7 @@ class _Drawn:
     Attributes:
         view: What is said of it.
         chart: Its results' errors; None where there are no numbers.
-        values: Of each result, where it differs most: its name, eager's value, the compiled one, the difference.
+        values: The place where each result differs most: its name, eager's value, the compiled one, the difference.
         flow: How the error flows through the graph; None where that is not known.
         flow_words: The same in words.
         tensors: The results whose elements are drawn.
@@ -71,7 +71,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """What would have been caught in one tensor."""
+    """The smallest errors that would have been caught in one tensor."""
 
     subject: str
     limit: str

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class KeptReport:
     """The file of one report.
 
-    Whatever ends the process between two calls of `save` loses nothing of what the first one was given.
+    If the process ends between two calls of `save`, the file has everything that the first call was given.
 
     Args:
         folder: Where it goes.

@@ -1,4 +1,4 @@
-"""Findings about layout alone: the values agree, and what is told of the rest."""
+"""Words for findings about layout alone, where the values agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["layout_sentence", "layout_warning"]
 
 _SHOWN = 3
 
-# for one node, for more, of those whose real layout is not the one that was traced
+# words for one node and for several whose real layout is not the traced one
 _TRACED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "structure.stride": ("has other strides than were traced", "have other strides than were traced"),
@@ -27,7 +27,7 @@ _UNUSED = (
     "a custom operator make its register_fake say what its kernel does; for an operator of torch report it."
 )
 
-# for one result, for more, and what may come of it
+# words for one result, for several, and for what may come of it
 _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         "structure.stride": (
@@ -55,8 +55,8 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 def layout_sentence(findings: Sequence[Finding]) -> str:
     """``values agree; 8 outputs have other strides than in eager``.
 
-    Of nodes whose metadata was compared no values are known: ``1 node has other strides than were traced, on which
-    nothing depends``.
+    No values are known of nodes whose metadata was compared. They are told as ``1 node has other strides than were
+    traced, on which nothing depends``.
 
     Args:
         findings: At least one, all about layout alone.

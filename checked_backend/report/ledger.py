@@ -1,4 +1,4 @@
-"""What checks found and covered, gathered over calls; the part of a check that several threads share."""
+"""Ledgers gather findings and coverage over calls. Several threads share them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNEARNED = "never checked: the run has not earned it (option budget); run it lo
 
 
 class Ledger:
-    """Findings, skips and counts, safe to add to from several threads."""
+    """Findings, skips and counts. Several threads may add to a ledger."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class Ledger:
             )
 
     def coverage(self) -> Coverage:
-        """What was checked and skipped so far."""
+        """The coverage so far."""
         with self._lock:
             return Coverage(
                 regions=tuple(self._regions.values()),

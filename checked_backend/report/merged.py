@@ -124,7 +124,7 @@ def _joined(one: RegionInfo, other: RegionInfo, calls: Callable[[int, int], int]
 
 
 def _skips(reports: Iterable[Report]) -> tuple[Skip, ...]:
-    """What was skipped anywhere. It matters if it mattered anywhere, and a report that checked nothing does."""
+    """Everything that was skipped anywhere. It matters if it did anywhere, as does a report that checked nothing."""
     known: dict[tuple[str, str, str], Skip] = {}
     for report in reports:
         checked = any(count > 0 for count in report.coverage.checked.values())

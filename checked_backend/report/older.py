@@ -13,13 +13,13 @@ from checked_backend.report.schema import RENAMED
 __all__ = ["upgraded"]
 
 _PHRASES: Mapping[str, str] = MappingProxyType({key.phrase: key.value for key in EvidenceKey})
-"""What older versions called the evidence."""
+"""The identifiers of evidence, by the phrases of older versions."""
 
 _LAYOUT_REASONS = (EvidenceKey.DEPENDED_ON, EvidenceKey.GRADIENTS_LOST)
-"""Where older files say why a difference in layout matters."""
+"""Evidence of older files that says why a difference in layout matters."""
 
 _SEARCHED = frozenset({EvidenceKey.LOCALIZATION, EvidenceKey.LOCALIZED, EvidenceKey.AT_OPERATOR})
-"""What is in the evidence of a finding whose operator was looked for."""
+"""Evidence that only a finding has whose operator was looked for."""
 
 _Change = Callable[[dict[str, Any], str], dict[str, Any]]
 
@@ -75,7 +75,7 @@ def _renamed(members: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _from_version_2(finding: dict[str, Any], _where: str) -> dict[str, Any]:
-    """A finding whose evidence has phrases. What they say to code becomes members."""
+    """A finding whose evidence has phrases. Those that code reads become members."""
     phrases = finding.get("evidence", {})
     if not isinstance(phrases, dict):
         return finding

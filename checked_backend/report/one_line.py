@@ -52,7 +52,7 @@ def user_line(source: str | None) -> Line | None:
 
 
 def operator_name(op: str) -> str:
-    """What people call an operator: ``relu`` for ``aten.relu.default``."""
+    """The name that people use for an operator: ``relu`` for ``aten.relu.default``."""
     name = op.removeprefix("aten.")
     return name.removesuffix(".default") if name != op else op.removesuffix(".default")
 

@@ -1,4 +1,4 @@
-"""What the ranks of a distributed program tell one another of findings, through the store of their process group.
+"""Ranks of a distributed program tell one another of findings, through the store of their process group.
 
 Nobody waits: a rank writes what it found, and reads what others wrote where it passes by. A store that fails costs no
 more than the news.
@@ -33,7 +33,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What another rank found.
+    """The news of another rank.
 
     Attributes:
         rank: Which one.
@@ -86,7 +86,7 @@ class Peers:
                 log.debug("other ranks were not told: %s", error)
 
     def news(self) -> list[Announcement]:
-        """What other ranks have announced since this was asked last."""
+        """The announcements of other ranks since the last call."""
         if not distributed_is_on():
             return []
         found: list[Announcement] = []

@@ -1,4 +1,4 @@
-"""How far each result is off, beside what its rounding noise would explain, as SVG."""
+"""SVG of the error of each result, beside its rounding noise."""
 
 from __future__ import annotations
 

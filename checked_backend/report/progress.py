@@ -1,4 +1,4 @@
-"""What long work is doing: one line that changes on a terminal, plain lines where output is piped."""
+"""Progress of long work: one line that changes on a terminal, plain lines if output is piped."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What a check found, and what it did and did not look at.
+    """The findings of a check, and what the check did and did not look at.
 
     Attributes:
         findings: The problems, in the order in which they were found.
@@ -66,7 +66,7 @@ class Report:
         return f"<Report{named}: {self.verdict}, {len(self.findings)} finding{'s' * (len(self.findings) != 1)}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The page that a notebook shows."""
         return render_fragment(self)
 
     @property
@@ -96,7 +96,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Read what `to_json` wrote.
+        """Read a report that `to_json` wrote.
 
         The text may come from a stranger: it is data only, and every field is checked.
 

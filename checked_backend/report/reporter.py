@@ -1,4 +1,4 @@
-"""What happens with the findings of one region: the part that every backend shares.
+"""Reporters handle the findings of one region: the part that every backend shares.
 
 A reporter names and grades findings, sets aside those that the user asked to ignore, adds the rest to all ledgers and
 warns of layout once. How a failing finding is answered is each backend's own: see the reporters in `regions` and

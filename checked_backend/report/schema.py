@@ -1,7 +1,7 @@
 """The name and version of the JSON form of a report.
 
-Version 3 names evidence by the identifiers of `EvidenceKey`, where older versions had phrases. What code reads of a
-finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``,
+Version 3 names evidence by the identifiers of `EvidenceKey`, where older versions had phrases. Everything that code
+reads of a finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``,
 ``workaround_confirmed``. The numbers of pictures are ``distribution`` and ``flow``.
 
 Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 called ``detection_power`` and
@@ -38,7 +38,7 @@ MAX_DEPTH = 40  # of evidence: deeper nesting is not something a person wrote do
 
 GREATEST = 2**64  # no count and no element of a tensor is greater
 
-# What a file may have for pictures. A little more than is written, so that a later release may write more.
+# Limits on the numbers of pictures. A file may have a little more than this release writes, for the sake of later ones.
 MOST_BLOCKS = 64  # in each direction
 MOST_DIMENSIONS = 64
 MOST_ELEMENTS = 64

@@ -21,7 +21,7 @@ _SUBJECT = "the compiled code"
 
 
 class Part(Protocol):
-    """What one room of the package remembers of a session, beside findings and counts."""
+    """The memory that one room of the package keeps of a session, beside findings and counts."""
 
     def close(self) -> Iterable[Skip]:
         """End with the session. What could not be checked goes to the session's coverage."""
@@ -32,7 +32,7 @@ _PartT = TypeVar("_PartT", bound=Part)
 
 @dataclass(slots=True)
 class Investigations:
-    """What a session spent on looking for operators, and what it told, so that nothing is done again and again.
+    """The time that a session spent on looking for operators, and the things it told. Nothing is done twice.
 
     Attributes:
         seconds: How long that took, all together.
@@ -46,7 +46,7 @@ class Investigations:
 
 
 class Session:
-    """What `collect` gathers.
+    """Everything that `collect` gathers.
 
     Attributes:
         ledger: Where checks write to.
@@ -64,14 +64,14 @@ class Session:
     def report(self) -> Report:
         """Everything that numcheck found and covered since the session began.
 
-        What Dynamo left to eager meanwhile is in the coverage, for nothing was checked of it.
+        The coverage also names the code that Dynamo left to eager meanwhile: nothing of it was checked.
         """
         report = self.ledger.report("collected")
         left_out = tuple(self._not_compiled(len(report.coverage.regions)))
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:
-        """What one room of the package remembers of this session. It is made when it is first asked for.
+        """The memory of one room of the package. It is made when it is first asked for.
 
         Args:
             kind: Its class, which takes no arguments.

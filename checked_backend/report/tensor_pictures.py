@@ -1,4 +1,4 @@
-"""Where in a tensor the differences are, as SVG: a heat map of blocks, and a histogram of units in the last place."""
+"""SVG pictures of one tensor: a heat map of the blocks that differ, and a histogram of units in the last place."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def heat_map(distribution: Distribution) -> Markup | None:
 
 
 def heat_words(distribution: Distribution) -> str:
-    """What the heat map shows, in words."""
+    """The heat map in words."""
     blocks = [value for row in distribution.blocks for value in row]
     hot = [value for value in blocks if value != 0]
     finite = [value for value in hot if math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""What a report says and in which order, as plain text parts. Text, terminal and HTML only lay this out."""
+"""The parts of a report in their order, as plain text. Text, terminal and HTML only lay them out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOLD: Mapping[EvidenceKey, str] = MappingProxyType(
         EvidenceKey.BUG_REPORT: "bug report",
     }
 )
-"""What of the evidence a person needs at once, and its label; all of it is told in full."""
+"""The evidence that a person needs at once, with its labels. The verbose report has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ReportView:
 
     @property
     def findings(self) -> tuple[FindingView, ...]:
-        """Those of all causes that are shown."""
+        """The findings of all causes that are shown."""
         return tuple(finding for cause in self.causes for finding in cause.findings)
 
 
@@ -144,7 +144,7 @@ def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def short_sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Those of them that a person needs at once."""
+    """The sections that a person needs at once."""
     for heading, entries in (
         ("What to do next", parts.advice),
         ("Not checked", parts.missed),
@@ -175,7 +175,7 @@ def _nothing(coverage: Coverage) -> tuple[bool, bool]:
 
 
 def headline(report: Report, *, remedies: bool = True) -> str:
-    """What follows the verdict in the first line: the worst cause, or what is to be said of none.
+    """The text after the verdict in the first line: the worst cause, or a sentence if there is none.
 
     Args:
         report: The report.

@@ -1,4 +1,4 @@
-"""What kinds and stages are called where a person reads them who knows neither compilers nor rounding."""
+"""Plain words for kinds and stages, for a reader who knows neither compilers nor rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checked_backend.subjects import SubjectKind
 
 __all__ = ["plain_sentence", "said_of", "stage_words"]
 
-# Of one result, of more, and in a sentence. By the finest key that fits.
+# Each entry has words for one result, for several, and a sentence. The finest key that fits is taken.
 _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         "structure": (
@@ -137,7 +137,7 @@ def _of(finding: Finding) -> tuple[str, str, str]:
 
 
 def said_of(finding: Finding, count: int = 1) -> str:
-    """What is said of so many results with this finding: ``is wrong``, ``are wrong``."""
+    """The verb phrase for so many results with this finding: ``is wrong``, ``are wrong``."""
     return _of(finding)[0 if count == 1 else 1]
 
 
@@ -147,6 +147,6 @@ def plain_sentence(finding: Finding) -> str:
 
 
 def stage_words(finding: Finding) -> str:
-    """Where on the way from the program to machine code it goes wrong; empty where that is not known."""
+    """The stage of compilation that goes wrong; empty if it is not known."""
     stage = _STAGES.get(finding.stage or "", finding.stage or "")
     return f"{stage}, backward" if stage and finding.graph == "backward" else stage

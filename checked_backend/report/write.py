@@ -22,7 +22,7 @@ _MAX_BYTES = 64 * 2**20  # a report is kilobytes; a file like this one is someth
 
 @dataclass(frozen=True, slots=True)
 class ReadReports:
-    """What was found on disk.
+    """The reports of a file or a folder.
 
     Attributes:
         reports: The reports, by file name; each has its ``path``.

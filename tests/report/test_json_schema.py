@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Distribution, EvidenceKey, Finding, Metrics, NodeError, RegionInfo, Skip
@@ -35,6 +35,7 @@ def test_the_file_is_what_the_code_says() -> None:
     jsonschema.Draft202012Validator.check_schema(published())
 
 
+@settings(deadline=None)
 @given(reports)
 def test_every_report_keeps_it(report: Report) -> None:
     VALIDATOR.validate(json.loads(report.to_json()))

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checked_backend.errors import CheckedBackendError, DivergenceError
@@ -157,6 +157,7 @@ def finding(kind: Kind) -> Finding:
 CHECKED = Coverage(checked={"outputs": 1})
 
 
+@settings(deadline=None)  # a test is not timed
 @given(reports)
 def test_json_round_trip(report: Report) -> None:
     text = report.to_json()
@@ -167,6 +168,7 @@ def test_json_round_trip(report: Report) -> None:
     assert again.verdict is report.verdict
 
 
+@settings(deadline=None)  # a test is not timed
 @given(reports)
 def test_every_rendering_works_and_is_safe(report: Report) -> None:
     text = str(report)
@@ -307,6 +309,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)  # a test is not timed
 @given(st.data(), json_values)
 def test_from_json_never_fails_in_another_way(data: st.DataObject, value: object) -> None:
     raw = json.loads(Report((finding(Kind.LOGIC),), CHECKED, "title").to_json())
@@ -328,6 +331,7 @@ def old_names(value: object) -> object:
     return {old.get(key, key): old_names(entry) for key, entry in value.items()}
 
 
+@settings(deadline=None)  # a test is not timed
 @given(reports)
 def test_version_1_is_still_read(report: Report) -> None:
     text = report.to_json()

@@ -16,12 +16,20 @@ from torch import fx
 
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.probe import bytes_of, compile_graph, worth_exposing
-from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, tensors_made, with_outputs
+from checked_backend.diagnose.localize.subgraph import (
+    called_name,
+    calls_of,
+    can_be_walked,
+    is_item,
+    tensors_made,
+    with_outputs,
+)
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import NodeError
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.source_line import source_line
 from checked_backend.modes.float64 import Float64Mode, to_float64
+from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.process.worker import Death, cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.inputs import copy_values
@@ -141,12 +149,19 @@ def _own_errors(gm: fx.GraphModule, inputs: Sequence[Any], candidate: _Values) -
     env: dict[fx.Node, Any] = {}
     interpreter.env = env
     given, own = iter(inputs), {}
+    drawn: set[fx.Node] = set()  # the numbers drawn here are not those that the compiled program drew
     for node in gm.graph.nodes:
         if node.op == "output":
             break
-        env[node] = next(given) if node.op == "placeholder" else interpreter.run_node(node)
+        tape = RandomTape()
+        with RecordRandom(tape):
+            env[node] = next(given) if node.op == "placeholder" else interpreter.run_node(node)
+        draws = not tape.empty or any(source in drawn for source in node.all_input_nodes if is_item(node))
+        if draws:
+            drawn.add(node)
         if node in candidate:
-            own[node] = relative(env[node], candidate[node])
+            if not draws:
+                own[node] = relative(env[node], candidate[node])
             env[node] = candidate[node]
     return own
 
