@@ -27,6 +27,7 @@ RUN = "CHECKED_BACKEND_RUN"
 HOOKED = "hooked"
 """A file in the folder of a run, which shows that a Python of the run has loaded this module."""
 
+_RECORD = "CHECKED_BACKEND_RECORD"
 _REPORT_DIR = "CHECKED_BACKEND_REPORT_DIR"
 
 
@@ -123,8 +124,11 @@ class Autostart:
         if self._check is not None:
             return self._check
         with importlib.import_module("checked_backend.random_state").random_untouched():
-            module = importlib.import_module("checked_backend.program.watch")
-            self._watch = module.ProgramWatch(self._folder, self._began, self._process)
+            if os.environ.get(_RECORD):
+                self._watch = importlib.import_module("checked_backend.program.record_watch").RecordWatch()
+            else:
+                module = importlib.import_module("checked_backend.program.watch")
+                self._watch = module.ProgramWatch(self._folder, self._began, self._process)
             self._check = checked = self._watch.checking(original)
         return checked
 

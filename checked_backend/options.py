@@ -181,6 +181,8 @@ class RunOptions(CheckOptions):
     on_divergence: OnDivergence = Field("record", description="what a finding that fails does, beside the summary")
     run: Path | None = Field(None, description="folder of the run that a process belongs to; set by checked-backend")
     github: bool = Field(False, description="print annotations for GitHub")
+    record: Path | None = Field(None, description="folder to record values in, instead of checking; set by record")
+    noise: int = Field(0, ge=0, description="perturb every rounding, with this seed; set by record for its noise runs")
     shadow: bool = Field(False, description="also compare whole compiled calls with eager, at sampled calls")
 
 

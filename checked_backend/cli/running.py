@@ -23,7 +23,7 @@ from checked_backend.report.file_names import this_moment
 from checked_backend.report.to_json import dumps
 from checked_backend.report.write import write_whole
 
-__all__ = ["run"]
+__all__ = ["hook", "run"]
 
 _HOOK = "checked_backend.pth"
 
@@ -87,7 +87,7 @@ def run(
     environment = {environment_variable("report_dir"): str(reports), RUN: str(folder), ON: "1"}
     began = time.perf_counter()
     program = [*(["-m"] if module else []), *words]
-    status = run_in_foreground([sys.executable, *program], {**os.environ, **environment, **_hook()})
+    status = run_in_foreground([sys.executable, *program], {**os.environ, **environment, **hook()})
     hooked = RunFolder(folder).hooked()
     result = read_run(folder, program, status, time.perf_counter() - began)
     if not hooked:
@@ -120,7 +120,7 @@ def _claimed(reports: Path) -> Path:
     raise CheckedBackendError(f"{reports}: no name is free for this run")
 
 
-def _hook() -> Mapping[str, str]:
+def hook() -> Mapping[str, str]:
     """The environment variables that start the checks: none if the hook is installed."""
     places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     if any(Path(place, _HOOK).is_file() for place in places):

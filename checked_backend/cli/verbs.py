@@ -23,6 +23,7 @@ from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.found import encode_found, merged, worst_of, write_found
 from checked_backend.cli.printing import complain, print_reports, print_text
+from checked_backend.cli.recording import compare, record
 from checked_backend.cli.running import run
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep, sweep
 from checked_backend.errors import CheckedBackendError
@@ -55,7 +56,6 @@ _Modules = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="Import this first, for custom operators. It is run: trust it."),
 ]
-
 _Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="After which its process is ended.")]
 _Memory = Annotated[
     float | None, typer.Option(metavar="GIB", help="What its process may hold; default four fifths of what there is.")
@@ -201,8 +201,8 @@ def check(
     return found.verdict
 
 
-app.command()(sweep)
-app.command(context_settings={"allow_interspersed_args": False})(run)
+for _verb, _takes_a_program in ((sweep, False), (run, True), (record, True), (compare, False)):
+    app.command(context_settings={"allow_interspersed_args": not _takes_a_program})(_verb)
 
 
 @app.command()

@@ -90,6 +90,11 @@ class Finding:
         return Subject(self.subject)
 
     @property
+    def of_other_run(self) -> bool:
+        """Whether two recorded runs differ, and not eager and the compiled program."""
+        return self.detail.endswith(".other_run")
+
+    @property
     def of_node(self) -> bool:
         """Whether it is about a node of a traced graph, not about results of a program."""
         return self.about.kind is SubjectKind.NODE

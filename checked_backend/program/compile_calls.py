@@ -150,6 +150,12 @@ class CompileWatch:
     def asked(self) -> None:
         """Note that the program calls ``torch.compile``. The result will be checked."""
 
+    def backend_for(
+        self, compiler: str | Callable[..., Any], options: Mapping[str, Any], mode: str | None
+    ) -> Callable[..., Any]:
+        """The Dynamo backend that takes the place of the one that the code names."""
+        return CheckingBackend(compiler, options, mode, self.current)
+
     def compiled(self, model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
         """The object that ``torch.compile`` returns to the program.
 
@@ -217,7 +223,7 @@ class CompileWatch:
             if environment_variable(name) not in os.environ:
                 options.setdefault(name, value)
         options["compiler_options"] = {**options.get("compiler_options", {}), **given}
-        return {**rest, "backend": CheckingBackend(backend, options, mode, self.current)}
+        return {**rest, "backend": self.backend_for(backend, options, mode)}
 
 
 def _own_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,11 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "For a custom operator make its register_fake and its schema say what its kernel does; for an operator of "
             "torch report it."
         ),
+        "other_run": (
+            "another run: what differs between the two (the notes list versions and machines) matters from this place "
+            "on. All that follows from it is not listed. To see whether a compiler is to blame, run both with "
+            "checked-backend run."
+        ),
         "structure.requires_grad": (
             "requires_grad: a result takes part in autograd on one side only, so a gradient is lost or made up. "
             "Look for detach() or no_grad() inside the compiled function; if there is none, report it."
@@ -152,7 +157,7 @@ def advise(
         Paragraphs; empty if there is nothing to do.
     """
     lines = list(dict.fromkeys(_for_findings(findings)))
-    if not localized and any(finding.region and finding.fails for finding in findings):
+    if not localized and any(finding.region and finding.fails and not finding.of_other_run for finding in findings):
         lines.insert(0, _LOCALIZE)
     unsupported = any(finding.kind is Kind.UNSUPPORTED for finding in findings)  # they say why nothing was checked
     if verdict is Verdict.INCONCLUSIVE and nothing_checked and not unsupported:
@@ -222,6 +227,8 @@ def _key(finding: Finding) -> str:
         return "node.layout" if finding.is_layout else "node"
     if finding.about.kind is SubjectKind.STATE:
         return _STATE
+    if finding.of_other_run:
+        return "other_run"
     key = finding.detail
     while key and key not in ADVICE:
         key = key.rpartition(".")[0]

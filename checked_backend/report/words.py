@@ -95,6 +95,11 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         ),
     }
 )
+_OF_OTHER_RUN = (
+    "leaves the noise of the first run",
+    "leave the noise of the first run",
+    "The second run has other values here than the first one, by more than the first one's own noise.",
+)
 _FEWER = (
     "has numbers where eager has NaN or infinity",
     "have numbers where eager has NaN or infinity",
@@ -127,6 +132,8 @@ def _of(finding: Finding) -> tuple[str, str, str]:
         return _OF_NODE
     if finding.about.kind is SubjectKind.STATE:
         return _OF_STATE
+    if finding.of_other_run:
+        return _OF_OTHER_RUN
     if finding.kind is Kind.NONFINITE and (metrics := finding.metrics) is not None:
         fewer = metrics.nan_candidate + metrics.inf_candidate < metrics.nan_reference + metrics.inf_reference
         return _FEWER if fewer else _WORDS["nonfinite"]

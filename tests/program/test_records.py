@@ -1,0 +1,163 @@
+"""Two recordings of a program: where the second leaves the noise of the first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Kind, Verdict
+from checked_backend.program.compare_records import compare_recordings
+from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
+from tests.cli.test_running import finished
+
+VERB = (sys.executable, "-m", "checked_backend")
+
+PROGRAM = """
+import sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def backend(gm, inputs):
+    calls = []
+    def run(*args):
+        calls.append(1)
+        outputs = gm.forward(*args)
+        wrong = "output" in sys.argv and len(calls) == 5
+        return tuple(output * (1 + 1e-4) for output in outputs) if wrong else outputs
+    return run
+
+compiled = torch.compile(model, backend=backend)
+for step in range(6):
+    x = torch.randn(64, 16)
+    if "data" in sys.argv and step == 3:
+        x = x + 1e-3
+    loss = compiled(x).square().mean()
+    loss.backward()
+    if "optimizer" in sys.argv and step == 2:
+        model[0].weight.grad[0] *= 1.05
+    optimizer.step()
+    optimizer.zero_grad()
+print(loss.item(), torch.rand(1).item())
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "train.py").write_text(PROGRAM)
+    code, out, err = finished((*VERB, "record", "--out", "first", "--", "train.py"), folder)
+    assert code == 0, err
+    plain = finished((sys.executable, "train.py"), folder)[1]
+    assert out.splitlines()[0] == plain.strip()  # a recorded run is as it is alone
+    assert len(set(out.splitlines())) > 1  # and the noise runs are not
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ("", None),
+        ("output", ("output[0]", "first in call 5 of Sequential", "arises in this region")),
+        ("data", ("input[args[0]]", "first in call 4 of Sequential", "from outside")),
+        ("optimizer", ("input[0.weight]", "first in call 4 of Sequential", "from outside")),
+    ],
+)
+def test_the_first_place_is_named(program: Path, changed: str, first: tuple[str, str, str] | None) -> None:
+    name = f"second-{changed}"
+    words = (*VERB, "record", "--out", name, "--noise-runs", "0", "--", sys.executable, "train.py", changed)
+    assert finished(words, program)[0] == 0
+    code, out, err = finished((*VERB, "compare", "first", name, "--html", f"{name}.html"), program)
+    if first is None:
+        assert (code, err) == (0, "")
+        assert out.startswith("PASS")
+        return
+    subject, where, meaning = first
+    assert code == 1, out
+    told = " ".join(out.split())
+    assert out.startswith(f"FAIL: Sequential: {subject} leaves the noise of the first run"), out
+    assert where in told
+    assert meaning in told
+    assert "noise of the first run" in (program / f"{name}.html").read_text()
+    found = json.loads(finished((*VERB, "compare", "first", name, "--json"), program)[1])
+    assert found["findings"][0]["subject"] == subject
+
+
+def test_a_program_that_fails_or_compiles_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("import torch, sys\ntorch.compile(torch.sin, backend='eager')(torch.ones(3))")
+    (tmp_path / "q.py").write_text("pass")
+    (tmp_path / "r.py").write_text((tmp_path / "p.py").read_text() + "\nsys.exit(5)")
+    code, _, err = finished((*VERB, "record", "--out", "q", "--", "q.py"), tmp_path)
+    assert (code, "the program compiled nothing that ran" in err) == (3, True)
+    assert finished((*VERB, "record", "--out", "r", "--", "r.py"), tmp_path)[0] == 5
+    code, _, err = finished((*VERB, "record", "--out", "r", "--", "p.py"), tmp_path)
+    assert (code, "has a recording already" in err) == (3, True)
+    code, _, err = finished((*VERB, "compare", "q", "nowhere"), tmp_path)
+    assert (code, "no recording" in err) == (3, True)
+
+
+TENSOR = TensorRecord("f", 1, "output[0]", "float32", (3,), 1, 2.0, 3.0, 0, 2**-24, (1.0, 2.0, 3.0))
+
+
+def leave(folder: Path, runs: Sequence[Sequence[TensorRecord]]) -> Path:
+    for number, tensors in enumerate(runs):
+        file = RecordFile(folder / (f"noise-{number}" if number else PLAIN), "0", {"environment": {"torch": "2"}})
+        for tensor in tensors:
+            file.add(tensor)
+        file.close()
+    return folder
+
+
+def moved(by: float, **more: object) -> TensorRecord:
+    sample = tuple(value + by for value in TENSOR.sample)
+    return replace(TENSOR, bits=None, sample=sample, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1e-5, Verdict.PASS), (1e-3, Verdict.FAIL), (float("nan"), Verdict.FAIL)])
+def test_a_difference_is_held_against_the_noise_of_the_first(tmp_path: Path, by: float, verdict: Verdict) -> None:
+    first = leave(tmp_path / "a", [[TENSOR], [moved(1e-5)], [moved(-1e-5)]])
+    report = compare_recordings(first, leave(tmp_path / "b", [[moved(by)]]))
+    assert report.verdict is verdict
+    assert report.coverage.detection_limit["output[0] of f"] == pytest.approx(8e-5, rel=1e-3)
+
+
+def test_what_cannot_be_compared_is_no_pass(tmp_path: Path) -> None:
+    first = leave(tmp_path / "a", [[TENSOR], [TENSOR], [TENSOR]])
+    other = leave(tmp_path / "b", [[TENSOR, replace(TENSOR, region="g")]])
+    assert compare_recordings(first, other).verdict is Verdict.INCONCLUSIVE
+    alone = leave(tmp_path / "c", [[TENSOR]])
+    report = compare_recordings(alone, leave(tmp_path / "d", [[moved(1.0)]]))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "--noise-runs" in str(report)
+
+
+def test_structure_and_what_is_no_number(tmp_path: Path) -> None:
+    first = leave(tmp_path / "a", [[TENSOR], [TENSOR], [TENSOR]])
+    shape = replace(TENSOR, shape=(1, 3), bits=2)
+    assert compare_recordings(first, leave(tmp_path / "b", [[shape]])).findings[0].kind is Kind.STRUCTURE
+    nonfinite = moved(0.0, nonfinite=1)
+    assert compare_recordings(first, leave(tmp_path / "c", [[nonfinite]])).findings[0].kind is Kind.NONFINITE
+
+
+@pytest.mark.parametrize("line", ["{", '{"schema": "other", "version": 1}', "[]", "\x00", '{"a":' * 2000])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rank0-0.jsonl").write_text(f"{line}\n")
+    with pytest.raises(CheckedBackendError, match=r"rank0-0.jsonl:1: no line of a recording"):
+        read_run(tmp_path)
+
+
+def test_a_line_that_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path, "0", {})
+    file.add(TENSOR)
+    file.close()
+    path = tmp_path / "rank0-0.jsonl"
+    path.write_text(path.read_text() + '{"region": "f"')
+    assert len(read_run(tmp_path)["rank0-0"].tensors) == 1
