@@ -9,7 +9,7 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import describe_operator
 
-__all__ = ["has_effects", "mode_name", "sets_mode", "writes"]
+__all__ = ["has_effects", "mode_name", "sets_mode", "writes", "written_by"]
 
 _IN_PLACE = frozenset(
     [
@@ -41,6 +41,14 @@ def has_effects(node: fx.Node) -> bool:
     name = _name(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in _IN_PLACE or _is_told_to_write(node) or "out" in node.kwargs
+
+
+def written_by(node: fx.Node) -> fx.Node | None:
+    """The argument that a call in a Dynamo graph writes to, which is also its result: ``out=``, else its first."""
+    if not has_effects(node):
+        return None
+    target = node.kwargs["out"] if "out" in node.kwargs else next(iter(node.args), None)
+    return target if isinstance(target, fx.Node) else None
 
 
 def _is_told_to_write(node: fx.Node) -> bool:

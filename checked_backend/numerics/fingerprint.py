@@ -36,6 +36,8 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
         size = flat.element_size()
         if size not in _INTEGERS:
             return None
+        if flat.numel() < 2:  # its stride may be anything, which a view as smaller integers does not take
+            flat = flat.as_strided(flat.shape, (1,))
         bits = flat.view(_INTEGERS[size])
         if size == 8:
             bits = bits.view(torch.int32)

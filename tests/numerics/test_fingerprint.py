@@ -67,3 +67,10 @@ def test_zeros_without_memory(count: int) -> None:
     x = torch.ones(count, requires_grad=True)
     [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
     assert fingerprint(zeros) == fingerprint(torch.zeros(count))
+
+
+def test_the_stride_of_a_single_element_does_not_matter():
+    for stride in (0, 1, 2):
+        single = torch.tensor([7, 8, 9]).as_strided((1,), (stride,), 1)
+        assert fingerprint(single) == fingerprint(torch.tensor([8]))
+        assert fingerprint(single.double()) is not None

@@ -18,7 +18,7 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import evaluate_expression, size_hint
-from checked_backend.graphs.effects import has_effects, sets_mode
+from checked_backend.graphs.effects import has_effects, sets_mode, written_by
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key
 
@@ -141,12 +141,10 @@ def _planned(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str]) ->
 
 def _written(node: fx.Node) -> list[int]:
     """The memory that a node writes to, as far as its name tells."""
-    if not has_effects(node):
-        return []
-    targets = [*node.args[:1], node.kwargs.get("out")]
-    values = [value_of(target) for target in targets if isinstance(target, fx.Node)]
-    keys = [storage_key(value) for value in values if isinstance(value, torch.Tensor)]
-    return [key for key in keys if key is not None]
+    target = written_by(node)
+    value = None if target is None else value_of(target)
+    key = storage_key(value) if isinstance(value, torch.Tensor) else None
+    return [] if key is None else [key]
 
 
 def _later(node: fx.Node) -> Iterator[fx.Node]:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves
-from checked_backend.graphs.effects import has_effects, sets_mode
+from checked_backend.graphs.effects import has_effects, sets_mode, written_by
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
@@ -233,8 +233,8 @@ class Walk:
                 continue
             if storage_key(value) == key and node.op != "placeholder":
                 for lane in self._lanes:
-                    if has_effects(node) and isinstance(node.args[0], fx.Node):
-                        lane.values[node] = lane.values.get(node.args[0])
+                    if (target := written_by(node)) is not None:
+                        lane.values[node] = lane.values.get(target)
                     else:
                         lane.run(node)
 

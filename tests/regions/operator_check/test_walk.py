@@ -94,3 +94,18 @@ def test_memory_that_nothing_was_written_to_is_not_judged(dtype: torch.dtype) ->
     report = gathered(lambda: checked(joined, wrong)(*parts))
     assert report.verdict is cb.Verdict.FAIL
     assert {finding.detail for finding in report.findings} <= {"logic.this_dtype", "precision.operator"}
+
+
+def into_another(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = x.flip(0)
+    into = torch.zeros_like(half)
+    return torch.mul(half, -0.5, out=into), half.sin()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_what_is_written_with_out_is_not_taken_for_the_first_argument(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 64).to(dtype)
+    report = gathered(lambda: checked(into_another, faults.clean())(x))
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    report = gathered(lambda: checked(into_another, faults.wrong_value())(x))
+    assert report.verdict is cb.Verdict.FAIL
