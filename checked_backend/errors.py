@@ -16,6 +16,7 @@ __all__ = [
     "DivergenceWarning",
     "DumpError",
     "DumpWarning",
+    "FuzzError",
     "MetadataError",
     "OptionError",
     "SuiteError",
@@ -82,6 +83,10 @@ class DumpError(CheckedBackendError):
 
 class DumpWarning(UserWarning):
     """A dump could not be written; the program goes on without it."""
+
+
+class FuzzError(CheckedBackendError):
+    """A program, a database or an option of ``fuzz`` that cannot be used."""
 
 
 class SuiteError(CheckedBackendError):

@@ -22,6 +22,7 @@ import typer
 from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.found import encode_found, merged, worst_of, write_found
+from checked_backend.cli.fuzzing import fuzz, report_fuzz, selftest
 from checked_backend.cli.printing import complain, print_reports, print_text
 from checked_backend.cli.recording import compare, record
 from checked_backend.cli.running import run
@@ -36,7 +37,7 @@ from checked_backend.report.certificate import render_certificate
 from checked_backend.report.json_schema import json_schema
 from checked_backend.report.to_json import dumps
 from checked_backend.report.write import read_reports, write_whole
-from checked_backend.sweep.database import is_database
+from checked_backend.sweep.database import FUZZ, is_database, is_of
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -92,7 +93,7 @@ def _verbs(
 def report(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="DB_OR_DIR", help="A database of sweeps, a report file, or a folder of reports."),
+        typer.Argument(metavar="DB_OR_DIR", help="A database of sweep or fuzz, a report file, or a folder of reports."),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
     json_file: Annotated[
@@ -116,7 +117,7 @@ def report(
         str | None, typer.Option(metavar="RUN", help="Of a sweep: compare with this run; default the one before.")
     ] = None,
 ) -> Verdict:
-    """Show reports, or a sweep and what changed since another. The exit code is that of the worst one."""
+    """Show reports, a sweep and what changed since another, or a fuzz. The exit code is that of the worst one."""
     if schema:
         print_text(dumps(json_schema()))
         return Verdict.PASS
@@ -124,6 +125,9 @@ def report(
         path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
+    if is_of(path, FUZZ):
+        refuse_outside_sweeps(csv=csv, run=run, since=since, html=html, junit=junit)
+        return report_fuzz(path, json_file)
     if is_database(path):
         if certificate:
             raise typer.BadParameter("a sweep has no certificate; name a folder of reports", param_hint="--certificate")
@@ -201,7 +205,8 @@ def check(
     return found.verdict
 
 
-for _verb, _takes_a_program in ((sweep, False), (run, True), (record, True), (compare, False)):
+_VERBS = ((sweep, False), (fuzz, False), (selftest, False), (run, True), (record, True), (compare, False))
+for _verb, _takes_a_program in _VERBS:
     app.command(context_settings={"allow_interspersed_args": not _takes_a_program})(_verb)
 
 

@@ -20,12 +20,16 @@ from checked_backend.sweep.case import Case, Outcome, decoded
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
 
-__all__ = ["Database", "Result", "Run", "is_database"]
+__all__ = ["FUZZ", "Database", "Result", "Run", "connect", "hold", "is_database", "is_of"]
 
 _APPLICATION = 0x43425357  # "CBSW"
+FUZZ = 0x4342465A
+"""What a database of ``fuzz`` has for the application's id: "CBFZ"."""
+
 _VERSION = 1
 _MOST_ROWS = 10**9
 _MAGIC = b"SQLite format 3\0"
+_HEADER, _ID = 100, slice(68, 72)  # https://www.sqlite.org/fileformat.html
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -92,6 +96,14 @@ def is_database(path: Path) -> bool:
         return False
 
 
+def is_of(path: Path, application: int) -> bool:
+    """Whether a file is an SQLite database with this id of its application."""
+    if not is_database(path):
+        return False
+    with path.open("rb") as stream:
+        return stream.read(_HEADER)[_ID] == application.to_bytes(4, "big")
+
+
 class Database:
     """A file of results.
 
@@ -112,12 +124,12 @@ class Database:
             raise SuiteError(f"{path}: no such database")
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _held(path)
+            self._lock = hold(path)
         with ExitStack() as on_error:
             if self._lock is not None:
                 on_error.callback(self._lock.close)
             try:
-                self._connection = _connected(path, write)
+                self._connection = connect(path, write)
                 on_error.callback(self._connection.close)
                 self._check(fresh=write)
             except sqlite3.Error as error:
@@ -311,14 +323,25 @@ class Database:
             raise SuiteError(f"{self.path}: {what}: not JSON: {error}") from None
 
 
-def _connected(path: Path, write: bool) -> sqlite3.Connection:
+def connect(path: Path, write: bool) -> sqlite3.Connection:
+    """Open an SQLite file that a stranger may have written.
+
+    Args:
+        path: The file.
+        write: Create it if it is missing; else it is only read.
+    """
     mode = "rwc" if write else "ro"
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, check_same_thread=False)
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
 
 
-def _held(path: Path) -> IO[bytes] | None:
+def hold(path: Path) -> IO[bytes] | None:
+    """Lock a database against other processes that write to it, until the result is closed.
+
+    Raises:
+        SuiteError: Another process holds it.
+    """
     try:
         import fcntl  # noqa: PLC0415  Windows lacks it
     except ImportError:

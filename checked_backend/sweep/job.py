@@ -24,10 +24,13 @@ from checked_backend.process.child import Ended
 from checked_backend.sweep.case import Case, Outcome, Settings
 from checked_backend.sweep.status import Status
 
-__all__ = ["DONE_TIMING", "Answer", "Job", "Place", "run_job", "run_worker"]
+__all__ = ["DONE_TIMING", "Answer", "Job", "Place", "ran_out_of_memory", "run_job", "run_worker"]
 
 DONE_TIMING = "timing the compiled program"
 """The stage of a worker that has given a verdict and is timing."""
+
+WORKER = "checked_backend.sweep.worker"
+"""The worker of sweeps."""
 
 _RESULT, _STAGE, _LOG = "result.json", "stage", "log"
 _LOG_BYTES = 16 * 2**10
@@ -132,7 +135,7 @@ def _outcome(answer: Answer, timeout: float) -> Outcome:
     status = Status.CRASH
     if answer.ended.overdue is not None:
         status = Status.HANG
-    elif _ran_out_of_memory(answer):
+    elif ran_out_of_memory(answer):
         status = Status.OUT_OF_MEMORY
     before = told or Outcome(status)
     return replace(
@@ -140,22 +143,28 @@ def _outcome(answer: Answer, timeout: float) -> Outcome:
     )
 
 
-def _ran_out_of_memory(answer: Answer) -> bool:
+def ran_out_of_memory(answer: Answer) -> bool:
+    """Whether a worker died for lack of memory."""
     if -answer.ended.status == signal.SIGKILL:
         return answer.starved
     return any(words in answer.log for words in _NO_MEMORY)
 
 
 def run_worker(
-    question: Mapping[str, Any], timeout: float, place: Place, started: Callable[[int], None] = lambda _pid: None
+    question: Mapping[str, Any],
+    timeout: float,
+    place: Place,
+    started: Callable[[int], None] = lambda _pid: None,
+    module: str = WORKER,
 ) -> Answer:
     """Ask a worker one question, and kill every process that it leaves.
 
     Args:
-        question: JSON values, described in `checked_backend.sweep.worker`.
+        question: JSON values, described in the worker's module.
         timeout: Seconds after which the worker is killed.
         place: The worker's resources.
         started: Called with the worker's process id.
+        module: The module that is the worker.
 
     Raises:
         OSError: The system gives no process, or no temporary folder.
@@ -165,7 +174,7 @@ def run_worker(
         begun, killed_before = time.monotonic(), _killed_for_memory()
         with (folder / _LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "checked_backend.sweep.worker", str(folder), str(os.getpid())],
+                [sys.executable, "-m", module, str(folder), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

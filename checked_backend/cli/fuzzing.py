@@ -1,0 +1,193 @@
+"""The verbs ``fuzz`` and ``selftest``, and the part of ``report`` that shows a database of fuzz."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from checked_backend.cli.printing import print_text
+from checked_backend.errors import FuzzError
+from checked_backend.findings import Verdict
+from checked_backend.process.child import default_memory
+from checked_backend.process.interrupt import terminable
+from checked_backend.report.write import write_whole
+
+if TYPE_CHECKING:
+    from checked_backend.fuzz.database import Corpus
+
+__all__ = ["fuzz", "report_fuzz", "selftest"]
+
+Words = list[str] | None
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def fuzz(
+    compiler: Annotated[
+        str, typer.Option(metavar="C", help="A backend of torch.compile, or planted:NAME, wrong on purpose.")
+    ] = "inductor",
+    compiler_option: Annotated[
+        Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
+    ] = None,
+    db: Annotated[Path, typer.Option(metavar="FILE", help="Corpus and results; a run goes on where it ended.")] = Path(
+        "checked_backend_fuzz.db"
+    ),
+    time: Annotated[str, typer.Option(metavar="TIME", help="How long: 90s, 10m, 2h.")] = "10m",
+    programs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many programs.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes at a time.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed gives other programs.")] = 0,
+    ops: Annotated[
+        Words, typer.Option(metavar="NAME", help="Operations that programs must have: add, F.*; may be repeated.")
+    ] = None,
+    dtype: Annotated[Words, typer.Option(metavar="DTYPE", help="Dtypes of inputs; may be repeated.")] = None,
+    training: Annotated[
+        bool | None, typer.Option("--training/--inference", help="With or without gradients; default some of each.")
+    ] = None,
+    dynamic: Annotated[
+        bool | None, typer.Option("--dynamic/--static", help="Symbolic sizes or not; default some of each.")
+    ] = None,
+    longest: Annotated[int, typer.Option(min=1, metavar="N", help="Calls in a program, at most.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Programs that share a compile.")] = 8,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="For one program, or one batch.")] = 120.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="What a process may hold; default four fifths of all, by --jobs."),
+    ] = None,
+    localize: Annotated[
+        bool, typer.Option("--localize/--no-localize", help="Find the operator of each new group, and reduce it.")
+    ] = True,
+    against: Annotated[
+        list[Path] | None, typer.Option(metavar="DB", help="What is in there is known; may be repeated.")
+    ] = None,
+    repros: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each group's script and issue text there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Check a compiler with random programs: confirmed, reduced, and grouped, so that one bug is one row.
+
+    The exit code is 1 if a group is new: not in a database of --against. `checked-backend report DB` shows it again.
+    """
+    _later("torch")
+    tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
+    draft, job = _later("checked_backend.fuzz.generate.draft"), _later("checked_backend.sweep.job")
+    seconds = _seconds(time)
+    _refuse_unknown(compiler, dtype or ())
+    known = _known(against or ())
+    choices = draft.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
+    options = dict(
+        _later("checked_backend.checking.target").parse_value(word, "--compiler-option")
+        for word in compiler_option or ()
+    )
+    asked = tasks.Asked(
+        compiler=compiler,
+        options=options,
+        choices=choices,
+        seed=seed,
+        batch=batch,
+        timeout=timeout,
+        localize=localize and not compiler.startswith("planted:"),
+        place=job.Place(_memory(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
+        folder=db.with_name(f"{db.stem}_repros"),
+    )
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with _later("checked_backend.fuzz.database").Corpus(db, write=True) as corpus:
+        corpus.settle(_settings(compiler, options))
+        with _later("checked_backend.fuzz.progress").Progress(corpus, console, known) as progress, terminable():
+            watch = drive.Watch(progress.found, progress.tell)
+            ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, watch=watch)
+            console.print(progress.line(), soft_wrap=True)
+        if ended.waiting:
+            console.print(
+                f"{ended.waiting} failures wait to be confirmed: run again with the same --db", soft_wrap=True
+            )
+        return _shown(corpus, known, repros, as_json=as_json)
+
+
+def report_fuzz(path: Path, json_file: str | None, repros: Path | None = None) -> Verdict:
+    """Show a database of fuzz.
+
+    Args:
+        path: The database.
+        json_file: Path of the JSON; ``-`` prints it; None for none.
+        repros: Where to write scripts and issue texts.
+    """
+    with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
+        if json_file not in (None, "-"):
+            write_whole(_later("checked_backend.fuzz.render").render_json(corpus, set()) + "\n", Path(str(json_file)))
+        return _shown(corpus, set(), repros, as_json=json_file == "-")
+
+
+def selftest(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> Verdict:
+    """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
+    module = _later("checked_backend.fuzz.selftest")
+    results = module.run_selftest(_later("checked_backend.sweep.job").Place(_memory(None, 1)))
+    print_text(module.render_json(results) if as_json else module.render_text(results))
+    return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
+
+
+def _shown(corpus: Corpus, known: set[str], repros: Path | None, *, as_json: bool) -> Verdict:
+    render = _later("checked_backend.fuzz.render")
+    print_text(render.render_json(corpus, known) if as_json else render.render_text(corpus, known))
+    if repros is not None:
+        repros.mkdir(parents=True, exist_ok=True)
+        for group in corpus.groups():
+            name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
+            if group.script:
+                write_whole(group.script, repros / f"repro_{name}.py")
+            write_whole(render.render_issue(group, corpus.settings()), repros / f"issue_{name}.md")
+    verdict: Verdict = render.verdict_of(corpus, known)
+    return verdict
+
+
+def _known(paths: list[Path] | tuple[()]) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
+            found |= corpus.signatures()
+    return found
+
+
+def _settings(compiler: str, options: Any) -> dict[str, str]:
+    """What results depend on."""
+    environment = _later("checked_backend.report.environment").environment()
+    kept = {name: environment[name] for name in ("python", "torch", "checked_backend", "cpu") if name in environment}
+    return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
+
+
+def _refuse_unknown(compiler: str, dtypes: list[str] | tuple[()]) -> None:
+    valid = _later("checked_backend.fuzz.program").DTYPES
+    for name in dtypes:
+        if name not in valid:
+            raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
+    oracle = _later("checked_backend.fuzz.oracle")
+    if isinstance(oracle.compiler_of(compiler), str):
+        _later("checked_backend.sweep.examine").refuse_unknown(compiler)
+
+
+def _seconds(text: str) -> float:
+    found = _TIME.fullmatch(text)
+    if found is None or float(found[1]) <= 0:
+        raise FuzzError(f"--time got {text!r}; expected a number of seconds, or 90s, 10m, 2h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _memory(gib: float | None, jobs: int) -> int | None:
+    if gib is not None:
+        return int(gib * 2**30)
+    there = default_memory()
+    return None if there is None else there // jobs
+
+
+def _later(module: str) -> Any:
+    return importlib.import_module(module)

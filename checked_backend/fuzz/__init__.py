@@ -1,0 +1,1 @@
+"""Random programs against a compiler: generated, checked, confirmed, reduced, grouped."""

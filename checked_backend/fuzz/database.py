@@ -1,0 +1,310 @@
+"""The corpus and the results of fuzzing in one SQLite file, committed as they come.
+
+The file is not trusted, because a stranger may have written it: every field is checked, and a program from it can call
+nothing but known operations.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from checked_backend.errors import FuzzError, SuiteError
+from checked_backend.fuzz.groups import Group
+from checked_backend.fuzz.oracle import Examined
+from checked_backend.fuzz.program import Program, decode_program, encode_program
+from checked_backend.sweep.database import FUZZ, connect, hold, is_database
+
+__all__ = ["Corpus", "Entry", "Totals"]
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE program (
+    id INTEGER PRIMARY KEY, seed INTEGER NOT NULL, number INTEGER NOT NULL, program TEXT NOT NULL, covers TEXT NOT NULL,
+    alike TEXT NOT NULL, status TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '', bug INTEGER,
+    UNIQUE (seed, number));
+CREATE TABLE bug (
+    id INTEGER PRIMARY KEY, signature TEXT NOT NULL UNIQUE, content TEXT NOT NULL, program TEXT NOT NULL,
+    result TEXT NOT NULL);
+"""
+_TABLES = {"setting", "program", "bug"}
+_CONTENT = ("kind", "detail", "stage", "op", "confirmed", "met", "script", "script_shows", "localized")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A program of the corpus.
+
+    Attributes:
+        number: Its row.
+        name: ``seed 0, program 17``.
+        text: The program as JSON.
+        alike: Programs with the same text here may share a compile.
+    """
+
+    number: int
+    name: str
+    text: str
+    alike: str
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return decode_program(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over a corpus.
+
+    Attributes:
+        statuses: Programs by status; those that were not checked yet are not among them.
+        compiled: How many of those checked were compiled, at least in part.
+        ops: Distinct operations of programs that were checked.
+        pairs: Distinct pairs of an operation and a dtype.
+    """
+
+    statuses: Mapping[str, int]
+    compiled: int
+    ops: int
+    pairs: int
+
+    @property
+    def checked(self) -> int:
+        """How many programs were checked."""
+        return sum(self.statuses.values())
+
+
+class Corpus:
+    """A database of fuzzing.
+
+    Args:
+        path: The file.
+        write: Create it if it is missing, and lock it against others that write.
+
+    Raises:
+        FuzzError: The file is no such database, or another process has locked it.
+    """
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        self.path = path
+        self._lock: IO[bytes] | None = None
+        if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
+            raise FuzzError(f"{path}: not a database of fuzz")
+        if not write and not path.exists():
+            raise FuzzError(f"{path}: no such database")
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock = hold(path)
+            except SuiteError as error:
+                raise FuzzError(str(error)) from error
+        with ExitStack() as on_error:
+            if self._lock is not None:
+                on_error.callback(self._lock.close)
+            try:
+                self._connection = connect(path, write)
+                on_error.callback(self._connection.close)
+                self._check(fresh=write)
+            except sqlite3.Error as error:
+                raise FuzzError(f"{path}: not a database of fuzz: {error}") from error
+            on_error.pop_all()
+
+    def _check(self, *, fresh: bool) -> None:
+        rows = self._connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+        if not rows and fresh:
+            with self._connection:
+                self._connection.executescript(
+                    f"BEGIN; PRAGMA application_id={FUZZ}; PRAGMA user_version={_VERSION}; {_SCHEMA} COMMIT;"
+                )
+            return
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        names = {name for kind, name in rows if kind == "table"}
+        strange = [name for kind, name in rows if kind not in ("table", "index")]
+        if application != FUZZ or not names >= _TABLES or strange:
+            raise FuzzError(f"{self.path}: not a database of fuzz")
+        if version != _VERSION:
+            raise FuzzError(f"{self.path}: of version {version}; this checked_backend reads version {_VERSION}")
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Corpus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # settings
+
+    def settle(self, settings: Mapping[str, str]) -> None:
+        """Write what the results depend on, or see that it is what the file was begun with.
+
+        Raises:
+            FuzzError: The file was begun with others.
+        """
+        there = self.settings()
+        if not there:
+            with self._connection:
+                self._connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
+            return
+        for name, value in settings.items():
+            if there.get(name) != value:
+                raise FuzzError(
+                    f"{self.path}: was begun with {name} {there.get(name)!r}, not {value!r}; give another --db"
+                )
+
+    def settings(self) -> dict[str, str]:
+        """What the results depend on."""
+        return {str(name): str(value) for name, value in self._rows("SELECT name, value FROM setting", ())}
+
+    # programs
+
+    def add_programs(self, seed: int, made: Mapping[str, Any]) -> None:
+        """Add generated programs, by their number."""
+        rows = [(seed, int(n), one["program"], json.dumps(one["covers"]), one["alike"]) for n, one in made.items()]
+        with self._connection:
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO program (seed, number, program, covers, alike) VALUES (?, ?, ?, ?, ?)", rows
+            )
+
+    def next_number(self, seed: int) -> int:
+        """The number after the last generated program of a seed."""
+        ((last,),) = self._rows("SELECT max(number) FROM program WHERE seed = ?", (seed,))
+        return 0 if last is None else int(last) + 1
+
+    def waiting(self) -> list[Entry]:
+        """The programs that were not checked yet."""
+        rows = self._rows("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
+        return [Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)) for i, seed, n, text, alike in rows]
+
+    def failures(self) -> list[tuple[Entry, Examined]]:
+        """The programs that failed, and belong to no group yet."""
+        rows = self._rows(
+            "SELECT id, seed, number, program, alike, result FROM program"
+            " WHERE bug IS NULL AND status IN ('fail', 'crash', 'hang') ORDER BY id",
+            (),
+        )
+        return [
+            (Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)), Examined.from_json(result))
+            for i, seed, n, text, alike, result in rows
+        ]
+
+    def add_result(self, number: int, result: Examined) -> None:
+        """Write what came out for a program."""
+        with self._connection:
+            self._connection.execute(
+                "UPDATE program SET status = ?, result = ? WHERE id = ?",
+                (result.status.value, result.to_json(), number),
+            )
+
+    def assign(self, number: int, bug: int | None) -> None:
+        """Say to which group a program belongs; 0 for none, because its failure was not confirmed."""
+        with self._connection:
+            self._connection.execute("UPDATE program SET bug = ? WHERE id = ?", (bug, number))
+
+    def unconfirmed(self) -> int:
+        """How many failures did not show again."""
+        ((count,),) = self._rows("SELECT count(*) FROM program WHERE bug = 0", ())
+        return int(count)
+
+    def totals(self) -> Totals:
+        """Counts over the programs that were checked."""
+        statuses: Counter[str] = Counter()
+        compiled = 0
+        pairs: set[str] = set()
+        for status, covers, result in self._rows("SELECT status, covers, result FROM program WHERE status != ''", ()):
+            statuses[str(status)] += 1
+            pairs.update(str(one) for one in self._list(covers))
+            compiled += Examined.from_json(result).compiled
+        return Totals(dict(statuses), compiled, len({pair.split(" ")[0] for pair in pairs}), len(pairs))
+
+    def inconclusive(self) -> list[tuple[str, str]]:
+        """The programs without a verdict, each with the reason."""
+        rows = self._rows("SELECT seed, number, result FROM program WHERE status = 'inconclusive'", ())
+        return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
+
+    # groups
+
+    def groups(self) -> list[Group]:
+        """All groups, those met most first."""
+        rows = self._rows("SELECT id, content, program, result FROM bug", ())
+        found = [self._group(*row) for row in rows]
+        return sorted(found, key=lambda group: (-group.confirmed, bool(group.reason), -group.met, group.number))
+
+    def _group(self, number: object, content: object, program: object, result: object) -> Group:
+        try:
+            raw = json.loads(str(content))
+            given = {name: raw[name] for name in _CONTENT}
+        except (ValueError, KeyError, TypeError) as error:
+            raise FuzzError(f"{self.path}: a group: {type(error).__name__}: {error}") from None
+        words = all(isinstance(given[name], str) for name in ("kind", "detail", "stage", "op", "script"))
+        if not words or not isinstance(given["met"], int):
+            raise FuzzError(f"{self.path}: a group has a field of a wrong type")
+        program = decode_program(str(program))
+        return Group(**given, program=program, result=Examined.from_json(str(result)), number=int(str(number)))
+
+    def put(self, group: Group) -> Group:
+        """Add a group, or join it with the one of its signature. A group that has a number is moved there.
+
+        Returns:
+            The group as it is in the file now.
+        """
+        groups = self.groups()
+        there = next((one for one in groups if one.signature == group.signature), None)
+        now = next((one for one in groups if one.number == group.number), None)
+        joined = group if now is None else replace(group, met=max(group.met, now.met))  # more were met in between
+        if there is not None and there.number != group.number:
+            joined = there.joined(joined)
+        content = json.dumps({name: getattr(joined, name) for name in _CONTENT})
+        values = (joined.signature, content, encode_program(joined.program), joined.result.to_json())
+        with self._connection:
+            if joined.number:
+                self._connection.execute(
+                    "UPDATE bug SET signature = ?, content = ?, program = ?, result = ? WHERE id = ?",
+                    (*values, joined.number),
+                )
+                number = joined.number
+            else:
+                cursor = self._connection.execute(
+                    "INSERT INTO bug (signature, content, program, result) VALUES (?, ?, ?, ?)", values
+                )
+                number = int(cursor.lastrowid or 0)
+            if there is not None and group.number and there.number != group.number:
+                self._connection.execute("UPDATE program SET bug = ? WHERE bug = ?", (there.number, group.number))
+                self._connection.execute("DELETE FROM bug WHERE id = ?", (group.number,))
+        return replace(joined, number=number)
+
+    def met_again(self, group: Group) -> None:
+        """Count one more program that failed as a group's did."""
+        found = next((one for one in self.groups() if one.number == group.number), None)
+        if found is not None:
+            self.put(replace(found, met=found.met + 1))
+
+    def signatures(self) -> set[str]:
+        """The signatures of all confirmed groups."""
+        return {group.signature for group in self.groups() if group.confirmed}
+
+    def _rows(self, text: str, values: Sequence[object]) -> Iterable[Any]:
+        try:
+            return self._connection.execute(text, tuple(values)).fetchall()
+        except sqlite3.Error as error:
+            raise FuzzError(f"{self.path}: cannot be read: {error}") from error
+
+    def _list(self, text: object) -> list[Any]:
+        try:
+            raw = json.loads(str(text))
+        except (ValueError, RecursionError) as error:
+            raise FuzzError(f"{self.path}: not JSON: {error}") from None
+        return raw if isinstance(raw, list) else []

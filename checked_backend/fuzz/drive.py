@@ -1,0 +1,210 @@
+"""Run a fuzz: keep worker processes busy, and write each result to the corpus as it comes.
+
+Failures are confirmed before more programs are checked, so that a run that is cut short has whole results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.groups import Group, may_be
+from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Task
+from checked_backend.sweep.status import Status
+
+__all__ = ["Ended", "Watch", "run_fuzz"]
+
+GRACE = 30.0
+"""Seconds that processes have to end after the time is over."""
+
+_GENERATED_AT_ONCE = 96
+_ENOUGH_WAITING = 48
+_FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Whom a run tells what happens. Each function may be replaced.
+
+    Attributes:
+        found: Called with a group that is new in this corpus.
+        progress: Called after each result.
+    """
+
+    found: Callable[[Group], None] = lambda _group: None
+    progress: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        checked: How many programs were checked in it.
+        seconds: How long it took.
+        waiting: How many failures wait to be confirmed.
+    """
+
+    checked: int
+    seconds: float
+    waiting: int
+
+
+def run_fuzz(
+    asked: Asked, corpus: Corpus, *, jobs: int = 1, seconds: float | None, programs: int | None = None, watch: Watch
+) -> Ended:
+    """Generate, check, confirm and localize until the time is over or so many programs were checked.
+
+    Args:
+        asked: What the user asked for.
+        corpus: Where programs and results go. What waits there comes first.
+        jobs: How many processes run at a time.
+        seconds: The time; None for no limit.
+        programs: How many programs to check; None for no limit.
+        watch: Whom to tell.
+
+    Raises:
+        FuzzError: No programs could be generated.
+        OSError: The system gives no process.
+    """
+    run = _Run(asked, corpus, jobs, seconds, programs, watch)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            run.loop(pool)
+        finally:
+            run.stop()
+    return Ended(run.checked, time.monotonic() - run.begun, len(run.to_confirm))
+
+
+@dataclass(slots=True)
+class _Run:
+    asked: Asked
+    corpus: Corpus
+    jobs: int
+    seconds: float | None
+    programs: int | None
+    watch: Watch
+    begun: float = field(default_factory=time.monotonic)
+    checked: int = 0
+    to_confirm: list[ConfirmTask] = field(default_factory=list)
+    to_check: list[CheckTask] = field(default_factory=list)
+    _to_localize: list[Group] = field(default_factory=list)
+    _running: dict[Future[Any], Task] = field(default_factory=dict)
+    reins: Reins = field(default_factory=Reins)
+
+    def loop(self, pool: ThreadPoolExecutor) -> None:
+        for entry, result in self.corpus.failures():
+            self._sort(ConfirmTask(entry.text, result, entry))
+        self._to_localize = [g for g in self.corpus.groups() if g.confirmed and not g.localized and self.asked.localize]
+        while True:
+            while len(self._running) < self.jobs and (task := self._next()) is not None:
+                self._running[pool.submit(task.run, self.asked, self.reins)] = task
+            if not self._running or self._over(GRACE):
+                return
+            done, _ = wait(self._running, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._take(self._running.pop(future), future.result())
+            self.watch.progress()
+
+    def stop(self) -> None:
+        """End the processes that still run, and keep what they have answered."""
+        self.reins.stop()
+        for future in wait(self._running, timeout=10).done:
+            task = self._running.pop(future)
+            if isinstance(task, CheckTask) and not future.exception():
+                self._take(task, future.result())
+
+    # what to do next
+
+    def _over(self, grace: float = 0.0) -> bool:
+        return self.seconds is not None and time.monotonic() - self.begun > self.seconds + grace
+
+    def _next(self) -> Task | None:
+        if self._over():
+            return None
+        while self.to_confirm:
+            task = self.to_confirm.pop(0)
+            if not self._known(task):
+                return task
+        localizing = any(isinstance(task, ConfirmTask) and task.group for task in self._running.values())
+        enough = self.programs is not None and self._begun_to_check() >= self.programs
+        if self._to_localize and (not localizing or enough):
+            return ConfirmTask.of_group(self._to_localize.pop(0))
+        return None if enough else self._next_check()
+
+    def _begun_to_check(self) -> int:
+        return self.checked + sum(len(task.entries) for task in self._running.values() if isinstance(task, CheckTask))
+
+    def _next_check(self) -> Task | None:
+        if self.to_check:
+            return self.to_check.pop(0)
+        busy = {entry.number for t in self._running.values() if isinstance(t, CheckTask) for entry in t.entries}
+        waiting = [entry for entry in self.corpus.waiting() if entry.number not in busy]
+        generating = any(isinstance(task, GenerateTask) for task in self._running.values())
+        if len(waiting) < _ENOUGH_WAITING and not generating:
+            return GenerateTask(self.corpus.next_number(self.asked.seed), _GENERATED_AT_ONCE)
+        if not waiting:
+            return None
+        alike = max({entry.alike for entry in waiting}, key=lambda one: sum(e.alike == one for e in waiting))
+        size = self.asked.chunk
+        if self.programs is not None:
+            size = min(size, self.programs - self._begun_to_check())
+        chosen = [entry for entry in waiting if entry.alike == alike][:size]
+        dynamic = alike.endswith("1")
+        return CheckTask(chosen[: max(1, size // 4)] if dynamic else chosen, 1 if dynamic else self.asked.batch)
+
+    # what came out
+
+    def _take(self, task: Task, result: Any) -> None:
+        if isinstance(task, GenerateTask):
+            self.corpus.add_programs(self.asked.seed, result)
+        elif isinstance(task, CheckTask):
+            self._take_checked(task, *result)
+        else:
+            self._take_confirmed(task, result)
+
+    def _take_checked(self, task: CheckTask, found: dict[int, Any], again: list[CheckTask]) -> None:
+        self.to_check.extend(again)
+        for place, examined in found.items():
+            entry = task.entries[place]
+            self.corpus.add_result(entry.number, examined)
+            self.checked += 1
+            if examined.status in _FAILED and examined.kind:
+                self._sort(ConfirmTask(entry.text, examined, entry))
+
+    def _sort(self, task: ConfirmTask) -> None:
+        """Count a failure of a known group; let others wait to be confirmed, small ones first."""
+        if not self._known(task):
+            self.to_confirm.append(task)
+            self.to_confirm.sort(key=lambda one: one.entry.program.size if one.entry is not None else ())
+
+    def _known(self, task: ConfirmTask) -> bool:
+        if task.entry is None:
+            return False
+        program = task.entry.program
+        group = next((g for g in self.corpus.groups() if g.confirmed and may_be(g, program, task.result)), None)
+        if group is not None:
+            self.corpus.assign(task.entry.number, group.number)
+            self.corpus.met_again(group)
+        return group is not None
+
+    def _take_confirmed(self, task: ConfirmTask, group: Group | None) -> None:
+        if group is None:
+            if task.entry is not None:
+                self.corpus.assign(task.entry.number, 0)
+            elif task.group is not None:
+                self.corpus.put(replace(task.group, localized=True))  # in vain: it did not fail this time
+            return
+        known = {one.signature for one in self.corpus.groups()}
+        kept = self.corpus.put(group)
+        if task.entry is not None:
+            self.corpus.assign(task.entry.number, kept.number)
+        if kept.signature not in known:
+            if self.asked.localize and not kept.localized and not kept.reason and task.group is None:
+                self._to_localize.append(kept)
+            if task.group is None:
+                self.watch.found(kept)

@@ -1,0 +1,1 @@
+"""Make random programs that eager runs, that are defined, and that are the same for the same seed."""

@@ -1,0 +1,269 @@
+"""A program in the making: each call is run in eager at once, so that its result is known to the next."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from checked_backend.fuzz.build import run_call
+from checked_backend.fuzz.generate.undefined import is_undefined
+from checked_backend.fuzz.program import Call, Input, Program, Ref, Size, map_refs
+from checked_backend.fuzz.values import make_inputs, strides_of
+
+__all__ = ["Choices", "Draft"]
+
+_DTYPES = {
+    "float32": 40,
+    "bfloat16": 8,
+    "float16": 8,
+    "float64": 8,
+    "int64": 9,
+    "int32": 6,
+    "int16": 3,
+    "int8": 6,
+    "uint8": 6,
+    "bool": 5,
+    "complex64": 1,
+}
+_SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
+_MOST_ELEMENTS = 4096
+_MOST_OF_INPUT = 512
+_SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 100, 127, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user asked for.
+
+    Attributes:
+        ops: Patterns of names of operations, as in a shell; empty for all.
+        dtypes: Dtypes of inputs; empty for all.
+        training: Whether programs are differentiated; None for some.
+        dynamic: Whether sizes are symbolic; None for some.
+        longest: The greatest number of calls.
+    """
+
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    training: bool | None = None
+    dynamic: bool | None = None
+    longest: int = 8
+
+
+class Draft:
+    """The program so far, and the values that its calls have in eager.
+
+    Args:
+        rng: The source of all choices.
+        choices: What the user asked for.
+        gradients: Whether the program is differentiated.
+        dynamic: Whether its sizes are symbolic.
+
+    Attributes:
+        rng: As above.
+        values: What each input and each call is in eager.
+    """
+
+    def __init__(self, rng: random.Random, choices: Choices, *, gradients: bool, dynamic: bool) -> None:
+        self.rng = rng
+        self.values: list[Any] = []
+        self.gradients = gradients
+        self.dynamic = dynamic
+        self._choices = choices
+        self._entries: list[Input | Call] = []
+
+    def chance(self, probability: float) -> bool:
+        """Whether something of this probability happens."""
+        return self.rng.random() < probability
+
+    # inputs
+
+    def dtype(self) -> str:
+        """A dtype for an input."""
+        allowed = {name: weight for name, weight in _DTYPES.items() if name in (self._choices.dtypes or _DTYPES)}
+        return self.rng.choices(list(allowed), list(allowed.values()))[0]
+
+    def shape(self) -> tuple[int, ...]:
+        """A shape for an input."""
+        dims = self.rng.choices((0, 1, 2, 3, 4), (6, 25, 38, 20, 11))[0]
+        while True:
+            shape = tuple(0 if self.chance(0.015) else self.rng.choice(_SIZES) for _ in range(dims))
+            if torch.Size(shape).numel() <= _MOST_OF_INPUT:
+                return shape
+
+    def new_input(self, dtype: str = "", shape: Sequence[int] | None = None, **more: Any) -> Ref:
+        """Add an input.
+
+        Args:
+            dtype: Its dtype; default any.
+            shape: Its shape; default any.
+            more: Other fields of `Input`; default any layout, any values.
+        """
+        dtype = dtype or self.dtype()
+        shape = self.shape() if shape is None else tuple(shape)
+        fill = self.rng.choices(("range", "normal", "edges"), (65, 20, 15))[0]
+        given = Input(dtype, shape, strides_of(shape), fill=fill, seed=self.rng.getrandbits(31))
+        if "stride" not in more:
+            given = self._laid_out(given)
+        floating = dtype.startswith(("float", "bfloat", "complex"))
+        grad = self.gradients and floating and self.chance(0.8)
+        given = replace(given, **{"requires_grad": grad, **more})
+        return self._keep(given, make_inputs([given])[0])
+
+    def shared_input(self) -> Ref | None:
+        """Add an input that shares memory with an earlier one; None if there is none."""
+        roots = [p for p, e in enumerate(self._entries) if isinstance(e, Input) and e.shares is None and e.extent > 1]
+        if not roots:
+            return None
+        root = self.rng.choice(roots)
+        of = self._entries[root]
+        assert isinstance(of, Input)
+        offset = self.rng.randrange(of.extent) if self.chance(0.5) else 0
+        size, step = of.extent - offset, self.rng.choice((1, 1, 2))
+        shape: tuple[int, ...] = ((size - 1) // step + 1,)
+        stride: tuple[int, ...] = (step,)
+        if self.chance(0.4):
+            shape, stride, offset = of.shape, of.stride, of.offset
+        given = Input(of.dtype, shape, stride, offset, root, requires_grad=False)
+        storage = self.values[root].detach()
+        return self._keep(given, storage.as_strided(shape, stride, offset))
+
+    def _laid_out(self, given: Input) -> Input:
+        """The same input with any layout: dense, transposed, channels last, expanded, with gaps, at an offset."""
+        shape, dims = given.shape, len(given.shape)
+        way = self.rng.choices(("dense", "transposed", "expanded", "gaps", "offset"), (55, 18, 10, 10, 7))[0]
+        if way == "transposed" and dims > 1:
+            order = self.rng.sample(range(dims), dims)
+            if dims == 4 and self.chance(0.5):
+                order = [0, 2, 3, 1]
+            return replace(given, stride=strides_of(shape, order))
+        if way == "expanded" and dims:
+            dim = self.rng.randrange(dims)
+            once = [1 if d == dim else size for d, size in enumerate(shape)]
+            stride = tuple(0 if d == dim else step for d, step in enumerate(strides_of(once)))
+            return replace(given, stride=stride)
+        if way == "gaps" and dims:
+            return replace(given, stride=tuple(2 * step for step in given.stride))
+        return replace(given, offset=self.rng.randrange(1, 5)) if way == "offset" else given
+
+    # values that are there
+
+    def tensors(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> list[Ref]:
+        """The tensors so far that are wanted."""
+        return [Ref(p) for p, value in enumerate(self.values) if isinstance(value, torch.Tensor) and wanted(value)]
+
+    def value(self, ref: Ref) -> torch.Tensor:
+        """What a value is in eager."""
+        found = self.values[ref.value]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    def any(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> Ref | None:
+        """Any wanted tensor; later ones more often. None if there is none."""
+        found = self.tensors(wanted)
+        return self.rng.choices(found, [1 + 2 * place for place in range(len(found))])[0] if found else None
+
+    def at_least(self, dims: int) -> Ref:
+        """A tensor of so many dimensions or more; a new input if there is none."""
+        found = self.any(lambda tensor: tensor.dim() >= dims)
+        if found is not None:
+            return found
+        return self.new_input(shape=[self.rng.choice(_SIZES[:8]) for _ in range(dims)])
+
+    def scalar(self) -> Any:
+        """A Python number. In a dynamic program it may be a size."""
+        if self.dynamic and self.chance(0.15):
+            found = self.any(lambda tensor: tensor.dim() > 0)
+            if found is not None:
+                return Size(found.value, self.rng.randrange(self.value(found).dim()))
+        return self.rng.choice(_SCALARS)
+
+    def partner(self, of: Ref) -> Any:
+        """The other operand of a binary operation: a number, a tensor there is, or a new input that broadcasts."""
+        if self.chance(0.25):
+            return self.scalar()
+        shape = self.value(of).shape
+        found = self.any(lambda tensor: _broadcast(tensor.shape, shape))
+        if found is not None and self.chance(0.65):
+            return found
+        return self.fitting(shape, "" if self.chance(0.3) else _name(self.value(of).dtype))
+
+    def fitting(self, shape: Sequence[int], dtype: str = "") -> Ref:
+        """A new input that broadcasts to a shape."""
+        own = [1 if self.chance(0.15) else size for size in shape]
+        while own and self.chance(0.12):
+            own.pop(0)
+        return self.new_input(dtype, own)
+
+    # calls
+
+    def add(self, call: Call | None) -> Ref | None:
+        """Add a call, if eager runs it and its result is defined.
+
+        Returns:
+            Its result; None if it was not added.
+        """
+        if call is None:
+            return None
+        try:
+            with warnings.catch_warnings(), torch.set_grad_enabled(self.gradients):
+                warnings.simplefilter("ignore")
+                if is_undefined(call, self.values):
+                    return None
+                value = run_call(call, self.values)
+        except Exception:  # what eager refuses is no program; a call may raise whatever torch raises
+            return None
+        if call.op != "setitem" and not _is_usable(value):
+            return None
+        made = whole = self._keep(call, value)
+        if isinstance(value, tuple | list):
+            for place in sorted(self.rng.sample(range(len(value)), min(len(value), self.rng.choice((1, 1, 2))))):
+                made = self._keep(Call("getitem", (whole, place)), value[place])
+        return made
+
+    def _keep(self, entry: Input | Call, value: Any) -> Ref:
+        self._entries.append(entry)
+        self.values.append(value)
+        return Ref(len(self.values) - 1)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls so far."""
+        return [entry for entry in self._entries if isinstance(entry, Call)]
+
+    def finish(self, returns: Sequence[Ref]) -> Program:
+        """The program, with its inputs first."""
+        inputs = [place for place, entry in enumerate(self._entries) if isinstance(entry, Input)]
+        others = [place for place, entry in enumerate(self._entries) if isinstance(entry, Call)]
+        where = {old: new for new, old in enumerate([*inputs, *others])}
+        given = [entry for entry in self._entries if isinstance(entry, Input)]
+        return Program(
+            tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
+            tuple(map_refs(call, where.__getitem__) for call in self.calls),
+            tuple(where[ref.value] for ref in returns),
+            self.gradients,
+            self.dynamic,
+        ).unused_dropped()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:
+    try:
+        elements: int = torch.broadcast_shapes(one, other).numel()
+    except RuntimeError:
+        return False
+    return elements <= _MOST_ELEMENTS
+
+
+def _is_usable(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and value.numel() <= _MOST_ELEMENTS and not value.is_quantized
+    return isinstance(value, tuple | list) and bool(value) and len(value) < 20 and all(map(_is_usable, value))

@@ -1,0 +1,154 @@
+"""Make the program of a seed and a number."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from checked_backend.fuzz.build import run_eager
+from checked_backend.fuzz.generate import opinfo
+from checked_backend.fuzz.generate.draft import Choices, Draft
+from checked_backend.fuzz.generate.rules import RULES, Rule
+from checked_backend.fuzz.known import is_known, spelled
+from checked_backend.fuzz.program import Program, Ref, refs_of
+from checked_backend.random_state import random_untouched
+
+__all__ = ["covered", "make_program", "matches", "rules_for", "runs_alike"]
+
+_TRIES = 40
+_SHARE_OF_GRADIENTS = 0.35
+_SHARE_OF_DYNAMIC = 0.06
+_SHARE_OF_WANTED = 0.6
+
+
+def matches(op: str, patterns: Sequence[str]) -> bool:
+    """Whether an operation is one that the user named: ``add*``, ``F.gelu``, ``Tensor.add_``."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (op, spelled(op), op.rpartition(".")[2]))
+
+
+def rules_for(patterns: Sequence[str]) -> list[Rule]:
+    """The rules with only those operations that patterns name; all rules if there are no patterns."""
+    found = [replace(rule, ops=tuple(op for op in rule.ops if is_known(op))) for rule in [*RULES, *opinfo.rules()]]
+    if patterns:
+        found = [replace(rule, ops=tuple(op for op in rule.ops if matches(op, patterns))) for rule in found]
+    return [rule for rule in found if rule.ops]
+
+
+def make_program(
+    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
+) -> Program:
+    """The program of a seed and a number. It is the same each time, with the same versions.
+
+    Args:
+        seed: The seed of the run.
+        number: The number of the program.
+        choices: What the user asked for.
+        rules: The rules.
+        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
+    """
+    with random_untouched():
+        for attempt in range(_TRIES * 10):
+            rng = random.Random(f"{seed} {number} {attempt}")
+            program = _attempt(rng, choices, rules, wanted)
+            if program is not None and runs_alike(program):
+                return program
+    raise LookupError(f"no program of seed {seed}, number {number}, in {_TRIES * 10} attempts")
+
+
+def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> Program | None:
+    gradients = rng.random() < _SHARE_OF_GRADIENTS if choices.training is None else choices.training
+    dynamic = rng.random() < _SHARE_OF_DYNAMIC if choices.dynamic is None else choices.dynamic
+    torch.manual_seed(rng.getrandbits(32))
+    draft = Draft(rng, choices, gradients=gradients, dynamic=dynamic)
+    draft.new_input()
+    if draft.chance(0.3):
+        draft.new_input()
+    if draft.chance(0.12):
+        draft.shared_input()
+    made: list[Ref] = []
+    length, asked = rng.randint(1, choices.longest), 0
+    for _ in range(_TRIES):
+        if len(draft.calls) >= length:
+            break
+        from_wanted = bool(wanted) and (not asked or draft.chance(_SHARE_OF_WANTED))
+        ref = _extend(draft, wanted if from_wanted else rules)
+        if ref is not None:
+            made.append(ref)
+            asked += from_wanted
+    if not made or (wanted and not asked):
+        return None
+    program = draft.finish(_returned(draft, made))
+    return program if program.calls else None
+
+
+def _extend(draft: Draft, rules: Sequence[Rule]) -> Ref | None:
+    rule = draft.rng.choices(rules, [rule.weight for rule in rules])[0]
+    op = draft.rng.choice(rule.ops)
+    try:
+        call = rule.make(draft, op)
+    except (RuntimeError, ValueError, IndexError, TypeError):  # the rule asked torch for a shape that cannot be
+        return None
+    return draft.add(call)
+
+
+def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
+    """The values to return: most of those that no call uses, some of the others, an input now and then."""
+    used = {ref.value for call in draft.calls for ref in refs_of(call)}
+    found = []
+    for ref in draft.tensors():
+        probability = 0.08 if ref not in made else 0.25 if ref.value in used else 0.85
+        if draft.chance(probability):
+            found.append(ref)
+    draft.rng.shuffle(found)
+    return found or draft.tensors()[-1:]
+
+
+def covered(program: Program) -> list[str]:
+    """The operations of a program, each with the dtype of its first tensor: ``torch.add float32``."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        warnings.simplefilter("ignore")
+        values = run_eager(program)
+    found = set()
+    for call in program.calls:
+        tensors = [values[ref.value] for ref in refs_of(call) if isinstance(values[ref.value], torch.Tensor)]
+        found.add(f"{call.op} {str(tensors[0].dtype).removeprefix('torch.') if tensors else ''}".rstrip())
+    return sorted(found)
+
+
+def runs_alike(program: Program) -> bool:
+    """Whether eager runs a program, and gives the same twice; forward, and backward if it is differentiated."""
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            first, second = (_results(program) for _ in range(2))
+    except Exception:  # whatever torch raises: it is no program
+        return False
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _results(program: Program) -> list[Any]:
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(program.gradients):
+        values = run_eager(program)
+        results = [values[place] for place in program.returns]
+        if not program.gradients:
+            return results + values[: len(program.inputs)]
+        wanted = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
+        if not wanted:
+            raise RuntimeError("nothing to differentiate")
+        torch.autograd.backward(wanted, [torch.ones_like(value) for value in wanted])
+    grads = [value.grad for value in values[: len(program.inputs)] if value.grad is not None]
+    return [*results, *values[: len(program.inputs)], *grads]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):
+        return type(one) is type(other)
+    one, other = one.detach(), other.detach()
+    return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

@@ -1,0 +1,110 @@
+"""Calls whose result torch does not define. They are no programs, because compiled code may do anything with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from checked_backend.fuzz.program import Call, Constant, Ref
+
+__all__ = ["UNDEFINED_OPS", "is_undefined"]
+
+UNDEFINED_OPS = frozenset(
+    {
+        *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements
+        *("svd", "svd_lowrank", "pca_lowrank", "geqrf", "qr", "lobpcg", "ormqr", "pinverse"),  # signs of vectors
+        *("multinomial", "rrelu", "rrelu_", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"),
+        *("as_strided", "as_strided_", "put", "put_", "histc", "bincount", "nonzero", "unique", "unique_consecutive"),
+        *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
+        *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
+        *("retain_grad", "detach_", "requires_grad_", "rename", "rename_", "refine_names", "sparse_mask"),
+    }
+)
+"""Operations that are left out by name: ties, signs and memory that torch leaves open, or sizes that depend on data."""
+
+_LINALG = frozenset(
+    {"norm", "vector_norm", "matrix_norm", "cross", "vecdot", "multi_dot", "diagonal", "vander", "matmul"}
+)
+_SHIFTS = ("<<", ">>", "shift")
+_TO_INTEGERS: dict[str, torch.dtype] = {
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+}
+_WRITES = ("setitem", "Tensor.copy_", "Tensor.index_put_", "Tensor.masked_scatter_")
+_DUPLICATES = ("scatter", "index_copy", "index_put", "index_fill", "put_", "take_along_dim")
+
+
+def is_undefined(call: Call, values: Sequence[Any]) -> bool:
+    """Whether torch leaves open what a call gives.
+
+    Args:
+        call: The call.
+        values: The values so far.
+    """
+    own = call.op.rpartition(".")[2]
+    if own in UNDEFINED_OPS or (call.op.startswith("torch.linalg.") and own not in _LINALG):
+        return True
+    tensors = [values[arg.value] for arg in call.args if isinstance(arg, Ref)]
+    tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return _shifts_too_far(call, tensors) or _converts_what_does_not_fit(call, tensors) or _writes_twice(call, tensors)
+
+
+def _shifts_too_far(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+    if not any(word in call.op for word in _SHIFTS):
+        return False
+    by = call.args[1]
+    widths = [_bits(tensor) for tensor in tensors] or [64]
+    if not isinstance(by, Ref):
+        return not 0 <= by < min(widths)
+    last = tensors[-1]
+    if not isinstance(call.args[0], Ref):
+        return True
+    return bool(((last < 0) | (last >= min(widths))).any()) or bool((tensors[0] < 0).any())
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return 1 if tensor.dtype is torch.bool else 8 * tensor.element_size()
+
+
+def _converts_what_does_not_fit(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether numbers become integers that cannot hold them."""
+    own = call.op.rpartition(".")[2]
+    wanted = _TO_INTEGERS.get(own)
+    for argument in (*call.args, *call.kwargs.values()):
+        if isinstance(argument, Constant) and argument.name.startswith(("int", "uint")):
+            wanted = getattr(torch, argument.name)
+    sources = tensors
+    if call.op in _WRITES and len(tensors) > 1:
+        wanted, sources = tensors[0].dtype, tensors[1:]
+    if own in ("type_as", "view_as") and len(tensors) > 1:
+        wanted, sources = tensors[1].dtype, tensors[:1]
+    if wanted is None or wanted.is_floating_point or wanted.is_complex or wanted is torch.bool:
+        return False
+    limits = torch.iinfo(wanted)
+    for tensor in sources:
+        if tensor.is_complex():
+            return True
+        if tensor.is_floating_point():
+            wide = tensor.detach().double()
+            if not bool(((wide > float(limits.min) - 1.0) & (wide < float(limits.max))).all()):  # NaN is refused, too
+                return True
+    return False
+
+
+def _writes_twice(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an operation may write two values to one place: an index has equal elements."""
+    own = call.op.rpartition(".")[2]
+    if not own.startswith(_DUPLICATES) or own.startswith(("scatter_add", "scatter_reduce")):
+        return False
+    dim = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], int) else 0
+    for index in tensors[1:]:
+        if index.dtype in (torch.int64, torch.int32) and index.numel() > 1:
+            ordered = index.sort(dim).values if -index.dim() <= dim < index.dim() else index.flatten().sort().values
+            if bool((ordered.diff(dim=dim if ordered.dim() == index.dim() else 0) == 0).any()):
+                return True
+    return False

@@ -1,0 +1,136 @@
+"""One bug is one row: failures are grouped by what differs, and by the operator at fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from checked_backend.fuzz.known import spelled
+from checked_backend.fuzz.oracle import Examined
+from checked_backend.fuzz.program import Program
+
+__all__ = ["DOCUMENTED", "Group", "documented", "may_be", "signature_of"]
+
+_SYMBOLS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floor_divide",
+    "%": "remainder",
+    "**": "pow",
+    "@": "matmul",
+    "&": "bitwise_and",
+    "|": "bitwise_or",
+    "^": "bitwise_xor",
+    "<<": "bitwise_left_shift",
+    ">>": "bitwise_right_shift",
+    "true_divide": "div",
+}
+
+DOCUMENTED: dict[str, str] = {
+    "alias.identity": "a compiled program may return another tensor object for the same memory",
+    "structure.stride": "Inductor may choose other strides for results; the values are eager's",
+}
+"""Finer kinds of findings that torch documents as differences of compiled programs, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A bug, as far as can be told.
+
+    Attributes:
+        kind: The kind of finding.
+        detail: The finer kind; of a crash also the exception.
+        stage: The stage of compilation in which it arises.
+        op: The operator at fault, or the operations of the smallest program in order.
+        program: The smallest program that shows it.
+        result: What came out for that.
+        confirmed: Whether it failed in a fresh process.
+        met: How many programs failed so.
+        script: A stand-alone script; empty if there is none.
+        script_shows: Whether the script failed in a fresh process.
+        localized: Whether the operator was looked for.
+        number: Its number in a database; 0 if it is in none.
+    """
+
+    kind: str
+    detail: str
+    stage: str
+    op: str
+    program: Program
+    result: Examined
+    confirmed: bool = False
+    met: int = 1
+    script: str = ""
+    script_shows: bool = False
+    localized: bool = False
+    number: int = 0
+
+    @property
+    def signature(self) -> str:
+        """What makes it one group: kind, finer kind, stage, operator."""
+        return f"{self.detail or self.kind} | {self.stage} | {self.op}"
+
+    @property
+    def reason(self) -> str:
+        """Why it is no bug but a documented difference; empty if it may be a bug."""
+        return documented(self.detail)
+
+    def joined(self, other: Group) -> Group:
+        """Both as one: the smaller program, and how often both were met."""
+        first, second = (self, other) if _rank(self) <= _rank(other) else (other, self)
+        return replace(first, met=first.met + second.met, number=self.number)
+
+
+def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
+    return not group.confirmed, not group.localized, group.program.size
+
+
+def documented(detail: str) -> str:
+    """Why a finer kind of finding is a documented difference; empty if it is none."""
+    return DOCUMENTED.get(detail, "")
+
+
+def plain(op: str) -> str:
+    """The operator behind a name: ``add`` of ``+``, ``torch.add``, ``Tensor.add_``, ``aten.add.Tensor``."""
+    if op.startswith("aten."):
+        return op.split(".")[1].strip("_")
+    own = op if op in _SYMBOLS else spelled(op).rpartition(".")[2] if op[0].isalpha() else op
+    if own.endswith("=") and own[:-1] in _SYMBOLS:
+        own = own[:-1]
+    own = _SYMBOLS.get(own, own)
+    return own if own.startswith("x[") else own.rstrip("_")
+
+
+def _ops(program: Program) -> list[str]:
+    """The operators of a program in order, each once. What takes an element of several results is none."""
+    tuples = {len(program.inputs) + place for place, call in enumerate(program.calls)}
+    found: list[str] = []
+    for call in program.calls:
+        takes = call.op == "getitem" and isinstance(call.args[1], int) and call.args[0].value in tuples
+        if not takes and plain(call.op) not in found:
+            found.append(plain(call.op))
+    return found
+
+
+def signature_of(program: Program, result: Examined) -> Group:
+    """The group of a failure.
+
+    Args:
+        program: The program, as small as it was made.
+        result: What came out for it.
+    """
+    detail = result.detail or result.kind
+    if result.kind == "crash" and result.actual:
+        raised = result.actual.split(":")[0].split("(")[0].strip()
+        detail = f"{detail}: {raised}" if raised.isidentifier() else detail
+    op = plain(result.op) if result.op else " > ".join(_ops(program))
+    return Group(result.kind, detail, result.stage, op, program, result, localized=bool(result.op))
+
+
+def may_be(group: Group, program: Program, result: Examined) -> bool:
+    """Whether a failure may be a bug that is known: of the same kind, in a program with all of its operations."""
+    other = signature_of(program, result)
+    if (other.kind, other.detail) != (group.kind, group.detail):
+        return False
+    return set(_ops(group.program)) <= set(_ops(program))

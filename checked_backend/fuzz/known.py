@@ -1,0 +1,131 @@
+"""The operations that a program may call, by name. A name that is not here is refused.
+
+Known are the functions and methods that torch lists as overridable for tensors, functions that create tensors, and
+Python's operators. None of them reads or writes files.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checked_backend.errors import FuzzError
+
+__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "operation", "spelled"]
+
+FUNCTION, METHOD = "call_function", "call_method"
+
+OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "+": operator.add,
+        "-": operator.sub,
+        "*": operator.mul,
+        "/": operator.truediv,
+        "//": operator.floordiv,
+        "%": operator.mod,
+        "**": operator.pow,
+        "@": operator.matmul,
+        "&": operator.and_,
+        "|": operator.or_,
+        "^": operator.xor,
+        "<<": operator.lshift,
+        ">>": operator.rshift,
+        "<": operator.lt,
+        "<=": operator.le,
+        "==": operator.eq,
+        "!=": operator.ne,
+        ">": operator.gt,
+        ">=": operator.ge,
+        "+=": operator.iadd,
+        "-=": operator.isub,
+        "*=": operator.imul,
+        "/=": operator.itruediv,
+        "&=": operator.iand,
+        "|=": operator.ior,
+        "^=": operator.ixor,
+        "getitem": operator.getitem,
+        "setitem": operator.setitem,
+    }
+)
+"""Python's operators."""
+
+_ROOMS: Mapping[str, Any] = MappingProxyType(
+    {
+        "torch.": torch,
+        "torch.linalg.": torch.linalg,
+        "torch.special.": torch.special,
+        "torch.fft.": torch.fft,
+        "F.": torch.nn.functional,
+    }
+)
+_ALSO = frozenset(
+    {
+        *(f"torch.{name}" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "logspace")),
+        *(f"torch.{name}" for name in ("tril_indices", "triu_indices", "rand_like", "randn_like")),
+        *(f"Tensor.{name}" for name in ("new_zeros", "new_ones", "new_full", "unflatten")),
+        *("F.hardswish", "F.hardsigmoid"),
+    }
+)
+"""Harmless ones that torch does not list as overridable."""
+_PLAIN = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_UNDEFINED = re.compile(
+    r"empty.*|resize.*|new_empty.*|set_|data_ptr|share_memory_|storage.*|.*hook|backward|numpy|map2?_"
+)
+"""What reads memory that nobody wrote, or has nothing to do with a computation."""
+
+
+@functools.cache
+def _overridable() -> Mapping[str, frozenset[int]]:
+    """The identities of the functions that torch lists, by the prefix of their names."""
+    listed = torch.overrides.get_overridable_functions()  # torch keeps this, so identities stay
+    found = {prefix: frozenset(map(id, listed.get(room, ()))) for prefix, room in _ROOMS.items()}
+    found["torch."] |= frozenset(map(id, listed.get(torch.functional, ())))
+    return {**found, "Tensor.": frozenset(map(id, listed[torch.Tensor]))}
+
+
+@functools.cache
+def operation(name: str) -> tuple[str, Any]:
+    """How to call an operation: `FUNCTION` and the function, or `METHOD` and the name of a tensor's method.
+
+    Args:
+        name: ``torch.add``, ``F.relu``, ``Tensor.add_``, ``+=``, ``getitem``.
+
+    Raises:
+        FuzzError: It is not known.
+    """
+    if name in OPERATORS:
+        return FUNCTION, OPERATORS[name]
+    prefix, _, own = name.rpartition(".")
+    prefix += "."
+    if _PLAIN.fullmatch(own) and not _UNDEFINED.fullmatch(own):
+        if prefix == "Tensor.":
+            method = getattr(torch.Tensor, own, None)
+            if callable(method) and (name in _ALSO or id(method) in _overridable()[prefix]):
+                return METHOD, own
+        elif prefix in _ROOMS:
+            function = getattr(_ROOMS[prefix], own, None)
+            if callable(function) and (name in _ALSO or id(function) in _overridable()[prefix]):
+                return FUNCTION, function
+    raise FuzzError(f"a program: {name!r:.80} is no operation that may be called")
+
+
+def is_known(name: str) -> bool:
+    """Whether an operation may be called."""
+    try:
+        operation(name)
+    except FuzzError:
+        return False
+    return True
+
+
+def spelled(name: str) -> str:
+    """How a report names an operation: ``add_``, ``F.relu``, ``x[...] = ``."""
+    if name in ("getitem", "setitem"):
+        return {"getitem": "x[...]", "setitem": "x[...] = y"}[name]
+    return name.removeprefix("Tensor.").removeprefix("torch.")

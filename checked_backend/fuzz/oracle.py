@@ -1,0 +1,217 @@
+"""Is a program compiled rightly? `check` says so: of several programs in one compile, then of each that may be wrong.
+
+Programs share a compile only to save time. Whatever is not a pass is examined again, each program alone, so that
+blame is clear.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from checked_backend.checking import check
+from checked_backend.errors import FuzzError
+from checked_backend.findings import Finding
+from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.program import Program
+from checked_backend.report import Report
+from checked_backend.sweep.status import Status
+
+__all__ = ["Compiler", "Examined", "check_program", "compiler_of", "examine", "worst_finding"]
+
+Compiler = str | Callable[..., Any]
+"""A backend of ``torch.compile``, by its name or itself."""
+
+ISOLATED_SECONDS = 60.0
+"""Seconds after which a program that is looked at for a crash counts as hung."""
+
+_LONGEST = 400
+_PLANTED = "planted:"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What came out for one program.
+
+    Attributes:
+        status: A verdict, or how its process ended.
+        message: Why, in a sentence.
+        seconds: How long it took; of a batch, its share.
+        compiled: Whether any of it was compiled.
+        alone: Whether it had a compile of its own.
+        kind: The kind of the worst finding; empty if there is none.
+        detail: Its finer kind.
+        subject: Its subject.
+        stage: The stage of compilation in which it arises.
+        op: The operator at fault, where one was found.
+        expected: What eager has, in words.
+        actual: What the compiled program has.
+        report: The report as JSON, of what did not pass.
+    """
+
+    status: Status
+    message: str = ""
+    seconds: float = 0.0
+    compiled: bool = False
+    alone: bool = True
+    kind: str = ""
+    detail: str = ""
+    subject: str = ""
+    stage: str = ""
+    op: str = ""
+    expected: str = ""
+    actual: str = ""
+    report: str = field(default="", repr=False)
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Examined:
+        """Read what `to_json` wrote, as text or already parsed.
+
+        Raises:
+            FuzzError: It is no such thing.
+        """
+        try:
+            raw = json.loads(raw) if isinstance(raw, str) else raw
+            given = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+            return cls(**{**given, "status": Status.of(given["status"], "a result of fuzz")})
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise FuzzError(f"a result of fuzz: {type(error).__name__}: {error}") from None
+
+
+@functools.cache
+def compiler_of(name: str) -> Compiler:
+    """The compiler that a name stands for: a backend, or with ``planted:`` a fault of `checked_backend.fuzz.planted`.
+
+    Raises:
+        FuzzError: There is no such fault.
+    """
+    if not name.startswith(_PLANTED):
+        return name
+    faults: Mapping[str, Any] = importlib.import_module("checked_backend.fuzz.planted").FAULTS
+    if name.removeprefix(_PLANTED) not in faults:
+        raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in faults)}")
+    made: Compiler = faults[name.removeprefix(_PLANTED)].compiler
+    return made
+
+
+def examine(
+    programs: Sequence[Program],
+    compiler: Compiler,
+    options: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[int, Examined]]:
+    """Check programs, as one compile if that passes.
+
+    Args:
+        programs: All are differentiated or none, all are dynamic or none.
+        compiler: The candidate.
+        options: Its options.
+        note: Called with what begins now: ``batch``, or ``program 3``.
+
+    Yields:
+        The place of a program, and what came out. Each program comes once.
+    """
+    if len(programs) > 1:
+        note("batch")
+        together = _checked(programs, compiler, options)
+        if together.status is Status.PASS:
+            share = together.seconds / len(programs)
+            for place in range(len(programs)):
+                yield place, Examined(Status.PASS, seconds=share, compiled=together.compiled, alone=False)
+            return
+    for place, program in enumerate(programs):
+        note(f"program {place}")
+        yield place, _checked([program], compiler, options)
+
+
+def check_program(
+    program: Program,
+    compiler: Compiler,
+    options: Mapping[str, Any] | None = None,
+    *,
+    localize: bool = False,
+    isolate: bool = False,
+) -> Examined:
+    """Check one program alone.
+
+    Args:
+        program: The program.
+        compiler: The candidate.
+        options: Its options.
+        localize: Whether to find the operator, reduce it, and write a repro.
+        isolate: Whether to do it in a process of its own, whose death is what is looked for.
+    """
+    more = {"isolate": True, "timeout": ISOLATED_SECONDS} if isolate else {}
+    return _checked([program], compiler, options, localize=localize, **more)
+
+
+def _checked(
+    programs: Sequence[Program], compiler: Compiler, options: Mapping[str, Any] | None, **more: Any
+) -> Examined:
+    began = time.monotonic()
+    try:
+        torch.manual_seed(0)
+        report = check(
+            build(programs),
+            inputs_for(programs),
+            compiler=compiler,
+            gradients=programs[0].gradients,
+            dynamic=programs[0].dynamic or None,
+            compiler_options=dict(options or {}),
+            **more,
+        )
+    except (Exception, SystemExit) as error:  # the check itself failed; that is no verdict, and must be seen
+        words = f"the check itself failed: {type(error).__name__}: {error}"
+        return Examined(
+            Status.INCONCLUSIVE,
+            words[:_LONGEST],
+            time.monotonic() - began,
+            alone=len(programs) == 1,
+            report=json.dumps({"traceback": traceback.format_exc()}),
+        )
+    return _judged(report, time.monotonic() - began, alone=len(programs) == 1)
+
+
+def worst_finding(report: Report) -> Finding | None:
+    """The finding that names what is wrong: the first that fails, what is about values before what is about layout."""
+    failing = [finding for finding in report.findings if finding.fails]
+    return min(failing, key=lambda finding: finding.is_layout, default=None)
+
+
+def _judged(report: Report, seconds: float, *, alone: bool) -> Examined:
+    status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
+    if status is Status.PASS:
+        return Examined(status, seconds=seconds, compiled=compiled, alone=alone)
+    finding = worst_finding(report)
+    if finding is None:
+        skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
+        reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
+        why = reasons[0] if reasons else "nothing of it was checked"
+        return Examined(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
+    return Examined(
+        status,
+        f"{finding.kind}: {finding.subject}: {finding.message}"[:_LONGEST],
+        seconds,
+        compiled,
+        alone,
+        str(finding.kind),
+        finding.detail,
+        finding.subject,
+        finding.stage or "",
+        finding.op or "",
+        str(finding.expected or "")[:_LONGEST],
+        str(finding.actual or "")[:_LONGEST],
+        report.to_json(),
+    )

@@ -1,0 +1,170 @@
+"""Compilers that are wrong on purpose, one for each kind of fault: for ``selftest``, and to try the whole tool.
+
+Each takes ``(gm, example_inputs)`` as a backend of ``torch.compile`` does. The graph runs as it is, node by node, but
+for the fault. They need no C++ compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend.findings import Kind
+
+__all__ = ["FAULTS", "Fault"]
+
+_Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_Edit = Callable[[Any, tuple[Any, ...]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A planted fault.
+
+    Attributes:
+        compiler: The wrong compiler.
+        kinds: The kinds of findings that say what it is; a crash also as the end of its process.
+        words: What it does, for people.
+        gradients: Whether it shows in a backward pass alone.
+    """
+
+    compiler: _Backend
+    kinds: frozenset[Kind]
+    words: str
+    gradients: bool = False
+
+
+def _named(node: fx.Node) -> str:
+    """The plain name of what a node calls: ``add`` of ``torch.add``, ``+``, ``Tensor.add_``."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return name.strip("_")
+
+
+def _after(names: Sequence[str], edit: _Edit) -> _Backend:
+    """A compiler that changes the result of some operators."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        class _Runner(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                value = super().run_node(n)
+                if n.op in ("call_function", "call_method") and (not names or _named(n) in names):
+                    args, _ = self.fetch_args_kwargs_from_env(n)
+                    return edit(value, args)
+                return value
+
+        return _Runner(gm).run
+
+    return compiler
+
+
+def _on_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> _Edit:
+    def edit(value: Any, _args: tuple[Any, ...]) -> Any:
+        return change(value) if isinstance(value, torch.Tensor) and value.numel() else value
+
+    return edit
+
+
+def _off_by_a_bit(value: torch.Tensor) -> torch.Tensor:
+    if value.dtype is torch.bool:
+        return ~value
+    return value + (value.abs() * 0.05 + 0.05 if value.is_floating_point() or value.is_complex() else 1)
+
+
+def _one_nan(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    spoiled = value.clone()
+    spoiled.view(-1)[-1] = float("nan") if spoiled.is_contiguous() else spoiled.view(-1)[-1]
+    return spoiled
+
+
+def _results(edit: Callable[[list[Any], tuple[Any, ...]], Any]) -> _Backend:
+    """A compiler that changes what a region returns."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: edit(list(gm.forward(*args)), args)
+
+    return compiler
+
+
+def _wrong_dtype(results: list[Any], _args: tuple[Any, ...]) -> Any:
+    return [r.double() if isinstance(r, torch.Tensor) and r.dtype is torch.float32 else r for r in results]
+
+
+def _copied(results: list[Any], _args: tuple[Any, ...]) -> Any:
+    return [r.clone() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results]
+
+
+def _on_copies(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The inputs are copied, so what the program writes to them is lost."""
+    return lambda *args: gm.forward(*(a.clone() if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args))
+
+
+class _Halved(torch.autograd.Function):
+    """The identity, whose gradient is halved."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / 2
+
+
+def _halved(results: list[Any], _args: tuple[Any, ...]) -> Any:
+    apply: Any = _Halved.apply
+    return [apply(r) if isinstance(r, torch.Tensor) and r.requires_grad else r for r in results]
+
+
+def _refuses(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    for node in gm.graph.nodes:
+        if _named(node) in _COMMON:
+            raise NotImplementedError(f"no lowering for {_named(node)}")
+    return gm.forward
+
+
+def _dies(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    if any(_named(node) in _COMMON for node in gm.graph.nodes):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return gm.forward
+
+
+def _hangs(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    if any(_named(node) in _COMMON for node in gm.graph.nodes):
+        time.sleep(3600)
+    return gm.forward
+
+
+def _right(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return gm.forward
+
+
+_COMMON = ("add", "iadd", "mul", "imul", "sub", "where", "clamp", "sum")
+_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.ALIAS})
+
+FAULTS: Mapping[str, Fault] = MappingProxyType(
+    {
+        "logic": Fault(_after(_COMMON, _on_tensor(_off_by_a_bit)), _VALUES, "an operator's values are 5 % off"),
+        "nonfinite": Fault(
+            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_one_nan)), _VALUES, "an element is NaN"
+        ),
+        "structure": Fault(_results(_wrong_dtype), frozenset({Kind.STRUCTURE}), "a result has another dtype"),
+        "alias": Fault(_results(_copied), frozenset({Kind.ALIAS}), "a returned view is a copy"),
+        "mutation": Fault(_on_copies, _VALUES | {Kind.STRUCTURE}, "an input is not changed in place"),
+        "gradient": Fault(_results(_halved), _VALUES, "gradients are halved", gradients=True),
+        "refuses": Fault(_refuses, frozenset({Kind.CRASH}), "the compiler raises"),
+        "dies": Fault(_dies, frozenset({Kind.CRASH}), "the process is killed"),
+        "hangs": Fault(_hangs, frozenset({Kind.CRASH}), "the compiler never ends"),
+        "none": Fault(_right, frozenset(), "nothing is wrong"),
+    }
+)
+"""The faults by name. ``none`` is the control: nothing may be found."""

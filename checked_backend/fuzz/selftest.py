@@ -1,0 +1,105 @@
+"""Plant a fault of every kind in a compiler, and say which are caught: whether the tool can be trusted here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.planted import FAULTS
+from checked_backend.fuzz.program import Call, Input, Program, Ref, encode_program
+from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
+from checked_backend.fuzz.worker import MODULE
+from checked_backend.sweep.job import Place, run_worker
+
+__all__ = ["Tried", "render_json", "render_text", "run_selftest"]
+
+_SEED = 20
+_MOST_PROGRAMS = 200
+_CONTROL_PROGRAMS = 25
+_HANG_SECONDS = 20.0
+_SECONDS = 300.0
+_LETHAL = ("dies", "hangs")
+_SMALLEST = Program((Input("float32", (2, 3), (3, 1)),), (Call("torch.add", (Ref(0), 1)),), (1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What came out for one planted fault.
+
+    Attributes:
+        fault: Its name; ``none`` is the control.
+        words: What it does.
+        caught: Whether a check said so.
+        programs: After how many programs; of the control, how many there were.
+        finding: The kind of finding, in words.
+        seconds: How long it took.
+    """
+
+    fault: str
+    words: str
+    caught: bool
+    programs: int
+    finding: str = ""
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether that is as it should be: a fault is caught, and the control is not accused."""
+        return self.caught is (self.fault != "none")
+
+
+def run_selftest(place: Place) -> list[Tried]:
+    """Try each fault of `checked_backend.fuzz.planted`, in processes of their own.
+
+    Args:
+        place: The resources of a process.
+
+    Raises:
+        FuzzError: A process did not answer.
+    """
+    names = [name for name in FAULTS if name not in _LETHAL]
+    question = {"ask": "selftest", "faults": names, "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
+    answer = run_worker(question, _SECONDS, place, module=MODULE)
+    if not answer.text:
+        raise FuzzError(f"selftest: the process {answer.ended.words} while {answer.ended.stage}\n{answer.log}")
+    found = [Tried(**raw) for raw in json.loads(answer.text)]
+    return [*found, *(_lethal(name, place) for name in _LETHAL)]
+
+
+def _lethal(name: str, place: Place) -> Tried:
+    """Try a fault that ends or stops its process."""
+    asked = Asked(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
+    began = time.monotonic()
+    entry = Entry(0, name, encode_program(_SMALLEST), "00")
+    found, _ = CheckTask([entry], 1).run(asked, Reins())
+    result = found.get(0)
+    caught = result is not None and result.kind == "crash"
+    told = f"{result.detail}: {result.message}" if result is not None and caught else ""
+    return Tried(name, FAULTS[name].words, caught, 1, told, time.monotonic() - began)
+
+
+def render_text(results: Sequence[Tried]) -> str:
+    """The results as text, the verdict first."""
+    wrong = [result for result in results if not result.right]
+    faults = [result for result in results if result.fault != "none"]
+    caught = sum(result.caught for result in faults)
+    head = "FAIL" if wrong else "PASS"
+    lines = [f"{head}: {caught} of {len(faults)} planted faults were caught"]
+    for result in results:
+        if result.fault == "none":
+            said = f"reported where nothing is wrong: {result.finding}" if result.caught else "nothing was reported"
+            lines.append(f"  {'ok' if result.right else 'WRONG':<6} control     {result.programs} programs: {said}")
+            continue
+        told = f"after {result.programs} programs: {result.finding}" if result.caught else "not caught"
+        lines.append(f"  {'ok' if result.right else 'MISSED':<6} {result.fault:<11} {result.words}: {told}")
+    return "\n".join(lines)
+
+
+def render_json(results: Sequence[Tried]) -> str:
+    """The results as JSON."""
+    faults = [{**asdict(result), "right": result.right} for result in results]
+    return json.dumps({"verdict": "pass" if all(one.right for one in results) else "fail", "faults": faults}, indent=2)

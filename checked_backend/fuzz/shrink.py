@@ -1,0 +1,184 @@
+"""Make a failing program smaller, as a program: fewer results, fewer statements, plainer inputs.
+
+This comes before the package's own reducer (`checked_backend.diagnose.reduce`), which works on one region's graph. A
+small program is cheap to check again, has few operators that may be at fault, and shows what no region shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from checked_backend.fuzz.build import run_eager
+from checked_backend.fuzz.generate.make import runs_alike
+from checked_backend.fuzz.program import Input, Program, encode_program, map_refs, refs_of
+from checked_backend.fuzz.values import strides_of
+
+__all__ = ["shrink"]
+
+Interesting = Callable[[Program], bool]
+
+
+def shrink(program: Program, is_interesting: Interesting, deadline: float) -> Program:
+    """The smallest program found that still goes wrong in the same way.
+
+    Args:
+        program: A program that goes wrong.
+        is_interesting: Whether a program does.
+        deadline: A `time.monotonic` moment after which nothing is tried.
+    """
+    best = program
+    tried = {encode_program(program)}
+    before = None
+    while before != best:
+        before = best
+        for step in (_fewer_results, _needed_only, _plainer, _fewer_calls, _plainer_inputs):
+            best = _best_of(step, best, is_interesting, tried, deadline)
+    return best
+
+
+def _best_of(
+    step: Callable[[Program], Iterator[Program]], best: Program, wrong: Interesting, tried: set[str], deadline: float
+) -> Program:
+    """Take the first smaller program that a step finds, and ask the step again."""
+    found = True
+    while found:
+        found = False
+        for candidate in step(best):
+            if time.monotonic() > deadline:
+                return best
+            candidate = candidate.unused_dropped()
+            text = encode_program(candidate)
+            if text in tried or not _simpler(candidate, best):
+                continue
+            tried.add(text)
+            if candidate.calls and candidate.returns and runs_alike(candidate) and wrong(candidate):
+                best, found = candidate, True
+                break
+    return best
+
+
+def _simpler(one: Program, other: Program) -> bool:
+    return _cost(one) < _cost(other)
+
+
+def _cost(program: Program) -> tuple[Any, ...]:
+    odd = sum(_oddity(given) for given in program.inputs)
+    return len(program.calls), program.dynamic + program.gradients, len(program.returns), len(program.inputs), odd
+
+
+def _oddity(given: Input) -> int:
+    layout = given.stride != strides_of(given.shape) or given.offset > 0
+    return layout + (given.shares is not None) + (given.fill == "edges") + given.requires_grad
+
+
+def _fewer_results(program: Program) -> Iterator[Program]:
+    several = len(program.returns) > 1
+    for place in range(len(program.returns)) if several else ():
+        yield replace(program, returns=(program.returns[place],))
+    if len(program.returns) > 2:
+        for place in range(len(program.returns)):
+            yield replace(program, returns=program.returns[:place] + program.returns[place + 1 :])
+
+
+def _needed_only(program: Program) -> Iterator[Program]:
+    """Drop the calls that no result may depend on, at once; then the results that are but inputs."""
+    needed = program.made_from(program.returns)
+    if len(needed) < len(program.calls):
+        yield _without(program, set(range(len(program.calls))) - needed)
+
+
+def _plainer(program: Program) -> Iterator[Program]:
+    if program.dynamic:
+        yield replace(program, dynamic=False)
+    if program.gradients:
+        inputs = tuple(replace(given, requires_grad=False) for given in program.inputs)
+        yield replace(program, gradients=False, inputs=inputs)
+
+
+def _fewer_calls(program: Program) -> Iterator[Program]:
+    """Leave a call out: nothing uses it, an operand takes its place, or a new input does."""
+    first = len(program.inputs)
+    used = {ref.value for call in program.calls for ref in refs_of(call)} | set(program.returns)
+    for place in reversed(range(len(program.calls))):
+        if first + place not in used:
+            yield _without(program, {place})
+            continue
+        for ref in refs_of(program.calls[place]):
+            yield _without(_instead(program, first + place, ref.value), {place})
+        given = _recorded(program, first + place)
+        if given is not None:
+            yield _with_input(program, place, given)
+
+
+def _plainer_inputs(program: Program) -> Iterator[Program]:
+    for place, given in enumerate(program.inputs):
+        shared = any(other.shares == place for other in program.inputs)
+        for plain in (
+            replace(given, stride=strides_of(given.shape), offset=0, shares=None),
+            replace(given, fill="range") if given.fill == "edges" else given,
+            replace(given, requires_grad=False),
+        ):
+            if plain != given and not (shared and plain.stride != given.stride):
+                yield replace(program, inputs=(*program.inputs[:place], plain, *program.inputs[place + 1 :]))
+
+
+def _instead(program: Program, old: int, new: int) -> Program:
+    """The same program with one value in the place of another."""
+
+    def moved(number: int) -> int:
+        return new if number == old else number
+
+    calls = tuple(map_refs(call, moved) for call in program.calls)
+    return replace(program, calls=calls, returns=tuple(map(moved, program.returns)))
+
+
+def _without(program: Program, dropped: set[int]) -> Program:
+    """The same without some calls. What used them makes it invalid, unless that is dropped too."""
+    first = len(program.inputs)
+    kept = [place for place in range(len(program.calls)) if place not in dropped]
+    where = {first + old: first + new for new, old in enumerate(kept)} | {place: place for place in range(first)}
+    try:
+        calls = tuple(map_refs(program.calls[place], where.__getitem__) for place in kept)
+        returns = tuple(where[number] for number in program.returns if number in where)
+    except KeyError:  # a call that stays uses one that goes
+        return program
+    return replace(program, calls=calls, returns=returns)
+
+
+def _with_input(program: Program, place: int, given: Input) -> Program:
+    """The same with a new input in the place of a call's result."""
+    first = len(program.inputs)
+
+    def moved(number: int) -> int:
+        return number if number < first else number + 1
+
+    calls = tuple(map_refs(call, moved) for call in program.calls)
+    returns = tuple(map(moved, program.returns))
+    shifted = replace(program, inputs=(*program.inputs, given), calls=calls, returns=returns)
+    return _without(_instead(shifted, first + 1 + place, first), {place})
+
+
+def _recorded(program: Program, number: int) -> Input | None:
+    """An input with the dtype, shape and strides that a value has in eager; None if it is no such tensor."""
+    try:
+        with torch.no_grad():
+            value = run_eager(program)[number]
+    except Exception:  # it ran before; if it does not now, there is nothing to take its place
+        return None
+    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    if not isinstance(value, torch.Tensor) or name == "complex32" or name.startswith(("uint16", "uint32", "uint64")):
+        return None
+    if any(step < 0 for step in value.stride()):
+        return None
+    low, high = -3.0, 3.0
+    if value.numel() and not value.is_complex():
+        finite = value.double()[value.double().isfinite()]
+        if finite.numel():
+            low, high = float(finite.min()), float(finite.max())
+    grad = program.gradients and (value.is_floating_point() or value.is_complex())
+    return Input(name, tuple(value.shape), value.stride(), fill="range", low=low, high=high, requires_grad=grad)

@@ -1,0 +1,260 @@
+"""What the worker processes are asked, and what their answers mean, also of a worker that died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.groups import Group, signature_of
+from checked_backend.fuzz.oracle import Examined
+from checked_backend.fuzz.program import decode_program, encode_program
+from checked_backend.fuzz.worker import MODULE
+from checked_backend.sweep.job import Answer, Place, ran_out_of_memory, run_worker
+from checked_backend.sweep.status import Status
+
+__all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task"]
+
+_CHUNK_SECONDS = 45.0
+"""Seconds after which a process begins no other batch, so that results come in time."""
+
+_GENERATE_SECONDS = 300.0
+_LOCALIZE_SECONDS = 400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user asked for.
+
+    Attributes:
+        compiler: The candidate.
+        options: Its options.
+        choices: Which programs.
+        seed: The seed.
+        batch: How many programs share a compile.
+        chunk: How many programs a process checks.
+        timeout: Seconds for one program, or for one batch.
+        reduce_seconds: Seconds for making a program smaller.
+        localize: Whether to find the operator of each new group.
+        place: The resources of a process.
+        folder: Where repros go.
+    """
+
+    compiler: str = "inductor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
+    seed: int = 0
+    batch: int = 8
+    chunk: int = 16
+    timeout: float = 120.0
+    reduce_seconds: float = 60.0
+    localize: bool = True
+    place: Place = field(default_factory=Place)
+    folder: Path = Path("checked_backend_fuzz")
+
+
+class Stopped(Exception):
+    """Raised for a task that was ended from here: it has no result."""
+
+
+class Reins:
+    """The processes that run, so that they can be ended.
+
+    Attributes:
+        stopped: Whether they were ended from here.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._alive: set[int] = set()
+
+    def started(self, pid: int) -> None:
+        """Note a process, which leads a process group."""
+        self._alive.add(pid)
+        if self.stopped:
+            self.stop()
+
+    def stop(self) -> None:
+        """End all of them."""
+        self.stopped = True
+        for pid in list(self._alive):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTask:
+    """Generate some programs.
+
+    Attributes:
+        start: The number of the first.
+        count: How many.
+    """
+
+    start: int
+    count: int
+
+    def run(self, asked: Asked, reins: Reins) -> dict[str, Any]:
+        """The programs by number, each with what it covers.
+
+        Raises:
+            FuzzError: They could not be generated.
+        """
+        question = {
+            "ask": "generate",
+            "seed": asked.seed,
+            "start": self.start,
+            "count": self.count,
+            "choices": asdict(asked.choices),
+        }
+        answer = run_worker(question, _GENERATE_SECONDS, asked.place, reins.started, MODULE)
+        if reins.stopped:
+            raise Stopped
+        raw = _parsed(answer)
+        if "refused" in raw:
+            raise FuzzError(str(raw["refused"]))
+        if not raw.get("programs"):
+            raise FuzzError(f"no programs were generated: the process {answer.ended.words}\n{answer.log}")
+        return dict(raw["programs"])
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """Check programs, in batches.
+
+    Attributes:
+        entries: The programs.
+        batch: How many share a compile.
+    """
+
+    entries: Sequence[Entry]
+    batch: int
+
+    def run(self, asked: Asked, reins: Reins) -> tuple[dict[int, Examined], list[CheckTask]]:
+        """What came out by place, and what must be asked again because a process died in between."""
+        question = {
+            "ask": "check",
+            "programs": [entry.text for entry in self.entries],
+            "compiler": asked.compiler,
+            "options": dict(asked.options),
+            "batch": self.batch,
+            "seconds": _CHUNK_SECONDS,
+        }
+        seconds = asked.timeout * max(1, -(-len(self.entries) // self.batch))
+        answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
+        found = {int(place): Examined.from_json(raw) for place, raw in _parsed(answer).items()}
+        missing = [place for place in range(len(self.entries)) if place not in found]
+        if not missing or reins.stopped or answer.ended.status == 0:
+            return found, []  # what is missing waits in the corpus
+        blamed = _blamed(answer.ended.stage, missing)
+        if len(blamed) == 1 and (len(self.entries) == 1 or answer.ended.stage.startswith("program")):
+            found[blamed[0]] = _died(answer)
+            blamed = []
+        again = [CheckTask([self.entries[place]], 1) for place in blamed]
+        rest = [self.entries[place] for place in missing if place not in blamed and place not in found]
+        return found, [*again, *([CheckTask(rest, self.batch)] if rest else [])]
+
+
+def _blamed(stage: str, missing: Sequence[int]) -> list[int]:
+    """The places of programs that may have ended a process: the one it was at, or its batch, or the first."""
+    words = stage.split()
+    match words:
+        case ["batch", first, last]:
+            return [place for place in missing if int(first) <= place <= int(last)]
+        case ["program", place, _, _] if int(place) in missing:
+            return [int(place)]
+    return list(missing[:1])
+
+
+def _died(answer: Answer) -> Examined:
+    """The result of a program whose process died."""
+    words = f"the process {answer.ended.words}"
+    if answer.ended.overdue is not None:
+        return Examined(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
+    if ran_out_of_memory(answer):
+        return Examined(Status.OUT_OF_MEMORY, words, answer.seconds)
+    if answer.ended.status < 0 and -answer.ended.status != signal.SIGKILL:
+        name = signal.Signals(-answer.ended.status).name
+        return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
+    return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmTask:
+    """Confirm a failure in a fresh process and make it smaller; or look for the operator of a group.
+
+    Attributes:
+        text: The program.
+        result: What came out for it before.
+        entry: The program in the corpus; None of a group.
+        group: The group whose operator is looked for; None of a program.
+    """
+
+    text: str
+    result: Examined
+    entry: Entry | None = None
+    group: Group | None = None
+
+    @classmethod
+    def of_group(cls, group: Group) -> ConfirmTask:
+        """Look for the operator of a group."""
+        return cls(encode_program(group.program), group.result, group=group)
+
+    def run(self, asked: Asked, reins: Reins) -> Group | None:
+        """The group that the failure makes; None if it did not show again."""
+        died = self.result.status in (Status.CRASH, Status.HANG)
+        localize = self.group is not None
+        question = {
+            "ask": "confirm",
+            "program": self.text,
+            "compiler": asked.compiler,
+            "options": dict(asked.options),
+            "seconds": 0.0 if localize else asked.reduce_seconds,
+            "localize": localize,
+            "isolate": died,
+            "timeout": asked.timeout,
+            "reports": str(asked.folder.resolve()),
+        }
+        seconds = asked.timeout + asked.reduce_seconds + (_LOCALIZE_SECONDS if localize else asked.timeout)
+        answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
+        raw = _parsed(answer)
+        if reins.stopped:
+            raise Stopped
+        if not raw:  # it took its process with it
+            gone = _died(answer)
+            return None if not gone.kind else self._made(self.text, gone, {})
+        result = Examined.from_json(raw["result"])
+        return self._made(raw["program"], result, raw) if result.kind else None
+
+    def _made(self, text: str, result: Examined, raw: Mapping[str, Any]) -> Group:
+        made = replace(
+            signature_of(decode_program(text), result),
+            confirmed=True,
+            script=str(raw.get("script", "")),
+            script_shows=bool(raw.get("script_shows")),
+        )
+        if self.group is None:
+            return made
+        if self.group.script_shows and not made.script_shows:
+            made = replace(made, script=self.group.script, script_shows=True)
+        op = made.op if result.op else self.group.op
+        return replace(made, met=self.group.met, number=self.group.number, localized=True, op=op)
+
+
+Task = GenerateTask | CheckTask | ConfirmTask
+
+
+def _parsed(answer: Answer) -> dict[str, Any]:
+    try:
+        raw = json.loads(answer.text) if answer.text else {}
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}

@@ -1,0 +1,181 @@
+"""Print a program as a torch function, and as a script that needs torch alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from checked_backend.fuzz.known import OPERATORS
+from checked_backend.fuzz.program import Call, Constant, Program, Ref, Size
+from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
+
+__all__ = ["describe_inputs", "render_function", "render_script"]
+
+_FEW_VALUES = 64
+_SYMBOLS = {name for name in OPERATORS if not name.isalpha()}
+
+
+def render_function(program: Program) -> str:
+    """A program as the source of a function of torch calls."""
+    names = [f"x{place}" for place in range(len(program.inputs))]
+    lines = [f"def program({', '.join(names)}):"]
+    for place, call in enumerate(program.calls):
+        name = f"v{place}"
+        lines.append(f"    {_statement(call, name, names)}")
+        names.append(name)
+    results = "".join(f"{names[place]}, " for place in program.returns).rstrip()
+    lines.append(f"    return {f'({results})' if results else 'None'}")
+    return "\n".join(lines)
+
+
+def describe_inputs(program: Program) -> list[str]:
+    """A line for each input: ``x0: float32[2, 3], strides (1, 2), shares memory with x1``."""
+    lines = []
+    for place, given in enumerate(program.inputs):
+        line = f"x{place}: {given.dtype}{list(given.shape)}"
+        if given.stride != strides_of(given.shape) or given.offset:
+            line += f", strides {given.stride}" + (f", offset {given.offset}" if given.offset else "")
+        if given.shares is not None:
+            line += f", shares memory with x{given.shares}"
+        if given.fill == "edges":
+            line += ", edge values"
+        lines.append(line + (", requires grad" if given.requires_grad else ""))
+    return lines
+
+
+def render_script(program: Program, compiler: str = "inductor", about: Sequence[str] = ()) -> str:
+    """A program as a script that compares eager and compiled. It needs torch alone.
+
+    Args:
+        program: The program.
+        compiler: A backend of ``torch.compile``.
+        about: Lines for its docstring.
+    """
+    made = make_inputs(program.inputs)
+    storages: list[str] = []
+    inputs: list[str] = []
+    sizes = storage_sizes(program.inputs)
+    for place, given in enumerate(program.inputs):
+        root = place if given.shares is None else given.shares
+        if root == place:
+            storages.append(f"    m{place} = {_storage(made[place], sizes[place], given.dtype)}")
+        grad = ".requires_grad_()" if given.requires_grad else ""
+        inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
+    arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
+    run = _DIFFERENTIATE if program.gradients else _CALL
+    dynamic = ", dynamic=True" if program.dynamic else ""
+    text = "\n".join(line.replace('"""', "'''") for line in about)
+    return "\n".join(
+        [
+            f'"""{text}"""\n',
+            "import torch",
+            "import torch.nn.functional as F\n\n",
+            render_function(program),
+            "\n",
+            "def inputs():",
+            *storages,
+            f"    return ({arguments})",
+            "\n",
+            run,
+            "\n",
+            "eager = run(program)",
+            f"compiled = run(torch.compile(program, backend={compiler!r}{dynamic}))",
+            _COMPARE,
+        ]
+    )
+
+
+_CALL = """def run(function):
+    given = inputs()
+    with torch.no_grad():
+        results = function(*given)
+    return [*results, *given]"""
+
+_DIFFERENTIATE = """def run(function):
+    given = inputs()
+    results = function(*given)
+    loss = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    torch.manual_seed(0)
+    torch.autograd.backward(loss, [torch.randn_like(r) for r in loss])
+    return [*results, *given, *(x.grad for x in given)]"""
+
+_COMPARE = """wrong = 0
+for number, (a, b) in enumerate(zip(eager, compiled)):
+    if not isinstance(a, torch.Tensor):
+        continue
+    try:
+        torch.testing.assert_close(b, a, equal_nan=True, check_stride=True)
+    except AssertionError as error:
+        wrong += 1
+        print(f"value {number}: {error}\\neager\\n{a}\\ncompiled\\n{b}")
+shared = [[(i, j) for i, a in enumerate(side) for j, b in enumerate(side[:i]) if isinstance(a, torch.Tensor)
+           and isinstance(b, torch.Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0]
+          for side in (eager, compiled)]
+if shared[0] != shared[1]:
+    wrong += 1
+    print("values that share memory: eager", shared[0], "compiled", shared[1])
+raise SystemExit(1 if wrong else 0)
+"""
+
+
+def _storage(tensor: Any, count: int, dtype: str) -> str:
+    flat = tensor.as_strided((count,), (1,), 0)
+    if count <= _FEW_VALUES or dtype == "bool":
+        values = ", ".join(_number(value) for value in flat.tolist())
+        return f"torch.tensor([{values}], dtype=torch.{dtype})"
+    if flat.is_floating_point():
+        return (
+            f"torch.randn({count}, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(torch.{dtype})"
+        )
+    if flat.is_complex():
+        return f"torch.complex(torch.randn({count}), torch.randn({count})).to(torch.{dtype})"
+    return f"torch.randint(0, 4, ({count},), generator=torch.Generator().manual_seed(0)).to(torch.{dtype})"
+
+
+def _statement(call: Call, name: str, names: Sequence[str]) -> str:
+    args = [_shown(argument, names) for argument in call.args]
+    if call.op == "setitem":
+        return f"{args[0]}[{_index(call.args[1], names)}] = {args[2]}"
+    if call.op == "getitem":
+        return f"{name} = {args[0]}[{_index(call.args[1], names)}]"
+    if call.op in _SYMBOLS:
+        if call.op.endswith("=") and call.op not in ("<=", "==", "!=", ">="):
+            return f"{name} = {args[0]}; {name} {call.op} {args[1]}"
+        return f"{name} = {args[0]} {call.op} {args[1]}"
+    words = [*args, *(f"{key}={_shown(value, names)}" for key, value in call.kwargs.items())]
+    if call.op.startswith("Tensor."):
+        return f"{name} = {words[0]}.{call.op.removeprefix('Tensor.')}({', '.join(words[1:])})"
+    return f"{name} = {call.op}({', '.join(words)})"
+
+
+def _index(raw: Any, names: Sequence[str]) -> str:
+    if isinstance(raw, tuple) and raw:
+        return ", ".join(_index(item, names) for item in raw) + ("," if len(raw) == 1 else "")
+    if isinstance(raw, slice):
+        start, stop, step = ("" if part is None else _shown(part, names) for part in (raw.start, raw.stop, raw.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return _shown(raw, names)
+
+
+def _shown(raw: Any, names: Sequence[str]) -> str:
+    match raw:
+        case Ref(value):
+            return names[value]
+        case Size(value, dim):
+            return f"{names[value]}.size({dim})"
+        case Constant(name):
+            return f"torch.{name}"
+        case tuple():
+            return f"({', '.join(_shown(item, names) for item in raw)}{',' if len(raw) == 1 else ''})"
+        case list():
+            return f"[{', '.join(_shown(item, names) for item in raw)}]"
+        case slice():
+            return f"slice({', '.join(_shown(part, names) for part in (raw.start, raw.stop, raw.step))})"
+    return "..." if raw is ... else _number(raw)
+
+
+def _number(raw: Any) -> str:
+    if isinstance(raw, float) and not math.isfinite(raw):
+        return f'float("{raw}")'
+    return repr(raw)

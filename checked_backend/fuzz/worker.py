@@ -1,0 +1,212 @@
+"""The process that generates, checks or confirms: ``python -m checked_backend.fuzz.worker FOLDER PARENT``.
+
+It takes a question as JSON on stdin, and writes its answer and its current stage to files in the folder, which outlive
+it. ``generate`` answers with programs, ``check`` with what came out for each program, as soon as it is known;
+``confirm`` checks one program, makes it smaller, and answers with both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend.process.child import die_with, limit_memory
+from checked_backend.sweep.worker import AnswerFolder
+
+__all__ = ["MODULE", "main"]
+
+MODULE = "checked_backend.fuzz.worker"
+
+_Question = Mapping[str, Any]
+
+
+def main(folder: Path, parent: int) -> None:
+    """Answer one question.
+
+    Args:
+        folder: The folder for the answer.
+        parent: The id of the process that asks. This process ends with it.
+    """
+    die_with(parent)
+    question = json.loads(sys.stdin.read())
+    limit_memory(question.get("memory"))
+    answers = AnswerFolder(folder)
+    answers.note("importing torch")
+    warnings.simplefilter("ignore")
+    torch = importlib.import_module("torch")
+    if question.get("threads"):
+        torch.set_num_threads(question["threads"])
+    os.environ["CHECKED_BACKEND_REPORT_DIR"] = question.get("reports") or str(folder / "reports")
+    asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
+        "generate": _generate,
+        "check": _check,
+        "confirm": _confirm,
+        "selftest": _selftest,
+    }
+    asks[question["ask"]](question, answers)
+
+
+def _generate(question: _Question, answers: AnswerFolder) -> None:
+    make = importlib.import_module("checked_backend.fuzz.generate.make")
+    draft = importlib.import_module("checked_backend.fuzz.generate.draft")
+    encode = importlib.import_module("checked_backend.fuzz.program").encode_program
+    raw = question["choices"]
+    choices = draft.Choices(tuple(raw["ops"]), tuple(raw["dtypes"]), raw["training"], raw["dynamic"], raw["longest"])
+    rules, wanted = make.rules_for(()), make.rules_for(choices.ops) if choices.ops else ()
+    if choices.ops and not wanted:
+        answers.answer(json.dumps({"refused": "--ops names no operation that is known"}))
+        return
+    made: dict[int, Any] = {}
+    for number in range(question["start"], question["start"] + question["count"]):
+        answers.note(f"generating program {number}")
+        try:
+            program = make.make_program(question["seed"], number, choices, rules, wanted)
+        except LookupError:
+            continue
+        alike = f"{program.gradients:d}{program.dynamic:d}"
+        made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike}
+    answers.answer(json.dumps({"programs": made}))
+
+
+def _check(question: _Question, answers: AnswerFolder) -> None:
+    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    programs = [importlib.import_module("checked_backend.fuzz.program").decode_program(t) for t in question["programs"]]
+    found: dict[int, Any] = {}
+    compiler = oracle.compiler_of(question["compiler"])
+    batch, begun = max(1, question["batch"]), time.monotonic()
+    for start in range(0, len(programs), batch):
+        if time.monotonic() - begun > question["seconds"]:
+            return
+        places = list(range(start, min(start + batch, len(programs))))
+
+        def note(what: str, places: list[int] = places) -> None:
+            words = what if what == "batch" else f"program {places[int(what.split()[1])]}"
+            answers.note(f"{words} {places[0]} {places[-1]}")
+
+        for place, came in oracle.examine([programs[p] for p in places], compiler, question["options"], note):
+            found[places[place]] = json.loads(came.to_json())
+            answers.answer(json.dumps(found))
+
+
+def _confirm(question: _Question, answers: AnswerFolder) -> None:
+    """Check one program in this fresh process, and make it smaller until the time is over."""
+    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    program_module = importlib.import_module("checked_backend.fuzz.program")
+    shrink = importlib.import_module("checked_backend.fuzz.shrink").shrink
+    program = program_module.decode_program(question["program"])
+    compiler, options = oracle.compiler_of(question["compiler"]), question["options"]
+    answers.note("confirming")
+    isolate = bool(question.get("isolate"))
+    first = oracle.check_program(program, compiler, options, isolate=isolate)
+
+    def tell(smallest: Any, came: Any, **script: Any) -> None:
+        text = program_module.encode_program(smallest)
+        answers.answer(json.dumps({"program": text, "result": json.loads(came.to_json()), **script}))
+
+    tell(program, first)
+    if not first.kind:
+        return
+    smallest, last = program, first
+
+    def goes_wrong(candidate: Any) -> bool:
+        nonlocal smallest, last
+        came = oracle.check_program(candidate, compiler, options, isolate=isolate)
+        if (came.kind, came.detail) != (first.kind, first.detail):
+            return False
+        smallest, last = candidate, came
+        tell(candidate, came)
+        return True
+
+    answers.note("reducing")
+    shrink(program, goes_wrong, time.monotonic() + question["seconds"])
+    if question.get("localize"):
+        answers.note("localizing")
+        localized = oracle.check_program(smallest, compiler, options, localize=True)
+        if localized.kind:
+            last = replace(localized, stage=localized.stage or last.stage)
+            tell(smallest, last)
+    if isinstance(compiler, str):
+        answers.note("running the script")
+        tell(smallest, last, **_scripted(smallest, last, compiler, question["timeout"]))
+
+
+def _scripted(program: Any, result: Any, compiler: str, timeout: float) -> dict[str, Any]:
+    """A script that shows the failure with torch alone, run in a fresh process: localizing's own, or the program."""
+    report = json.loads(result.report or "{}")
+    repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
+    for path in map(Path, repros):
+        if path.is_file() and _shows(path, timeout):
+            return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
+    text = importlib.import_module("checked_backend.fuzz.text").render_script(program, compiler, [result.message])
+    with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(text, encoding="utf-8")
+        return {"script": text, "script_shows": _shows(path, timeout)}
+
+
+def _shows(path: Path, timeout: float) -> bool:
+    """Whether a script ends as it does while the bug is there, in a fresh process."""
+    environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
+    try:
+        ended = subprocess.run(
+            [sys.executable, str(path)],
+            cwd=path.parent,
+            env=environment,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 1
+
+
+def _selftest(question: _Question, answers: AnswerFolder) -> None:
+    """Check programs with planted faults, until each is caught."""
+    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    make = importlib.import_module("checked_backend.fuzz.generate.make")
+    choices = importlib.import_module("checked_backend.fuzz.generate.draft").Choices
+    faults = importlib.import_module("checked_backend.fuzz.planted").FAULTS
+    rules, found = make.rules_for(()), []
+    for name in question["faults"]:
+        answers.note(f"trying {name}")
+        fault, began = faults[name], time.monotonic()
+        most = question["most"] if fault.kinds else question["control"]
+        wanted = choices(training=fault.gradients, dynamic=False)
+        caught, told, tried = False, "", 0
+        for number in range(most):
+            program = make.make_program(question["seed"], number, wanted, rules)
+            result = oracle.check_program(program, fault.compiler)
+            tried += 1
+            caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)
+            if caught:
+                told = result.message
+                break
+        found.append(
+            {
+                "fault": name,
+                "words": fault.words,
+                "caught": caught,
+                "programs": tried,
+                "finding": told,
+                "seconds": time.monotonic() - began,
+            }
+        )
+    answers.answer(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # skips threads and destructors, which could change the exit status

@@ -1,0 +1,109 @@
+"""The verbs ``fuzz`` and ``selftest``, and ``report`` with a database of fuzz."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checked_backend.cli import fuzzing
+from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.selftest import Tried
+from tests.support.cli_tools import Run
+from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_planted_fault_from_the_command_line_to_the_issue(run: Run, tmp_path: Path) -> None:
+    db = tmp_path / "f.db"
+    words = ["fuzz", "--compiler", "planted:refuses", "--db", db, "--programs", "16", "--longest", "3", "--time", "10m"]
+    code, out, err = run(*words, "--static", "--inference", "--ops", "add", "--repros", tmp_path / "repros")
+    assert code == 1
+    assert out.startswith("FAIL: planted:refuses on torch ")
+    assert "crash.compiling: NotImplementedError" in out
+    assert "def program(x0" in out
+    assert "new" in err
+    assert "no lowering for" in next(iter((tmp_path / "repros").glob("issue_*.md"))).read_text()
+    code, out, _ = run(*words, "--against", db)
+    assert code == 0
+    assert "known" in out
+
+
+def _with_results(path: Path) -> Path:
+    with Corpus(path, write=True) as corpus:
+        corpus.settle({"compiler": "inductor", "torch": "2.13.0"})
+        filled(corpus, [program_of("torch.exp"), program_of("torch.neg")])
+        first, second = corpus.waiting()
+        corpus.add_result(first.number, PASS)
+        corpus.add_result(second.number, failing())
+        corpus.assign(second.number, corpus.put(group_of("torch.neg")).number)
+        corpus.put(group_of("torch.abs", kind="alias", detail="alias.identity"))
+    return path
+
+
+def test_report_shows_groups_with_their_programs(run: Run, tmp_path: Path) -> None:
+    db = _with_results(tmp_path / "f.db")
+    code, out, _ = run("report", db)
+    assert code == 1
+    assert out.splitlines()[0] == "FAIL: inductor on torch 2.13.0: groups: 1 new, 1 documented"
+    assert "2 programs (1 fail, 1 pass), 2 of them compiled; 2 operations, 2 with dtypes" in out
+    assert "1. logic |  | neg (new: wrong, and not known before; met 1 time)" in out
+    assert "     v0 = torch.neg(x0)" in out.replace("         v0", "     v0")
+    code, out, _ = run("report", db, "--json")
+    assert code == 1
+    groups = json.loads(out)["groups"]
+    assert [group["standing"] for group in groups] == ["new", "documented"]
+    assert groups[0]["program"]["calls"][0][0] == "torch.neg"
+
+
+def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("report", _with_results(tmp_path / "f.db"), "--csv", tmp_path / "x.csv")
+    assert code == 3
+    assert "--csv" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--compiler", "nothing_of_that_name"), "nothing_of_that_name"),
+        (("--compiler", "planted:nothing"), "planted:logic"),
+        (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
+        (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
+        (("--against", "missing.db"), "no such database"),
+    ],
+)
+def test_misuse_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("fuzz", *words)
+    assert code == 3
+    assert message in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [Tried("logic", "an operator is wrong", True, 3, "logic: output[0]"), Tried("none", "", False, 25)]
+    module = fuzzing._later("checked_backend.fuzz.selftest")
+    monkeypatch.setattr(module, "run_selftest", lambda _place: results)
+    code, out, _ = run("selftest")
+    assert code == 0
+    assert out.splitlines()[0] == "PASS: 1 of 1 planted faults were caught"
+    results.append(Tried("alias", "a view is a copy", False, 200))
+    code, out, _ = run("selftest")
+    assert code == 1
+    assert "MISSED alias" in out
+    results[1] = Tried("none", "", True, 4, "logic: output[0]")
+    code, out, _ = run("selftest", "--json")
+    assert code == 1
+    assert json.loads(out)["faults"][1]["right"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_selftest_catches_every_planted_fault_here(run: Run) -> None:
+    code, out, _ = run("selftest")
+    assert code == 0, out
+    assert out.startswith("PASS: 9 of 9 planted faults were caught")

@@ -1,0 +1,83 @@
+"""Generated programs run in eager, repeat themselves, and are what was asked for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.make import covered, make_program, matches, rules_for, runs_alike
+from checked_backend.fuzz.generate.rules import RULES, Rule
+from checked_backend.fuzz.known import is_known
+from checked_backend.fuzz.program import Program, decode_program, encode_program
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[Rule]:
+    return rules_for(())
+
+
+@pytest.fixture(scope="module")
+def programs(rules: list[Rule]) -> list[Program]:
+    return [make_program(3, number, Choices(), rules) for number in range(COUNT)]
+
+
+def test_the_same_seed_gives_the_same_programs(rules: list[Rule], programs: list[Program]) -> None:
+    torch.manual_seed(99)
+    again = [encode_program(make_program(3, number, Choices(), rules)) for number in range(10)]
+    assert again == [encode_program(program) for program in programs[:10]]
+    other = [encode_program(make_program(4, number, Choices(), rules)) for number in range(10)]
+    assert not set(other) & set(again)
+
+
+def test_programs_survive_the_disk_and_run_from_there(programs: list[Program]) -> None:
+    for program in programs:
+        read = decode_program(encode_program(program))
+        assert encode_program(read) == encode_program(program)
+        assert runs_alike(read)
+
+
+def test_programs_have_variety(programs: list[Program]) -> None:
+    ops = {op for program in programs for op in program.ops}
+    assert len(ops) > COUNT
+    inputs = [given for program in programs for given in program.inputs]
+    assert len({given.dtype for given in inputs}) > 6
+    assert any(0 in given.stride and given.shape for given in inputs)
+    assert any(given.shares is not None for given in inputs)
+    assert any(given.fill == "edges" for given in inputs)
+    assert {program.gradients for program in programs} == {True, False}
+
+
+def test_wishes_are_followed(rules: list[Rule]) -> None:
+    choices = Choices(ops=("add*", "F.relu"), dtypes=("bfloat16",), training=True, dynamic=True, longest=3)
+    wanted = rules_for(choices.ops)
+    for number in range(8):
+        program = make_program(0, number, choices, rules, wanted)
+        assert any(matches(op, choices.ops) for op in program.ops)
+        assert program.gradients
+        assert program.dynamic
+        assert any(given.dtype == "bfloat16" for given in program.inputs)
+
+
+def test_random_numbers_are_left_as_they_were(rules: list[Rule]) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), torch.is_grad_enabled()
+    make_program(0, 1, Choices(), rules)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), torch.is_grad_enabled())
+
+
+def test_every_operation_of_every_rule_is_known() -> None:
+    unknown = {op for rule in RULES for op in rule.ops if not is_known(op)}
+    assert not unknown
+
+
+def test_coverage_names_operations_with_dtypes(programs: list[Program]) -> None:
+    for program in programs[:5]:
+        named = {entry.split(" ")[0] for entry in covered(program)}
+        assert named == set(program.ops)

@@ -1,0 +1,54 @@
+"""One bug is one row, however its operator is spelled and whatever else a program does."""
+
+from __future__ import annotations
+
+import pytest
+
+from checked_backend.fuzz.groups import documented, may_be, plain, signature_of
+from tests.support.fuzz_tools import failing, group_of, program_of
+
+
+@pytest.mark.parametrize("op", ["torch.add", "Tensor.add_", "+", "+=", "aten.add.Tensor", "aten.add_.Tensor"])
+def test_spellings_of_an_operator_are_one(op: str) -> None:
+    assert plain(op) == "add"
+
+
+def test_what_differs_makes_another_group() -> None:
+    first = signature_of(program_of("torch.add"), failing("logic"))
+    assert first.signature == signature_of(program_of("Tensor.add_"), failing("logic")).signature
+    assert first.signature != signature_of(program_of("torch.mul"), failing("logic")).signature
+    assert first.signature != signature_of(program_of("torch.add"), failing("alias")).signature
+    assert first.signature != signature_of(program_of("torch.add"), failing("logic", "logic.this_dtype")).signature
+
+
+def test_crashes_are_told_apart_by_their_exception() -> None:
+    one = failing("crash", "crash.compiling", actual="KeyError: 'x'")
+    other = failing("crash", "crash.compiling", actual="AssertionError: y")
+    made = [signature_of(program_of("torch.add"), result).detail for result in (one, other)]
+    assert made == ["crash.compiling: KeyError", "crash.compiling: AssertionError"]
+
+
+def test_the_operator_that_was_found_names_the_group() -> None:
+    found = signature_of(program_of("torch.exp", "torch.add"), failing(op="aten.exp.default"))
+    assert found.op == "exp"
+    assert signature_of(program_of("torch.exp", "torch.add"), failing()).op == "exp > add"
+
+
+def test_a_failure_with_all_operations_of_a_known_group_may_be_that() -> None:
+    group = group_of("torch.exp", "torch.add")
+    assert may_be(group, program_of("torch.neg", "Tensor.exp_", "torch.add"), failing())
+    assert not may_be(group, program_of("torch.neg", "torch.add"), failing())
+    assert not may_be(group, program_of("torch.exp", "torch.add"), failing("alias"))
+
+
+def test_the_smallest_confirmed_program_is_kept() -> None:
+    large, small = group_of("torch.exp", "torch.add"), group_of("torch.exp")
+    joined = large.joined(small)
+    assert joined.program == small.program
+    assert joined.met == 2
+    assert small.joined(group_of("torch.exp", confirmed=False)).confirmed
+
+
+def test_documented_differences_are_a_class_of_their_own() -> None:
+    assert documented("alias.identity")
+    assert not documented("alias.memory")

@@ -1,0 +1,92 @@
+"""Programs as data: what is written is read, and what a stranger wrote is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.program import (
+    Call,
+    Constant,
+    Input,
+    Program,
+    Ref,
+    Size,
+    decode_program,
+    encode_program,
+)
+
+X = Input("float32", (2, 3), (3, 1))
+SMALL = Program((X,), (Call("torch.add", (Ref(0), 1)),), (1,))
+
+
+def test_every_kind_of_argument_is_read_as_it_was_written() -> None:
+    args = (Ref(0), Size(0, -1), Constant("int8"), (1, [2.5, None]), slice(None, -1, 2), ..., "mean", True, 1 + 2j)
+    program = Program((X,), (Call("torch.add", args, {"value": -math.inf, "dtype": Constant("bool")}),), (1,))
+    assert decode_program(encode_program(program)) == program
+
+
+def test_nan_is_read_as_nan() -> None:
+    program = Program((X,), (Call("torch.add", (Ref(0), math.nan)),), (1,))
+    assert math.isnan(decode_program(encode_program(program)).calls[0].args[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("version",), 99, "version 1"),
+        (("inputs", 0, "dtype"), "qint8", "dtype got 'qint8'"),
+        (("inputs", 0, "shape"), [2**40, 1], "shape got"),
+        (("inputs", 0, "shape"), [2**20, 2**20], "more than"),
+        (("inputs", 0, "stride"), [1], "dimensions"),
+        (("inputs", 0, "shares"), 0, "shares got 0"),
+        (("inputs", 0, "low"), "1", "low got '1'"),
+        (("calls", 0, 1, 0), {"v": 1}, "v got 1"),
+        (("calls", 0, 1, 0), {"v": -1}, "v got -1"),
+        (("calls", 0, 1, 0), {"torch": "load"}, "an argument got"),
+        (("calls", 0, 1, 0), {"eval": "1"}, "an argument got"),
+        (("calls", 0), ["torch.add"], "expected [operation"),
+        (("returns",), [7], "returns got 7"),
+        (("gradients",), 1, "gradients got 1"),
+    ],
+)
+def test_what_is_no_program_is_refused_by_field(path: tuple[Any, ...], value: Any, words: str) -> None:
+    raw = json.loads(encode_program(SMALL))
+    at = raw
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    with pytest.raises(FuzzError) as caught:
+        decode_program(json.dumps(raw))
+    assert words in str(caught.value)
+
+
+def test_arguments_nested_without_end_are_refused() -> None:
+    raw = json.loads(encode_program(SMALL))
+    nested: Any = 1
+    for _ in range(50):
+        nested = [nested]
+    raw["calls"][0][1][0] = nested
+    with pytest.raises(FuzzError, match="nested"):
+        decode_program(json.dumps(raw))
+
+
+def test_inputs_that_nothing_uses_are_dropped_and_others_keep_their_meaning() -> None:
+    view = Input("float32", (2,), (1,), shares=1)
+    program = Program((X, X, view), (Call("torch.neg", (Ref(2),)),), (3,))
+    dropped = program.unused_dropped()
+    assert dropped.inputs == (X, Input("float32", (2,), (1,), shares=0))
+    assert dropped.calls == (Call("torch.neg", (Ref(1),)),)
+    assert dropped.returns == (2,)
+
+
+def test_what_a_result_is_made_from_includes_writes_to_its_memory() -> None:
+    calls = (Call("Tensor.view", (Ref(0), 6)), Call("Tensor.zero_", (Ref(1),)), Call("torch.neg", (Ref(0),)))
+    program = Program((X,), (*calls, Call("torch.abs", (Ref(0),))), (3,))
+    assert program.made_from([3]) >= {2}
+    assert 3 not in program.made_from([3])
+    assert program.made_from([1]) == {0, 1}

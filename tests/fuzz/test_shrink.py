@@ -1,0 +1,62 @@
+"""A failing program becomes small, and stays a program that fails."""
+
+from __future__ import annotations
+
+import time
+
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.make import make_program, rules_for, runs_alike
+from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.shrink import shrink
+
+X = Input("float32", (4, 6), (1, 4), fill="edges", requires_grad=True)
+LONG = Program(
+    (X, Input("float32", (6,), (1,))),
+    (
+        Call("torch.mul", (Ref(0), Ref(1))),
+        Call("torch.exp", (Ref(2),)),
+        Call("Tensor.add_", (Ref(3), 1)),
+        Call("torch.cumsum", (Ref(4),), {"dim": 0}),
+        Call("torch.neg", (Ref(5),)),
+    ),
+    (6, 2, 5),
+    gradients=True,
+)
+
+
+def _forever() -> float:
+    return time.monotonic() + 60
+
+
+def test_only_the_call_at_fault_stays() -> None:
+    smallest = shrink(LONG, lambda program: "torch.cumsum" in program.ops, _forever())
+    assert smallest.ops == ("torch.cumsum",)
+    assert len(smallest.inputs) == len(smallest.returns) == 1
+    assert not smallest.gradients
+    (given,) = smallest.inputs
+    assert given.shape == (4, 6)
+    assert not given.requires_grad
+
+
+def test_what_matters_stays() -> None:
+    def wrong(program: Program) -> bool:
+        return program.gradients and {"torch.exp", "Tensor.add_"} <= set(program.ops)
+
+    smallest = shrink(LONG, wrong, _forever())
+    assert set(smallest.ops) == {"torch.exp", "Tensor.add_"}
+    assert smallest.gradients
+    assert runs_alike(smallest)
+
+
+def test_nothing_is_tried_after_the_deadline() -> None:
+    assert shrink(LONG, lambda _program: True, time.monotonic() - 1) == LONG
+
+
+def test_generated_programs_shrink_to_one_call() -> None:
+    rules = rules_for(())
+    for number in range(12):
+        program = make_program(5, number, Choices(longest=6), rules)
+        last = program.ops[-1]
+        smallest = shrink(program, lambda one, op=last: op in one.ops, _forever())  # type: ignore[misc]
+        assert len(smallest.calls) <= 3, smallest
+        assert runs_alike(smallest)

@@ -1,0 +1,120 @@
+"""What a worker's answer means, also where the worker died."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz import tasks
+from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.program import encode_program
+from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
+from checked_backend.sweep.job import Answer
+from checked_backend.sweep.status import Status
+from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
+
+ENTRIES = [Entry(place, f"p{place}", encode_program(program_of("torch.neg")), "00") for place in range(4)]
+
+
+def _raw(examined: Any) -> Any:
+    return json.loads(examined.to_json())
+
+
+def _check(monkeypatch: pytest.MonkeyPatch, given: Answer, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
+    monkeypatch.setattr(tasks, "run_worker", answering(given, asked=[]))
+    return CheckTask(ENTRIES[:count], 2).run(Asked(), Reins())
+
+
+def test_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, again = _check(monkeypatch, answer({place: _raw(PASS) for place in range(4)}))
+    assert [found[place].status for place in range(4)] == [Status.PASS] * 4
+    assert not again
+
+
+def test_the_program_that_killed_its_process_is_blamed_and_the_others_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    died = answer({0: _raw(PASS), 1: _raw(PASS)}, "program 2 2 3", -signal.SIGSEGV)
+    found, again = _check(monkeypatch, died)
+    assert (found[2].status, found[2].detail, found[2].actual) == (Status.CRASH, "crash.signal", "SIGSEGV")
+    assert [[entry.number for entry in task.entries] for task in again] == [[3]]
+
+
+def test_a_batch_that_kills_its_process_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = answer({0: _raw(PASS), 1: _raw(PASS)}, "batch 2 3", -signal.SIGSEGV)
+    found, again = _check(monkeypatch, died)
+    assert set(found) == {0, 1}
+    assert [[entry.number for entry in task.entries] for task in again] == [[2], [3]]
+
+
+def test_a_hang_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, again = _check(monkeypatch, answer(None, "program 0 0 0", -9, overdue=5.0), count=1)
+    assert (found[0].status, found[0].detail) == (Status.HANG, "crash.hang")
+    assert not again
+
+
+def test_what_a_process_had_no_time_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, again = _check(monkeypatch, answer({0: _raw(PASS), 1: _raw(PASS)}, "batch 0 1"))
+    assert set(found) == {0, 1}
+    assert not again
+
+
+def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "program 0 0 3", -9), asked=[]))
+    reins = Reins()
+    reins.stop()
+    assert CheckTask(ENTRIES, 2).run(Asked(), reins) == ({}, [])
+    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "confirming", -9), asked=[]))
+    with pytest.raises(Stopped):
+        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), reins)
+
+
+def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = encode_program(program_of("torch.exp"))
+    asked: list[Any] = []
+    told = answer({"program": small, "result": _raw(failing()), "script": "x", "script_shows": True})
+    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=asked))
+    group = ConfirmTask(encode_program(program_of("torch.neg", "torch.exp")), failing(), ENTRIES[0]).run(
+        Asked(), Reins()
+    )
+    assert group is not None
+    assert (group.confirmed, group.op, group.script, group.script_shows) == (True, "exp", "x", True)
+    assert not asked[0]["isolate"]
+
+
+def test_a_failure_that_does_not_show_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = answer({"program": ENTRIES[0].text, "result": _raw(PASS)})
+    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=[]))
+    assert ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins()) is None
+
+
+def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "confirming", -signal.SIGSEGV), asked=asked))
+    group = ConfirmTask(ENTRIES[0].text, failing("crash", "crash.signal", "crash"), ENTRIES[0]).run(Asked(), Reins())
+    assert asked[0]["isolate"]
+    assert group is not None
+    assert group.confirmed
+    assert group.detail == "crash.signal: SIGSEGV"
+
+
+def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = group_of("torch.exp", "torch.neg")
+    told = answer({"program": encode_program(known.program), "result": _raw(failing(op="aten.exp.default"))})
+    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=[]))
+    found = ConfirmTask.of_group(known).run(Asked(), Reins())
+    assert found is not None
+    assert (found.op, found.localized, found.met) == ("exp", True, 1)
+
+
+def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "run_worker", answering(answer({"refused": "--ops names nothing"}), asked=[]))
+    with pytest.raises(FuzzError, match="--ops names nothing"):
+        GenerateTask(0, 4).run(Asked(), Reins())
+    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "generating", -11), asked=[]))
+    with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
+        GenerateTask(0, 4).run(Asked(), Reins())

@@ -1,0 +1,72 @@
+"""A program as source: it does in Python what the program does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from checked_backend.fuzz.build import build, inputs_for, run_eager
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.text import describe_inputs, render_function, render_script
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[Program]:
+    rules = rules_for(())
+    return [make_program(8, number, Choices(), rules) for number in range(40)]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):
+        return type(one) is type(other)
+    return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach())) and one.dtype == other.dtype
+
+
+def test_the_function_and_the_graph_do_what_the_program_does(programs: list[Program]) -> None:
+    for program in programs:
+        with torch.set_grad_enabled(program.gradients):
+            torch.manual_seed(0)
+            values = run_eager(program)
+            expected = [values[place] for place in program.returns]
+            torch.manual_seed(0)
+            from_graph = build([program])(*inputs_for([program]))
+            names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+            exec(render_function(program), names)
+            torch.manual_seed(0)
+            from_source = names["program"](*inputs_for([program]))
+        assert all(map(_equal, expected, from_graph)), render_function(program)
+        assert all(map(_equal, expected, from_source)), render_function(program)
+
+
+def test_programs_in_one_module_are_as_alone(programs: list[Program]) -> None:
+    some = [program for program in programs if not program.gradients and "dropout" not in str(program.ops)][:6]
+    with torch.no_grad():
+        torch.manual_seed(0)
+        together = build(some)(*inputs_for(some))
+        for program, results in zip(some, together, strict=True):
+            alone = run_eager(program)
+            random = any("rand" in op or "bernoulli" in op for op in program.ops)
+            assert random or all(map(_equal, [alone[place] for place in program.returns], results))
+
+
+def test_scripts_are_python_and_describe_their_inputs(programs: list[Program]) -> None:
+    for program in programs:
+        compile(render_script(program, about=['a """quote"""']), "repro.py", "exec")
+        assert len(describe_inputs(program)) == len(program.inputs)
+
+
+def test_inputs_are_described_with_layout_and_memory() -> None:
+    inputs = (Input("int8", (2, 3), (1, 2), fill="edges"), Input("int8", (2,), (1,), offset=1, shares=0))
+    program = Program(inputs, (Call("Tensor.add_", (Ref(0), 1)),), (2,))
+    assert describe_inputs(program) == [
+        "x0: int8[2, 3], strides (1, 2), edge values",
+        "x1: int8[2], strides (1,), offset 1, shares memory with x0",
+    ]
+    first, second = inputs_for([program])
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()

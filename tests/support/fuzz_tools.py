@@ -1,0 +1,61 @@
+"""Programs, results and databases of fuzz, made without a check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.groups import Group, signature_of
+from checked_backend.fuzz.oracle import Examined
+from checked_backend.fuzz.program import Call, Input, Program, Ref, encode_program
+from checked_backend.process.child import Ended
+from checked_backend.sweep.job import Answer
+from checked_backend.sweep.status import Status
+
+__all__ = ["PASS", "answer", "failing", "filled", "group_of", "program_of"]
+
+PASS = Examined(Status.PASS, compiled=True)
+
+
+def program_of(*ops: str) -> Program:
+    """A program that calls one function after another on its result."""
+    calls = tuple(Call(op, (Ref(place),)) for place, op in enumerate(ops))
+    return Program((Input("float32", (2, 3), (3, 1)),), calls, (len(ops),))
+
+
+def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more: Any) -> Examined:
+    """A failure."""
+    return Examined(Status(status), f"{kind}: output[0]: wrong", 1.0, True, kind=kind, detail=detail, **more)
+
+
+def group_of(*ops: str, confirmed: bool = True, **more: Any) -> Group:
+    """A group of a program that calls these."""
+    made = signature_of(program_of(*ops), failing(**more))
+    return Group(made.kind, made.detail, made.stage, made.op, made.program, made.result, confirmed)
+
+
+def filled(corpus: Corpus, programs: Sequence[Program]) -> None:
+    """Put programs into a corpus."""
+    made = {
+        str(place): {"program": encode_program(one), "covers": [f"{op} float32" for op in one.ops], "alike": "00"}
+        for place, one in enumerate(programs)
+    }
+    corpus.add_programs(0, made)
+
+
+def answer(raw: Mapping[Any, Any] | None, stage: str = "", status: int = 0, overdue: float | None = None) -> Answer:
+    """What a worker answered, and how it ended."""
+    return Answer("" if raw is None else json.dumps(raw), Ended(status, stage, overdue), "", 1.0, False)
+
+
+def answering(*answers: Answer, asked: list[Any]) -> Callable[..., Answer]:
+    """A stand-in for `run_worker` that gives these answers in order."""
+    waiting = list(answers)
+
+    def run(question: Mapping[str, Any], *_args: Any) -> Answer:
+        asked.append(question)
+        return waiting.pop(0)
+
+    return run
