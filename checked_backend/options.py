@@ -265,7 +265,7 @@ def _explain(cls: type[BackendOptions], backend: str, given: Mapping[str, Any], 
         problems = [problem for problem in error.errors() if str(problem["loc"][0]) == key]
         got = given[key] if key in given else os.environ.get(ENV_PREFIX + key.upper())
         where = f"option {key!r}" if key in given else f"environment variable {ENV_PREFIX}{key.upper()}"
-        reasons = "; ".join(dict.fromkeys(str(problem["msg"]) for problem in problems))
+        reasons = "; ".join(dict.fromkeys(str(problem["msg"]).removeprefix("Value error, ") for problem in problems))
         meaning = cls.model_fields[key].description
         lines.append(f"backend {backend!r}: {where} got {got!r}: {reasons}. It is: {meaning}.")
     return "\n".join(lines)

@@ -63,6 +63,11 @@ def run(
     The summary goes to stderr. The program's own exit code is kept unless it is 0 and the verdict is worse. The same
     without this command: CHECKED_BACKEND=1 in the environment of any Python, options as CHECKED_BACKEND_EVERY=10.
     """
+    if every is not None and budget is not None:
+        raise typer.BadParameter("--every checks every n-th call, --budget a share of the time: give one of them")
+    if every is not None or budget is not None:  # the command line comes before the environment
+        os.environ.pop(environment_variable("every"), None)
+        os.environ.pop(environment_variable("budget"), None)
     options = {
         "on_divergence": policy,
         "every": every,

@@ -100,12 +100,10 @@ def report(
         str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
-    certificate: Annotated[
-        bool, typer.Option("--certificate", help="Print what was checked, with which limits, as Markdown to paste.")
-    ] = False,
+    certificate: Annotated[bool, typer.Option("--certificate", help="Print what was checked, as Markdown.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
     model_explorer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the error flow for Google's Model Explorer.")
+        Path | None, typer.Option(metavar="FILE", help="Write a graph for Model Explorer.")
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: _Verbose = False,

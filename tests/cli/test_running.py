@@ -257,3 +257,13 @@ def test_misuse_runs_nothing(tmp_path: Path) -> None:
         code, out, err = finished((*VERB, *words), tmp_path)
         assert (code, out) == (3, ""), err
         assert said in err
+
+
+def test_words_that_exclude_each_other_or_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print(1)")
+    code, out, err = finished((*VERB, "--every", "2", "--budget", "0.1", "x.py"), tmp_path)
+    assert (code, out) == (3, "")
+    assert "--every checks every n-th call, --budget a share of the time" in " ".join(err.split())
+    code, out, err = finished((*VERB, "--ignore", "alais", "x.py"), tmp_path)
+    assert (code, out) == (3, "")
+    assert "Did you mean 'alias'?" in err
