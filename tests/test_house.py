@@ -28,6 +28,7 @@ IMPORT_BY_NAME = {
     "cli/apart.py": "the process is forked before it loads torch, and users name modules of their own",
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
+    "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "pytest_plugin/__init__.py": "a test run that does not ask for checks loads no torch",
     "sweep/ray_engine.py": "ray is optional",
     "sweep/suites/__init__.py": "the libraries of suites are optional",
