@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ BLOCK_COLUMNS = 48
 MOST_WORST = 8
 """How many of the worst elements are kept."""
 
-_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 20
 """Elements that are read at once."""
 
 
@@ -67,14 +68,15 @@ def _distribution(
     blocks = [[0.0] * -(-columns // wide) for _ in range(-(-rows // high))]
     counts = [0] * 66
     worst: list[tuple[float, int]] = []
-    for begin, end in _parts(rows, columns, high):
-        first, last = begin * columns, min(end * columns, total)
+    for part in _parts(rows, columns, high, wide):
+        first, last = part.begin * columns + part.left, min((part.end - 1) * columns + part.right, total)
         one, two = left[first:last], right[first:last]
         found = difference(one, two).to(torch.float64)
         found = torch.linalg.vector_norm(found, dim=-1) if reference.is_complex() else found  # of pairs of reals
         worst = _worst([*worst, *_greatest(found, first)])
-        row = blocks[begin // high]
-        for place, value in enumerate(_by_columns(found, end - begin, columns, wide)):
+        row = blocks[part.begin // high]
+        greatest = _by_columns(found, part.end - part.begin, part.right - part.left, wide)
+        for place, value in enumerate(greatest, part.left // wide):
             row[place] = max(row[place], value)
         for place, count in enumerate(_ulps(one, two)):
             counts[place] += count
@@ -89,12 +91,26 @@ def _distribution(
     )
 
 
-def _parts(rows: int, columns: int, high: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows, each in one row of blocks."""
+class _Part(NamedTuple):
+    """Rows from ``begin`` to ``end``, and of a single row perhaps only the columns from ``left`` to ``right``."""
+
+    begin: int
+    end: int
+    left: int
+    right: int
+
+
+def _parts(rows: int, columns: int, high: int, wide: int) -> Iterator[_Part]:
+    """Parts of the matrix, each in one row of blocks, that are read at once. They lie in memory without gaps."""
+    if columns > _AT_ONCE:
+        across = wide * max(1, _AT_ONCE // wide)
+        for row in range(rows):
+            yield from (_Part(row, row + 1, at, min(at + across, columns)) for at in range(0, columns, across))
+        return
     step = max(1, min(high, _AT_ONCE // columns))
     for block in range(0, rows, high):
         end = min(block + high, rows)
-        yield from ((begin, min(begin + step, end)) for begin in range(block, end, step))
+        yield from (_Part(begin, min(begin + step, end), 0, columns) for begin in range(block, end, step))
 
 
 def _greatest(found: torch.Tensor, first: int) -> list[tuple[float, int]]:
