@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import checked_backend as cb
 from tests.cli.test_running import finished
@@ -75,3 +76,53 @@ def losses(printed: str) -> list[str]:
     found = sorted(line for line in printed.splitlines() if "loss" in line)
     assert found
     return found
+
+
+def test_a_lying_fake_kernel_is_found() -> None:
+    report = main_of("custom_operator.py")()  # type: ignore[operator]
+    assert report.verdict is cb.Verdict.FAIL
+    assert "example.swap" in str(report)
+
+
+def test_a_compiler_with_a_bug_is_found(tmp_path: Path) -> None:
+    report = main_of("compiler_author.py")()  # type: ignore[operator]
+    assert report.verdict is cb.Verdict.FAIL
+    assert {finding.kind for finding in report.findings} == {cb.Kind.LOGIC}
+    lines = main_of("read_report.py")(tmp_path)  # type: ignore[operator]
+    assert any("logic output[0]" in line for line in lines)
+
+
+def test_the_tests_of_a_library(tmp_path: Path) -> None:
+    suite = (EXAMPLES / "library", "-p", "no:cacheprovider", "--rootdir", tmp_path)
+    code, out, err = finished((sys.executable, "-m", "pytest", "--numcheck=aot_eager", *suite), tmp_path)
+    assert code == 0, out + err
+    assert "2 passed" in out
+    assert "numcheck" in out
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_torch_upgrade(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\ntorch.manual_seed(0)\n"
+        "f = torch.compile(lambda x: (x.softmax(0) * 3).sum(), backend='aot_eager')\n"
+        "for _ in range(3):\n    f(torch.randn(9, requires_grad=True)).backward()\n"
+    )
+    words = ("sh", EXAMPLES / "torch_upgrade.sh", sys.executable, sys.executable, "train.py")
+    code, out, err = finished(words, tmp_path)
+    assert code == 0, out + err
+    assert out.startswith("PASS")
+    assert (tmp_path / "compare.html").exists()
+
+
+def test_the_action_names_options_that_exist(tmp_path: Path) -> None:
+    action = yaml.safe_load((EXAMPLES / "github-action" / "action.yml").read_text())
+    (run, report, _) = action["runs"]["steps"]
+    (tmp_path / "p.py").write_text("import torch\ntorch.compile(torch.sin, backend='eager')(torch.ones(3))")
+    command = f"{Path(sys.executable).parent}/python -m checked_backend"
+    for step in (run, report):
+        script = step["run"].replace("checked-backend ", f"{command} ")
+        more = {"PROGRAM": "p.py", "OPTIONS": "--every 2", "REPORTS": "reports"}
+        code, _, err = finished(("bash", "-e", "-c", script), tmp_path, more)
+        assert code in (0, 2), err
+    assert (tmp_path / "reports").is_dir()

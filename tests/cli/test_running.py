@@ -140,6 +140,15 @@ def test_whole_calls_are_compared_with_eager(tmp_path: Path, factor: str, code: 
         assert "(as Dynamo traced it)" in err
 
 
+def test_a_suite_of_tests_warns_of_nothing_new(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import torch\ndef test():\n    torch.compile(torch.sin, backend='eager')\n")
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error::pytest.PytestWarning")
+    code, out, err = finished((*VERB, *words), tmp_path)
+    assert "1 passed" in out, out + err
+    assert "warning" not in out
+    assert code == 2  # nothing compiled ran
+
+
 FORKS = """
 import multiprocessing, os, sys, threading, torch
 
