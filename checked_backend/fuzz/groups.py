@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.known import spelled
 from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import Program
 
-__all__ = ["DOCUMENTED", "Group", "documented", "may_be", "signature_of"]
+__all__ = ["Group", "may_be", "plain", "signature_of"]
 
 _SYMBOLS = {
     "+": "add",
@@ -26,12 +27,6 @@ _SYMBOLS = {
     ">>": "bitwise_right_shift",
     "true_divide": "div",
 }
-
-DOCUMENTED: dict[str, str] = {
-    "alias.identity": "a compiled program may return another tensor object for the same memory",
-    "structure.stride": "Inductor may choose other strides for results; the values are eager's",
-}
-"""Finer kinds of findings that torch documents as differences of compiled programs, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Group:
     @property
     def reason(self) -> str:
         """Why it is no bug but a documented difference; empty if it may be a bug."""
-        return documented(self.detail)
+        return documented(self.detail, self.result.subject)
 
     def joined(self, other: Group) -> Group:
         """Both as one: the smaller program, and how often both were met."""
@@ -84,11 +79,6 @@ class Group:
 
 def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
     return not group.confirmed, not group.localized, group.program.size
-
-
-def documented(detail: str) -> str:
-    """Why a finer kind of finding is a documented difference; empty if it is none."""
-    return DOCUMENTED.get(detail, "")
 
 
 def plain(op: str) -> str:

@@ -21,6 +21,7 @@ from checked_backend.checking import check
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.program import Program
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
@@ -185,9 +186,12 @@ def _checked(
 
 
 def worst_finding(report: Report) -> Finding | None:
-    """The finding that names what is wrong: the first that fails, what is about values before what is about layout."""
-    failing = [finding for finding in report.findings if finding.fails]
-    return min(failing, key=lambda finding: finding.is_layout, default=None)
+    """The finding that names what is wrong: the first that fails; documented differences and layout come last."""
+
+    def rank(finding: Finding) -> tuple[bool, bool]:
+        return bool(documented(finding.detail, finding.subject)), finding.is_layout
+
+    return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 
 
 def _judged(report: Report, seconds: float, *, alone: bool) -> Examined:

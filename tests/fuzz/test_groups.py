@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checked_backend.fuzz.groups import documented, may_be, plain, signature_of
+from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.groups import may_be, plain, signature_of
 from tests.support.fuzz_tools import failing, group_of, program_of
 
 
@@ -50,5 +51,7 @@ def test_the_smallest_confirmed_program_is_kept() -> None:
 
 
 def test_documented_differences_are_a_class_of_their_own() -> None:
-    assert documented("alias.identity")
-    assert not documented("alias.memory")
+    assert documented("alias.identity", "output[0]")
+    assert not documented("alias.memory", "output[0]")
+    assert documented("structure.type", "grad[x0]")
+    assert not documented("structure.type", "output[0]")

@@ -116,8 +116,15 @@ class Draft:
         return self._keep(given, make_inputs([given])[0])
 
     def shared_input(self) -> Ref | None:
-        """Add an input that shares memory with an earlier one; None if there is none."""
-        roots = [p for p, e in enumerate(self._entries) if isinstance(e, Input) and e.shares is None and e.extent > 1]
+        """Add an input that shares memory with an earlier one; None if there is none.
+
+        That one is not differentiated: autograd does not see what is written to its memory through another tensor.
+        """
+        roots = [
+            place
+            for place, entry in enumerate(self._entries)
+            if isinstance(entry, Input) and entry.shares is None and entry.extent > 1 and not entry.requires_grad
+        ]
         if not roots:
             return None
         root = self.rng.choice(roots)
@@ -230,6 +237,10 @@ class Draft:
         self._entries.append(entry)
         self.values.append(value)
         return Ref(len(self.values) - 1)
+
+    def entry(self, ref: Ref) -> Input | Call:
+        """The input or the call of which a value is."""
+        return self._entries[ref.value]
 
     @property
     def calls(self) -> list[Call]:

@@ -16,7 +16,7 @@ from checked_backend.fuzz.generate import opinfo
 from checked_backend.fuzz.generate.draft import Choices, Draft
 from checked_backend.fuzz.generate.rules import RULES, Rule
 from checked_backend.fuzz.known import is_known, spelled
-from checked_backend.fuzz.program import Program, Ref, refs_of
+from checked_backend.fuzz.program import Call, Program, Ref, refs_of
 from checked_backend.random_state import random_untouched
 
 __all__ = ["covered", "make_program", "matches", "rules_for", "runs_alike"]
@@ -103,10 +103,17 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     found = []
     for ref in draft.tensors():
         probability = 0.08 if ref not in made else 0.25 if ref.value in used else 0.85
+        if _draws(draft, ref):
+            probability = 1.0  # a compiler need not draw what nobody uses
         if draft.chance(probability):
             found.append(ref)
     draft.rng.shuffle(found)
     return found or draft.tensors()[-1:]
+
+
+def _draws(draft: Draft, ref: Ref) -> bool:
+    call = draft.entry(ref)
+    return isinstance(call, Call) and any(word in call.op for word in ("rand", "bernoulli", "dropout", "normal"))
 
 
 def covered(program: Program) -> list[str]:

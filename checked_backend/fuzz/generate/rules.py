@@ -8,10 +8,11 @@ from typing import Any
 
 from checked_backend.fuzz.generate import indexing, views
 from checked_backend.fuzz.generate.draft import Draft
+from checked_backend.fuzz.generate.undefined import is_overlapping
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import Call, Constant, Ref, Size
 
-__all__ = ["RULES", "Rule", "is_overlapping"]
+__all__ = ["RULES", "Rule"]
 
 Make = Callable[[Draft, str], Call | None]
 
@@ -93,23 +94,9 @@ _NORMALIZING = (
 _RANDOM = (*_torch("bernoulli rand_like randn_like"), *_functional("dropout"))
 
 
-def is_overlapping(draft: Draft, ref: Ref) -> bool:
-    """Whether two elements of a tensor may lie in one place."""
-    tensor = draft.value(ref)
-    reach = 0
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += step * (size - 1)
-    return False
-
-
 def _writable(draft: Draft) -> Ref | None:
     """A tensor to write to: mostly one that was computed, for leaves that require gradients cannot be written to."""
-    return draft.any(
-        lambda tensor: ((not (tensor.is_leaf and tensor.requires_grad)) and all(tensor.stride())) or tensor.dim() == 0
-    )
+    return draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and not is_overlapping(tensor))
 
 
 def _unary(draft: Draft, op: str) -> Call | None:
@@ -169,7 +156,7 @@ def _with_out(draft: Draft, op: str) -> Call | None:
     fits = [
         ref
         for ref in draft.tensors(lambda t: t.shape == shape and t.dtype == dtype and not t.requires_grad)
-        if ref.value not in used and not is_overlapping(draft, ref)
+        if ref.value not in used and not is_overlapping(draft.value(ref))
     ]
     out = draft.rng.choice(fits) if fits else draft.add(Call("torch.zeros_like", (call.args[0],)))
     return None if out is None else Call(op, call.args, {**call.kwargs, "out": out})

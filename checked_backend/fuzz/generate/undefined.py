@@ -9,7 +9,7 @@ import torch
 
 from checked_backend.fuzz.program import Call, Constant, Ref
 
-__all__ = ["UNDEFINED_OPS", "is_undefined"]
+__all__ = ["UNDEFINED_OPS", "is_overlapping", "is_undefined"]
 
 UNDEFINED_OPS = frozenset(
     {
@@ -49,9 +49,34 @@ def is_undefined(call: Call, values: Sequence[Any]) -> bool:
     own = call.op.rpartition(".")[2]
     if own in UNDEFINED_OPS or (call.op.startswith("torch.linalg.") and own not in _LINALG):
         return True
+    target = _written(call)
+    if target is not None and is_overlapping(values[target.value]):
+        return True  # torch refuses most of these; in the others the order of writes decides
     tensors = [values[arg.value] for arg in call.args if isinstance(arg, Ref)]
     tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     return _shifts_too_far(call, tensors) or _converts_what_does_not_fit(call, tensors) or _writes_twice(call, tensors)
+
+
+def _written(call: Call) -> Ref | None:
+    """The value that a call writes to."""
+    if isinstance(out := call.kwargs.get("out"), Ref):
+        return out
+    in_place = call.op == "setitem" or (call.op.startswith("Tensor.") and call.op.endswith("_"))
+    in_place = in_place or call.op in ("+=", "-=", "*=", "/=", "&=", "|=", "^=") or call.kwargs.get("inplace") is True
+    return call.args[0] if in_place and isinstance(call.args[0], Ref) else None
+
+
+def is_overlapping(value: Any) -> bool:
+    """Whether two elements of a tensor may lie in one place."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    reach = 0
+    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
 
 
 def _shifts_too_far(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
