@@ -12,7 +12,7 @@ import torch
 
 from checked_backend.fuzz.build import run_call
 from checked_backend.fuzz.generate.undefined import is_undefined
-from checked_backend.fuzz.program import Call, Input, Program, Ref, Size, map_refs
+from checked_backend.fuzz.program import DTYPES, Call, Input, Program, Ref, Size, map_refs
 from checked_backend.fuzz.values import make_inputs, strides_of
 
 __all__ = ["Choices", "Draft"]
@@ -276,5 +276,5 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:
 
 def _is_usable(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and value.numel() <= _MOST_ELEMENTS and not value.is_quantized
+        return value.layout is torch.strided and value.numel() <= _MOST_ELEMENTS and _name(value.dtype) in DTYPES
     return isinstance(value, tuple | list) and bool(value) and len(value) < 20 and all(map(_is_usable, value))
