@@ -37,7 +37,7 @@ from checked_backend.report.certificate import render_certificate
 from checked_backend.report.json_schema import json_schema
 from checked_backend.report.to_json import dumps
 from checked_backend.report.write import read_reports, write_whole
-from checked_backend.sweep.database import FUZZ, is_database, is_of
+from checked_backend.sweep.file import FUZZ, is_database
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -123,7 +123,7 @@ def report(
         path, json_file = Path(str(json_file)), _STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
-    if is_of(path, FUZZ):
+    if is_database(path, FUZZ):
         refuse_outside_sweeps(csv=csv, run=run, since=since, html=html, junit=junit)
         return report_fuzz(path, json_file)
     if is_database(path):

@@ -7,23 +7,20 @@ nothing but known operations.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from checked_backend.errors import FuzzError, SuiteError
+from checked_backend.errors import FuzzError
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import Program, decode_program, encode_program
-from checked_backend.sweep.database import FUZZ, connect, hold, is_database
+from checked_backend.sweep.file import FUZZ, Format, SqliteFile
 
 __all__ = ["Corpus", "Entry", "Totals"]
 
-_VERSION = 1
 _SCHEMA = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE program (
@@ -34,7 +31,7 @@ CREATE TABLE bug (
     id INTEGER PRIMARY KEY, signature TEXT NOT NULL UNIQUE, content TEXT NOT NULL, program TEXT NOT NULL,
     result TEXT NOT NULL);
 """
-_TABLES = {"setting", "program", "bug"}
+_FORMAT = Format(FUZZ, 1, _SCHEMA, frozenset({"setting", "program", "bug"}), "fuzz", "fuzz", FuzzError)
 _CONTENT = ("kind", "detail", "stage", "op", "confirmed", "met", "script", "script_shows", "localized")
 
 
@@ -82,7 +79,7 @@ class Totals:
         return sum(self.statuses.values())
 
 
-class Corpus:
+class Corpus(SqliteFile):
     """A database of fuzzing.
 
     Args:
@@ -94,57 +91,7 @@ class Corpus:
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
-        self.path = path
-        self._lock: IO[bytes] | None = None
-        if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
-            raise FuzzError(f"{path}: not a database of fuzz")
-        if not write and not path.exists():
-            raise FuzzError(f"{path}: no such database")
-        if write:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock = hold(path)
-            except SuiteError as error:
-                raise FuzzError(str(error)) from error
-        with ExitStack() as on_error:
-            if self._lock is not None:
-                on_error.callback(self._lock.close)
-            try:
-                self._connection = connect(path, write)
-                on_error.callback(self._connection.close)
-                self._check(fresh=write)
-            except sqlite3.Error as error:
-                raise FuzzError(f"{path}: not a database of fuzz: {error}") from error
-            on_error.pop_all()
-
-    def _check(self, *, fresh: bool) -> None:
-        rows = self._connection.execute("SELECT type, name FROM sqlite_master").fetchall()
-        if not rows and fresh:
-            with self._connection:
-                self._connection.executescript(
-                    f"BEGIN; PRAGMA application_id={FUZZ}; PRAGMA user_version={_VERSION}; {_SCHEMA} COMMIT;"
-                )
-            return
-        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        names = {name for kind, name in rows if kind == "table"}
-        strange = [name for kind, name in rows if kind not in ("table", "index")]
-        if application != FUZZ or not names >= _TABLES or strange:
-            raise FuzzError(f"{self.path}: not a database of fuzz")
-        if version != _VERSION:
-            raise FuzzError(f"{self.path}: of version {version}; this checked_backend reads version {_VERSION}")
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._connection.close()
-        if self._lock is not None:
-            self._lock.close()
-
-    def __enter__(self) -> Corpus:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(path, _FORMAT, write=write)
 
     # settings
 
@@ -167,7 +114,7 @@ class Corpus:
 
     def settings(self) -> dict[str, str]:
         """What the results depend on."""
-        return {str(name): str(value) for name, value in self._rows("SELECT name, value FROM setting", ())}
+        return {str(name): str(value) for name, value in self._query("SELECT name, value FROM setting", ())}
 
     # programs
 
@@ -181,17 +128,17 @@ class Corpus:
 
     def next_number(self, seed: int) -> int:
         """The number after the last generated program of a seed."""
-        ((last,),) = self._rows("SELECT max(number) FROM program WHERE seed = ?", (seed,))
+        ((last,),) = self._query("SELECT max(number) FROM program WHERE seed = ?", (seed,))
         return 0 if last is None else int(last) + 1
 
     def waiting(self) -> list[Entry]:
         """The programs that were not checked yet."""
-        rows = self._rows("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
+        rows = self._query("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
         return [Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)) for i, seed, n, text, alike in rows]
 
     def failures(self) -> list[tuple[Entry, Examined]]:
         """The programs that failed, and belong to no group yet."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT id, seed, number, program, alike, result FROM program"
             " WHERE bug IS NULL AND status IN ('fail', 'crash', 'hang') ORDER BY id",
             (),
@@ -216,7 +163,7 @@ class Corpus:
 
     def unconfirmed(self) -> int:
         """How many failures did not show again."""
-        ((count,),) = self._rows("SELECT count(*) FROM program WHERE bug = 0", ())
+        ((count,),) = self._query("SELECT count(*) FROM program WHERE bug = 0", ())
         return int(count)
 
     def totals(self) -> Totals:
@@ -224,7 +171,7 @@ class Corpus:
         statuses: Counter[str] = Counter()
         compiled = 0
         pairs: set[str] = set()
-        for status, covers, result in self._rows("SELECT status, covers, result FROM program WHERE status != ''", ()):
+        for status, covers, result in self._query("SELECT status, covers, result FROM program WHERE status != ''", ()):
             statuses[str(status)] += 1
             pairs.update(str(one) for one in self._list(covers))
             compiled += Examined.from_json(result).compiled
@@ -232,14 +179,14 @@ class Corpus:
 
     def inconclusive(self) -> list[tuple[str, str]]:
         """The programs without a verdict, each with the reason."""
-        rows = self._rows("SELECT seed, number, result FROM program WHERE status = 'inconclusive'", ())
+        rows = self._query("SELECT seed, number, result FROM program WHERE status = 'inconclusive'", ())
         return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
 
     # groups
 
     def groups(self) -> list[Group]:
         """All groups, those met most first."""
-        rows = self._rows("SELECT id, content, program, result FROM bug", ())
+        rows = self._query("SELECT id, content, program, result FROM bug", ())
         found = [self._group(*row) for row in rows]
         return sorted(found, key=lambda group: (-group.confirmed, bool(group.reason), -group.met, group.number))
 
@@ -295,12 +242,6 @@ class Corpus:
     def signatures(self) -> set[str]:
         """The signatures of all confirmed groups."""
         return {group.signature for group in self.groups() if group.confirmed}
-
-    def _rows(self, text: str, values: Sequence[object]) -> Iterable[Any]:
-        try:
-            return self._connection.execute(text, tuple(values)).fetchall()
-        except sqlite3.Error as error:
-            raise FuzzError(f"{self.path}: cannot be read: {error}") from error
 
     def _list(self, text: object) -> list[Any]:
         try:

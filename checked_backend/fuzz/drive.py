@@ -149,7 +149,7 @@ class _Run:
             return GenerateTask(self.corpus.next_number(self.asked.seed), _GENERATED_AT_ONCE)
         if not waiting:
             return None
-        alike = max({entry.alike for entry in waiting}, key=lambda one: sum(e.alike == one for e in waiting))
+        alike = waiting[0].alike
         size = self.asked.chunk
         if self.programs is not None:
             size = min(size, self.programs - self._begun_to_check())

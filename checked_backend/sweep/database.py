@@ -6,30 +6,21 @@ The file is not trusted, because a stranger may have written it: only tables are
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case, Outcome, decoded
+from checked_backend.sweep.file import Format, SqliteFile
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
 
-__all__ = ["FUZZ", "Database", "Result", "Run", "connect", "hold", "is_database", "is_of"]
+__all__ = ["Database", "Result", "Run"]
 
-_APPLICATION = 0x43425357  # "CBSW"
-FUZZ = 0x4342465A
-"""What a database of ``fuzz`` has for the application's id: "CBFZ"."""
-
-_VERSION = 1
 _MOST_ROWS = 10**9
-_MAGIC = b"SQLite format 3\0"
-_HEADER, _ID = 100, slice(68, 72)  # https://www.sqlite.org/fileformat.html
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -43,6 +34,7 @@ CREATE TABLE again (
     UNIQUE (run, key, state, attempt));
 """
 _TABLES = frozenset({"run", "result", "again"})
+_FORMAT = Format(0x43425357, 1, _SCHEMA, _TABLES, "sweeps", "sweep", SuiteError)  # "CBSW"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +79,7 @@ class Result:
     outcome: Outcome
 
 
-def is_database(path: Path) -> bool:
-    """Whether a file is an SQLite database."""
-    try:
-        with path.open("rb") as stream:
-            return stream.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
-def is_of(path: Path, application: int) -> bool:
-    """Whether a file is an SQLite database with this id of its application."""
-    if not is_database(path):
-        return False
-    with path.open("rb") as stream:
-        return stream.read(_HEADER)[_ID] == application.to_bytes(4, "big")
-
-
-class Database:
+class Database(SqliteFile):
     """A file of results.
 
     Args:
@@ -116,54 +91,7 @@ class Database:
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
-        self.path = path
-        self._lock: IO[bytes] | None = None
-        if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
-            raise SuiteError(f"{path}: not a database of sweeps")
-        if not write and not path.exists():
-            raise SuiteError(f"{path}: no such database")
-        if write:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(path)
-        with ExitStack() as on_error:
-            if self._lock is not None:
-                on_error.callback(self._lock.close)
-            try:
-                self._connection = connect(path, write)
-                on_error.callback(self._connection.close)
-                self._check(fresh=write)
-            except sqlite3.Error as error:
-                raise SuiteError(f"{path}: not a database of sweeps: {error}") from error
-            on_error.pop_all()
-
-    def _check(self, *, fresh: bool) -> None:
-        rows = self._connection.execute("SELECT type, name FROM sqlite_master").fetchall()
-        if not rows and fresh:
-            with self._connection:
-                self._connection.executescript(
-                    f"BEGIN; PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION}; {_SCHEMA} COMMIT;"
-                )
-            return
-        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        names = {name for kind, name in rows if kind == "table"}
-        strange = sorted(str(name) for kind, name in rows if kind not in ("table", "index"))
-        if application != _APPLICATION or not names >= _TABLES or strange:
-            raise SuiteError(f"{self.path}: not a database of sweeps")
-        if version != _VERSION:
-            raise SuiteError(f"{self.path}: of version {version}; this checked_backend reads version {_VERSION}")
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._connection.close()
-        if self._lock is not None:
-            self._lock.close()
-
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(path, _FORMAT, write=write)
 
     def begin(self, name: str, versions: Mapping[str, str]) -> Run:
         """Return the run of these versions and this name. A new one is made if there is none."""
@@ -305,12 +233,6 @@ class Database:
                 new += 1
         return new
 
-    def _query(self, text: str, values: tuple[object, ...]) -> list[Any]:
-        try:
-            return self._connection.execute(text, values).fetchall()
-        except sqlite3.Error as error:
-            raise SuiteError(f"{self.path}: cannot be read: {error}") from error
-
     def _whole(self, value: object) -> int:
         if not isinstance(value, int) or not 0 <= value < _MOST_ROWS:
             raise SuiteError(f"{self.path}: a number got {value!r:.40}; expected one from 0 to {_MOST_ROWS}")
@@ -321,44 +243,6 @@ class Database:
             return json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError) as error:
             raise SuiteError(f"{self.path}: {what}: not JSON: {error}") from None
-
-
-def connect(path: Path, write: bool) -> sqlite3.Connection:
-    """Open an SQLite file that a stranger may have written.
-
-    Args:
-        path: The file.
-        write: Create it if it is missing; else it is only read.
-    """
-    mode = "rwc" if write else "ro"
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, check_same_thread=False)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    return connection
-
-
-def hold(path: Path) -> IO[bytes] | None:
-    """Lock a database against other processes that write to it, until the result is closed.
-
-    Raises:
-        SuiteError: Another process holds it.
-    """
-    try:
-        import fcntl  # noqa: PLC0415  Windows lacks it
-    except ImportError:
-        return None
-    lock = path.with_name(f"{path.name}.lock").open("a+b")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.seek(0)
-        holder = lock.read(20).decode("ascii", "replace").strip()
-        lock.close()
-        why = f"another sweep writes to it (process {holder}); wait for it, or give another --db"
-        raise SuiteError(f"{path}: {why}") from error
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n".encode())
-    lock.flush()
-    return lock
 
 
 def _now() -> str:

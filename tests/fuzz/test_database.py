@@ -10,7 +10,8 @@ import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Corpus
-from checked_backend.sweep.database import FUZZ, Database, is_of
+from checked_backend.sweep.database import Database
+from checked_backend.sweep.file import FUZZ, is_database
 from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
 
 
@@ -35,7 +36,7 @@ def test_what_was_written_is_there_again(path: Path) -> None:
         assert (totals.checked, totals.compiled, totals.ops, totals.pairs) == (2, 2, 2, 2)
         (group,) = corpus.groups()
         assert replace(group, number=0) == group_of("torch.neg")
-    assert is_of(path, FUZZ)
+    assert is_database(path, FUZZ)
 
 
 def test_a_group_is_one_row_and_counts(path: Path) -> None:
@@ -92,7 +93,7 @@ def test_what_is_no_database_of_fuzz_is_refused(path: Path) -> None:
         Corpus(path)
     with Database(path, write=True), pytest.raises(FuzzError, match="not a database of fuzz"):
         Corpus(path)
-    assert not is_of(path, FUZZ)
+    assert not is_database(path, FUZZ)
 
 
 def test_strange_content_is_refused(path: Path) -> None:

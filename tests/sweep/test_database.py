@@ -13,7 +13,8 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case
-from checked_backend.sweep.database import Database, Result, is_database
+from checked_backend.sweep.database import Database, Result
+from checked_backend.sweep.file import is_database
 from tests.support.sweep_tools import VERSIONS, failing, outcome, run_with
 
 
