@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from checked_backend.checking.original import eager_function
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Program, Run, refuse_misfits
 from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.stance import no_warning_is_an_error
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
 from checked_backend.random_state import random_untouched
@@ -58,7 +60,9 @@ def check_package(
     Raises:
         CheckedBackendError: The file cannot be loaded, or something cannot be copied.
     """
-    candidate, compiled = _loaded(package)
+    with warnings.catch_warnings():
+        no_warning_is_an_error()  # torch warns as it loads its own files
+        candidate, compiled = _loaded(package)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     rng = RngState.capture(cuda)
     program = Program(eager_function(module), args, dict(kwargs or {}), rng, gradients=False)
