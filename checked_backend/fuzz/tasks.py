@@ -23,7 +23,7 @@ from checked_backend.sweep.status import Status
 
 __all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task"]
 
-_CHUNK_SECONDS = 45.0
+_CHUNK_SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
 
 _GENERATE_SECONDS = 300.0

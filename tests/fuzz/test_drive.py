@@ -1,0 +1,133 @@
+"""A run: programs are made and checked, failures confirmed before more is checked, and a second run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz import drive
+from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.drive import Ended, Watch, run_fuzz
+from checked_backend.fuzz.groups import Group
+from checked_backend.fuzz.program import encode_program
+from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask
+from tests.support.fuzz_tools import PASS, failing, group_of, program_of
+
+WRONG = "torch.neg"
+MADE = [program_of("torch.exp"), program_of(WRONG), program_of("torch.abs", WRONG), program_of("torch.abs")]
+
+
+class World:
+    """Stands in for the processes: a compiler that gets one operator wrong.
+
+    Attributes:
+        asked: What was asked for, in order.
+        shows_again: Whether a failure shows again.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.shows_again = True
+
+    def generate(self, task: GenerateTask) -> dict[str, Any]:
+        self.asked.append(f"generate {task.start}")
+        texts = [encode_program(program) for program in MADE]
+        return {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
+
+    def check(self, task: CheckTask) -> Any:
+        self.asked.append(f"check {len(task.entries)}")
+        wrong = [WRONG in entry.program.ops for entry in task.entries]
+        return {place: failing() if bad else PASS for place, bad in enumerate(wrong)}, []
+
+    def confirm(self, task: ConfirmTask) -> Group | None:
+        self.asked.append("confirm" if task.group is None else "localize")
+        if task.group is not None:
+            return replace(task.group, localized=True, op="neg")
+        return group_of(WRONG) if self.shows_again else None
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(GenerateTask, "run", lambda self, *_: made.generate(self))
+    monkeypatch.setattr(CheckTask, "run", lambda self, *_: made.check(self))
+    monkeypatch.setattr(ConfirmTask, "run", lambda self, *_: made.confirm(self))
+    monkeypatch.setattr(drive, "_ENOUGH_WAITING", 1)
+    return made
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Corpus]:
+    with Corpus(tmp_path / "f.db", write=True) as made:
+        yield made
+
+
+def _run(corpus: Corpus, programs: int, watch: Watch | None = None, **more: Any) -> Ended:
+    asked = Asked(chunk=2, **more)
+    return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Watch())
+
+
+def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:
+    found: list[Group] = []
+    ended = _run(corpus, 4, Watch(found=found.append))
+    assert world.asked == ["generate 0", "check 2", "confirm", "localize", "check 2"]
+    assert (ended.checked, ended.waiting) == (4, 0)
+    (group,) = corpus.groups()
+    assert (group.op, group.met, group.localized) == ("neg", 2, True)
+    assert [one.op for one in found] == ["neg"]
+    assert not corpus.failures()
+
+
+def test_a_second_run_goes_on_with_what_is_there(world: World, corpus: Corpus) -> None:
+    _run(corpus, 2, localize=False)
+    world.asked.clear()
+    _run(corpus, 2, localize=False)
+    assert world.asked == ["check 2"]
+    assert corpus.totals().checked == 4
+    world.asked.clear()
+    _run(corpus, 2, localize=True)
+    assert world.asked[0] == "localize"
+    assert "generate 4" in world.asked
+
+
+def test_what_does_not_show_again_is_told_as_such(world: World, corpus: Corpus) -> None:
+    world.shows_again = False
+    _run(corpus, 4)
+    assert not corpus.groups()
+    assert corpus.unconfirmed() == 2
+    assert not corpus.failures()
+
+
+def test_documented_differences_are_not_localized(
+    world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stride = group_of(WRONG, kind="structure", detail="structure.stride")
+    monkeypatch.setattr(world, "confirm", lambda _task: stride)
+    _run(corpus, 2)
+    assert world.asked == ["generate 0", "check 2"]
+    assert corpus.groups()[0].reason
+
+
+def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Corpus) -> None:
+    _run(corpus, 2)
+    with Corpus(corpus.path) as other:
+        assert not other.failures()
+    first = corpus.waiting()[-1]
+    corpus.add_result(first.number, failing())
+    ended = run_fuzz(Asked(), corpus, seconds=-1.0, watch=Watch())
+    assert ended.checked == 0
+    assert [entry.number for entry, _ in corpus.failures()] == [first.number]
+
+
+def test_an_error_of_a_task_ends_the_run(world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_task: GenerateTask) -> Any:
+        raise FuzzError("--ops names nothing")
+
+    monkeypatch.setattr(world, "generate", refuse)
+    with pytest.raises(FuzzError, match="--ops names nothing"):
+        _run(corpus, 4)
