@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checked_backend.fuzz.database import Corpus
-from checked_backend.fuzz.groups import Group, may_be
+from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.groups import Group, may_be, signature_of
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Task
 from checked_backend.sweep.status import Status
 
@@ -177,8 +178,11 @@ class _Run:
                 self._sort(ConfirmTask(entry.text, examined, entry))
 
     def _sort(self, task: ConfirmTask) -> None:
-        """Count a failure of a known group; let others wait to be confirmed, small ones first."""
-        if not self._known(task):
+        """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
+        if task.entry is not None and documented(task.result.detail, task.result.subject):
+            group = signature_of(task.entry.program, task.result)
+            self.corpus.assign(task.entry.number, self.corpus.put(group).number)
+        elif not self._known(task):
             self.to_confirm.append(task)
             self.to_confirm.sort(key=lambda one: one.entry.program.size if one.entry is not None else ())
 

@@ -31,10 +31,10 @@ def standing(group: Group, known: set[str]) -> str:
         group: The group.
         known: Signatures of groups that were known before.
     """
-    if not group.confirmed:
-        return "unconfirmed"
     if group.reason:
         return "documented"
+    if not group.confirmed:
+        return "unconfirmed"
     return "known" if group.signature in known else "new"
 
 

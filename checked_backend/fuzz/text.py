@@ -104,8 +104,12 @@ _COMPARE = """wrong = 0
 for number, (a, b) in enumerate(zip(eager, compiled)):
     if not isinstance(a, torch.Tensor):
         continue
+    rough = a.dtype in (torch.float16, torch.bfloat16)
+    exact = not (a.is_floating_point() or a.is_complex())
     try:
-        torch.testing.assert_close(b, a, equal_nan=True, check_stride=True)
+        torch.testing.assert_close(
+            b, a, rtol=0 if exact else 2e-2 if rough else 1e-4, atol=0, equal_nan=True, check_stride=True
+        )
     except AssertionError as error:
         wrong += 1
         print(f"value {number}: {error}\\neager\\n{a}\\ncompiled\\n{b}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,19 @@ def test_inputs_are_described_with_layout_and_memory() -> None:
     ]
     first, second = inputs_for([program])
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("wrong_in_the_small", 1)])
+def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str, status: int) -> None:
+    small = Input("float32", (4,), (1,), fill="range", low=1e-9, high=2e-9)
+    program = Program((small,), (Call("torch.sin", (Ref(0),)),), (1,))
+    source = render_script(program, compiler)
+    wrong = "from torch._dynamo import register_backend\n\n\n@register_backend\ndef wrong_in_the_small(gm, _):\n"
+    source = source.replace(
+        "import torch\n", f"import torch\n{wrong}    return lambda *a: [r * 0 for r in gm(*a)]\n", 1
+    )
+    path = tmp_path / "repro.py"
+    path.write_text(source)
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == status, ended.stderr
+    assert ("value 0" in ended.stdout) == bool(status)
