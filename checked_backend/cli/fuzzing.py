@@ -112,18 +112,17 @@ def fuzz(
         return _shown(corpus, known, repros, as_json=as_json)
 
 
-def report_fuzz(path: Path, json_file: str | None, repros: Path | None = None) -> Verdict:
+def report_fuzz(path: Path, json_file: str | None) -> Verdict:
     """Show a database of fuzz.
 
     Args:
         path: The database.
         json_file: Path of the JSON; ``-`` prints it; None for none.
-        repros: Where to write scripts and issue texts.
     """
     with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
         if json_file not in (None, "-"):
             write_whole(_later("checked_backend.fuzz.render").render_json(corpus, set()) + "\n", Path(str(json_file)))
-        return _shown(corpus, set(), repros, as_json=json_file == "-")
+        return _shown(corpus, set(), None, as_json=json_file == "-")
 
 
 def selftest(

@@ -85,7 +85,7 @@ def _told(number: int, group: Group, known: set[str]) -> list[str]:
         lines.append(f"   with {' and '.join(how)}")
     if group.script:
         shows = "fails in a fresh process" if group.script_shows else "does not show it by itself; the check does"
-        lines.append(f"   the script {shows}: --repros DIR writes it")
+        lines.append(f"   the script {shows}: fuzz --repros DIR writes it")
     return lines
 
 

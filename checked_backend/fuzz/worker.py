@@ -46,7 +46,8 @@ def main(folder: Path, parent: int) -> None:
     torch = importlib.import_module("torch")
     if question.get("threads"):
         torch.set_num_threads(question["threads"])
-    os.environ["CHECKED_BACKEND_REPORT_DIR"] = question.get("reports") or str(folder / "reports")
+    kept = question.get("reports") if question.get("localize") else None  # other reports are in the answer
+    os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(folder / "reports")
     asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
         "generate": _generate,
         "check": _check,
