@@ -22,6 +22,7 @@ import torch
 
 import checked_backend as cb
 from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.diagnose.reduce import problem
 from checked_backend.modes import float64, monte_carlo
 from checked_backend.regions import compare_call, float64_twin
 from checked_backend.regions import compile as compiling
@@ -94,6 +95,15 @@ def _no_digits_are_lost() -> Iterator[None]:
 
 
 @contextmanager
+def _numpy_like_torch() -> Iterator[None]:
+    def moved(controls: ProgramControls, noise: monte_carlo.MonteCarloMode) -> Any:
+        return controls._values(controls.program.run_all(modes=controls._replaying(noise)))
+
+    with mock.patch.object(ProgramControls, "_moved_as_in_torch", moved):
+        yield
+
+
+@contextmanager
 def _no_operator_check() -> Iterator[None]:
     with (
         mock.patch.object(OperatorStep, "forward", return_value=0),
@@ -124,6 +134,8 @@ def _mechanisms() -> Mapping[str, Switch]:
         "grouped products": lambda: patched(float64, "_MEANINGS", {}),
         "powers of negative numbers": lambda: patched(compiling, "powers_called", lambda graph: graph),
         "windows of torch.signal": lambda: patched(float64_twin, "_WINDOWS", ""),
+        "programs that NumPy computes": _numpy_like_torch,
+        "racing writes, in reduction": lambda: patched(problem, "has_race", _false),
         "own noise (Monte Carlo)": _without_step("explain_by_own_noise"),
         "float64 and the twin": _without_step("ask_float64"),
         "eager's repetition": _without_step("repeat_eager"),

@@ -44,3 +44,15 @@ def test_what_is_nan_in_dynamos_graph_alone_is_found(program: Callable[..., Any]
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero")
 def test_what_is_nan_in_eager_too_and_other_roundings_are_not_reported(program: Callable[..., Any]) -> None:
     agreed(cb.check(program, (VALUES,), compiler="eager"))
+
+
+def test_rounding_of_numpys_functions_is_in_the_limit() -> None:
+    """No mode sees what NumPy computes. Digits that cancel there hide errors of any size."""
+
+    def program(x: torch.Tensor) -> Any:
+        values = x.numpy()
+        return np.sum(values) - np.sum(np.sort(values))
+
+    report = cb.check(program, (torch.rand(4000) * 1e3,), compiler="eager")
+    agreed(report)
+    assert min(report.coverage.detection_limit.values()) > 1e-2
