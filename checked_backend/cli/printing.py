@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from checked_backend.report import Report
 from checked_backend.report.clean import clean
 from checked_backend.report.text import render_rich
 
-__all__ = ["complain", "print_reports", "print_text"]
+__all__ = ["STDOUT", "Verbose", "complain", "print_reports", "print_text"]
+
+STDOUT = "-"
+"""What ``--json`` without a file stands for."""
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell all that is known.")]
 
 
 def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:

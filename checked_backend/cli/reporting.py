@@ -1,0 +1,86 @@
+"""The verb ``report``: reports, sweeps and fuzzes that are on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from checked_backend.cli.found import encode_found, merged, worst_of, write_found
+from checked_backend.cli.fuzzing import report_fuzz
+from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
+from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Verdict
+from checked_backend.report.certificate import render_certificate
+from checked_backend.report.json_schema import json_schema
+from checked_backend.report.to_json import dumps
+from checked_backend.report.write import read_reports, write_whole
+from checked_backend.sweep.file import FUZZ, is_database
+
+__all__ = ["report"]
+
+
+def report(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="DB_OR_DIR", help="A database of sweep or fuzz, a report file, or a folder of reports."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    certificate: Annotated[bool, typer.Option("--certificate", help="Print what was checked, as Markdown.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
+    model_explorer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a graph for Model Explorer.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
+    verbose: Verbose = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of a sweep: its number, name or torch version; default the last.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of a sweep: compare with this run; default the one before.")
+    ] = None,
+) -> Verdict:
+    """Show reports, a sweep and what changed since another, or a fuzz. The exit code is that of the worst one."""
+    if schema:
+        print_text(dumps(json_schema()))
+        return Verdict.PASS
+    if path is None and json_file not in (None, STDOUT):
+        path, json_file = Path(str(json_file)), STDOUT  # "report --json DIR": the word after --json is the folder
+    if path is None:
+        raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
+    if is_database(path, FUZZ):
+        refuse_outside_sweeps(csv=csv, run=run, since=since, html=html, junit=junit)
+        return report_fuzz(path, json_file)
+    if is_database(path):
+        if certificate:
+            raise typer.BadParameter("a sweep has no certificate; name a folder of reports", param_hint="--certificate")
+        return report_sweep(path, run, since, Files(html, json_file, junit, csv))
+    refuse_outside_sweeps(csv=csv, run=run, since=since)
+    found = read_reports(path)
+    if not found.reports:
+        why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
+        raise CheckedBackendError(f"no reports in {path}{why}")
+    if merge:
+        found = merged(found, path)
+    verdict = worst_of(found)
+    write_found(found, html=html, junit=junit, model_explorer=model_explorer)
+    if json_file is not None:
+        text = dumps(encode_found(found, verdict))
+        if json_file != STDOUT:
+            write_whole(text + "\n", Path(json_file))
+        else:
+            print_text(text)
+    if certificate:
+        print_text(render_certificate(found.reports))
+    elif json_file != STDOUT:
+        print_reports(found.reports, verbose=verbose)
+    for file, reason in found.broken:
+        complain(f"{file}: {reason}")
+    return verdict
