@@ -17,6 +17,8 @@ LONGEST = 400
 IMPORTED_IN_FUNCTIONS = {
     "torch._inductor": "it is slow to import, and often not needed",
     "torch._functorch": "its configuration comes with the compilers, which are slow to import",
+    "torch.testing": "it takes seconds to import, and needs expecttest, which is not always there",
+    "checked_backend.fuzz.generate": "rules of operators are made from samples, and samples by rules",
     "resource": "Windows lacks it",
     "fcntl": "Windows lacks it",
 }
@@ -26,8 +28,11 @@ IMPORT_BY_NAME = {
     "__init__.py": "importing the package is free; a public name loads its module",
     "autostart.py": "a Python that compiles nothing loads nothing",
     "cli/apart.py": "the process is forked before it loads torch, and users name modules of their own",
+    "cli/fuzzing.py": "--help is quick without torch",
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
+    "fuzz/oracle.py": "planted faults are loaded where they are asked for",
+    "fuzz/worker.py": "memory and threads are limited before torch is loaded",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "pytest_plugin/__init__.py": "a test run that does not ask for checks loads no torch",
     "sweep/ray_engine.py": "ray is optional",

@@ -33,7 +33,6 @@ from checked_backend.report.schema import (
     MOST_ULPS,
     READ,
     SCHEMA,
-    VERSION,
 )
 
 __all__ = ["check_verdict", "decode", "loads"]
@@ -70,9 +69,7 @@ def decode(raw: object) -> dict[str, Any]:
     if type(version) is not int or version not in READ:
         _fail("report.version", f"one of {list(READ)}, the versions that this release reads", version)
     given = {key: value for key, value in top.items() if key not in ("schema", "version", "verdict")}
-    if version < VERSION:
-        given = upgraded(given, version)
-    return _members(given, "report", _REPORT, required=("findings", "coverage"))
+    return _members(upgraded(given, version), "report", _REPORT, required=("findings", "coverage"))
 
 
 def check_verdict(raw: object, verdict: Verdict) -> None:

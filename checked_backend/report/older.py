@@ -39,7 +39,7 @@ def upgraded(report: Mapping[str, Any], version: int) -> dict[str, Any]:
         result = _with_findings(result, _from_version_1)
         if isinstance(result.get("coverage"), dict):
             result["coverage"] = _renamed(result["coverage"], "report.coverage")
-    return _with_findings(result, _from_version_2)
+    return _with_findings(result, _from_phrases)
 
 
 def _with_findings(report: dict[str, Any], change: _Change) -> dict[str, Any]:
@@ -74,8 +74,10 @@ def _renamed(members: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {RENAMED.get(key, key): entry for key, entry in members.items()}
 
 
-def _from_version_2(finding: dict[str, Any], _where: str) -> dict[str, Any]:
-    """A finding whose evidence has phrases. Those that code reads become members."""
+def _from_phrases(finding: dict[str, Any], _where: str) -> dict[str, Any]:
+    """A finding whose evidence has phrases. What they say to code becomes members, which such a finding lacks."""
+    if "searched" in finding:
+        return finding
     phrases = finding.get("evidence", {})
     if not isinstance(phrases, dict):
         return finding

@@ -1,11 +1,10 @@
 """The name and version of the JSON form of a report.
 
-Version 3 names evidence by the identifiers of `EvidenceKey`, where older versions had phrases. Everything that code
-reads of a finding is a member of it: ``at_fault``, ``explains``, ``ranks``, ``searched``, ``repro_confirmed``,
-``workaround_confirmed``. The numbers of pictures are ``distribution`` and ``flow``.
-
 Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 called ``detection_power`` and
-``own_precision_power``. Its findings may have ``more_than_layout``, ``inherited``, ``ignored`` and ``script``.
+``own_precision_power``. It names evidence by the identifiers of `EvidenceKey`, where older files had phrases. What code
+reads of a finding is a member of it: ``more_than_layout``, ``inherited``, ``ignored``, ``script``, ``at_fault``,
+``explains``, ``ranks``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``. The numbers of pictures are
+``distribution`` and ``flow``. Files of version 2 from before its first release lack some of these, and are read too.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ __all__ = [
 ]
 
 SCHEMA = "checked_backend.report"
-VERSION = 3
-READ = (1, 2, 3)
+VERSION = 2
+READ = (1, 2)
 """Versions that this release reads."""
 
 RENAMED = MappingProxyType({"detection_power": "detection_limit", "own_precision_power": "own_precision_limit"})

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from checked_backend.cli import verbs as cli
+from checked_backend.cli import reporting
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.report import Report
 from checked_backend.report.write import read_reports, write_report
@@ -123,7 +123,7 @@ def test_internal_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def broken(path: Path) -> None:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(cli, "read_reports", broken)
+    monkeypatch.setattr(reporting, "read_reports", broken)
     code, _, err = run("report", tmp_path)
     assert code == 3
     assert "RuntimeError: oops" in err

@@ -30,7 +30,7 @@ from checked_backend.report import Report
 from checked_backend.report.schema import RENAMED
 
 ADDED = ("at_fault", "explains", "ranks", "searched", "repro_confirmed", "workaround_confirmed", "distribution", "flow")
-"""Members of a finding since version 3."""
+"""Members of a finding that older files lack."""
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]
 
@@ -263,8 +263,8 @@ def edited(**changes: object) -> str:
             "not a report: not JSON: the constant NaN is not JSON; a report writes it as a string",
         ),
         (
-            edited(version=4),
-            "not a report: report.version: expected one of [1, 2, 3], the versions that this release reads, got 4",
+            edited(version=3),
+            "not a report: report.version: expected one of [1, 2], the versions that this release reads, got 3",
         ),
         (edited(version=True), None),
         (edited(title=3), "not a report: report.title: expected text, got 3"),
