@@ -16,7 +16,19 @@ UNDEFINED_OPS = frozenset(
         *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements
         *("svd", "svd_lowrank", "pca_lowrank", "geqrf", "qr", "lobpcg", "ormqr", "pinverse"),  # signs of vectors
         *("multinomial", "rrelu", "rrelu_", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"),
-        *("as_strided", "as_strided_", "put", "put_", "histc", "bincount", "nonzero", "unique", "unique_consecutive"),
+        *(
+            "as_strided",
+            "as_strided_",
+            "as_strided_scatter",
+            "as_strided_copy",
+            "put",
+            "put_",
+            "histc",
+            "bincount",
+            "nonzero",
+            "unique",
+            "unique_consecutive",
+        ),
         *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
         *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
         *("retain_grad", "detach_", "requires_grad_", "rename", "rename_", "refine_names", "sparse_mask"),
