@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+TORCHS_OWN = re.compile(r"[IWE]\d{4} .* torch/")
+"""Lines of torch's own log, such as that a build for CUDA finds no device."""
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.py"
 
@@ -40,7 +44,8 @@ def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(tmp_path: 
     told = "the compiled program is wrong; looking for the operator takes a minute or two"
     lines = done.stderr.splitlines()
     assert sum(line.startswith(told) for line in lines) == 2
-    assert all(line.startswith((told, "numcheck: ")) for line in lines), lines
+    ours = [line for line in lines if not TORCHS_OWN.match(line)]
+    assert all(line.startswith((told, "numcheck: ")) for line in ours), lines
 
 
 def load_example() -> ModuleType:

@@ -107,6 +107,7 @@ def _killing(how: Callable[[], Any]) -> Callable[[fx.GraphModule, Sequence[Any]]
     return compiler
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize(
     ("how", "detail", "words"),
     [
@@ -123,6 +124,7 @@ def test_the_death_of_the_process_is_a_finding(how: Callable[[], Any], detail: s
     assert finding.stage == "compiled"
 
 
+@pytest.mark.forks
 def test_a_program_that_hangs_is_a_finding() -> None:
     hangs = _killing(lambda: time.sleep(600))
     finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=hangs, isolate=True, timeout=6))
@@ -130,6 +132,7 @@ def test_a_program_that_hangs_is_a_finding() -> None:
     assert "did not end in time; one that runs it in eager alone does" in finding.message
 
 
+@pytest.mark.forks
 def test_a_check_that_takes_too_long_is_no_finding() -> None:
     """Only what the check itself compiles takes its time: in float64."""
 
@@ -146,6 +149,7 @@ def test_a_check_that_takes_too_long_is_no_finding() -> None:
     assert "the compiled program alone, called as given, does" in report.findings[0].message
 
 
+@pytest.mark.forks
 def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
     report = cb.check(lambda x: os._exit(4), (batch(4),), compiler="eager", isolate=True, timeout=60)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
@@ -187,6 +191,7 @@ def test_running_out_of_memory_is_a_crash(greedy: Callable[[], Any]) -> None:
     assert (finding.kind, finding.detail, finding.stage) == (cb.Kind.CRASH, "crash.memory", "compiled")
 
 
+@pytest.mark.forks
 def test_misuse_in_the_worker_is_the_callers() -> None:
     with pytest.raises(cb.OptionError, match="no parameter and no tensor argument"):
         cb.check(torch.sin, (batch(4),), compiler="eager", optimizer=torch.optim.SGD, isolate=True)

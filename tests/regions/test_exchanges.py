@@ -122,7 +122,7 @@ def test_another_reduction_is_found(wrong: list[list[Any]]) -> None:
 def test_findings_say_on_which_rank_and_in_which_call(wrong: list[list[Any]]) -> None:
     _, guilty = wrong[0]
     assert all(found["rank"].startswith("1 on ") for found in guilty["evidence"])
-    assert {found["first seen in call"] for found in guilty["evidence"]} == {1}
+    assert {found["first_call"] for found in guilty["evidence"]} == {1}
 
 
 def test_other_ranks_note_what_one_has_found(wrong: list[list[Any]]) -> None:

@@ -77,7 +77,8 @@ def test_what_overflows_in_half_precision_has_no_noise_there() -> None:
 
 def test_nan_that_flips_may_flip_elsewhere() -> None:
     """Where a cosine rounds to more than 1, its angle is NaN: in a few places only in the candidate."""
-    rows = torch.nn.functional.normalize(torch.randn(4000, 8), dim=1)
+    lengths = torch.where(torch.arange(4000) % 100 == 0, 1.0, 0.9)
+    rows = torch.nn.functional.normalize(torch.randn(4000, 8), dim=1) * lengths[:, None]
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.acos((x * x).sum(1))
