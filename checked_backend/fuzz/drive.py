@@ -100,7 +100,9 @@ class _Run:
     def loop(self, pool: ThreadPoolExecutor) -> None:
         for entry, result in self.corpus.failures():
             self._sort(ConfirmTask(entry.text, result, entry))
-        self._to_localize = [g for g in self.corpus.groups() if g.confirmed and not g.localized and self.asked.localize]
+        if self.asked.localize:
+            groups = self.corpus.groups()
+            self._to_localize = [g for g in groups if g.confirmed and not g.localized and not g.reason]
         while True:
             while len(self._running) < self.jobs and (task := self._next()) is not None:
                 self._running[pool.submit(task.run, self.asked, self.reins)] = task
