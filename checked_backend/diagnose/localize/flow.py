@@ -45,7 +45,7 @@ MOST_NODES = 80
 FLOW_LIMIT = 60.0
 """Seconds after which the compiler counts as hung."""
 
-_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default})
+_COPIES = frozenset({"aten.clone.default", "aten._unsafe_view.default"})
 """Operators that change no value. They are drawn only if they err."""
 
 _Values = Mapping[fx.Node, torch.Tensor]
@@ -88,7 +88,7 @@ def error_flow(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, at
     exposed = [
         made
         for node in calls_of(gm)
-        if worth_exposing(node) and (node.target not in _COPIES or node.name == at_fault)
+        if worth_exposing(node) and (str(node.target) not in _COPIES or node.name == at_fault)
         for made in tensors_made(node)
     ]
     if not can_be_walked(gm) or not 0 < sum(map(bytes_of, exposed)) <= MOST_BYTES:
