@@ -176,7 +176,7 @@ def test_a_compiler_can_be_a_callable() -> None:
         ("alias.identitty", "Did you mean 'alias.identity'?"),
         ("outptu[0]", "Did you mean 'output['?"),
         ("logic.", "is no finer kind"),
-        ("nonfinite.nan", "There are: none of nonfinite"),
+        ("nonfinite.nan", "There are: nonfinite.other_run"),
         ("LOGIC", "is neither a kind"),
     ],
 )

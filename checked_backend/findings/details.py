@@ -13,7 +13,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {
         Kind.STRUCTURE: (
             *("type", "dtype", "shape", "device", "layout", "stride", "requires_grad", "indices", "value", "outputs"),
-            *("container", "collective", "offset", "bits", "assert"),
+            *("container", "collective", "offset", "bits", "assert", "other_run"),
         ),
         Kind.ALIAS: ("identity", "memory", "overwritten"),
         Kind.MUTATION: (
@@ -25,9 +25,9 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
             *("numpy_errors", "anomaly_detection", "sparse_invariants", "warn_always", "saved_tensor_hooks"),
             "warnings_filters",
         ),
-        Kind.LOGIC: ("baked", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
-        Kind.PRECISION: ("operator", "traced"),
-        Kind.NONFINITE: (),
+        Kind.LOGIC: ("baked", "other_run", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
+        Kind.PRECISION: ("operator", "other_run", "traced"),
+        Kind.NONFINITE: ("other_run",),
         Kind.RNG: ("distribution", "host_state", "mask", "seed", "state", "stream"),
         Kind.EXCEPTION: ("missing", "type"),
         Kind.CRASH: ("backward", "compiling", "exit", "hang", "memory", "running", "signal"),
