@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import run_call
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.program import DTYPES, Call, Input, Program, Ref, Size, map_refs
@@ -121,15 +122,13 @@ class Draft:
         That one is not differentiated: autograd does not see what is written to its memory through another tensor.
         """
         roots = [
-            place
+            (place, entry)
             for place, entry in enumerate(self._entries)
             if isinstance(entry, Input) and entry.shares is None and entry.extent > 1 and not entry.requires_grad
         ]
         if not roots:
             return None
-        root = self.rng.choice(roots)
-        of = self._entries[root]
-        assert isinstance(of, Input)
+        root, of = self.rng.choice(roots)
         offset = self.rng.randrange(of.extent) if self.chance(0.5) else 0
         size, step = of.extent - offset, self.rng.choice((1, 1, 2))
         shape: tuple[int, ...] = ((size - 1) // step + 1,)
@@ -167,7 +166,8 @@ class Draft:
     def value(self, ref: Ref) -> torch.Tensor:
         """What a value is in eager."""
         found = self.values[ref.value]
-        assert isinstance(found, torch.Tensor)
+        if not isinstance(found, torch.Tensor):
+            raise FuzzError(f"value {ref.value} of a program that is being made is no tensor")
         return found
 
     def any(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> Ref | None:
