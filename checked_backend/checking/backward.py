@@ -11,7 +11,7 @@ import torch
 
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import is_wrapper_type, rewrapped
-from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out
+from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out, overflowed
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
@@ -131,5 +131,7 @@ class _Values:
             numbers = exact(shape, source)
         else:
             numbers = full_mantissa(shape, self._dtype, source, self._incoming)
+        if not self._incoming.is_finite:
+            numbers = overflowed(numbers, source, self._incoming)
         whole = torch.view_as_complex(numbers) if root.is_complex() else numbers
         return whole.to(dtype=root.dtype, device=root.device)

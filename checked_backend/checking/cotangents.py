@@ -7,6 +7,8 @@ so are sums of them: a difference there is no rounding. Some of the exact values
 Values with full mantissas come in three magnitudes. Large and small values are never mixed: among large values nobody
 would see that small ones are lost. They also enter at some of several outputs alone, because a loss often uses one
 output only, and nothing arrives at the others.
+
+Some gradients are infinite or NaN. A loss scaler looks for them after the backward pass, so that must not lose them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 
 from checked_backend.checking.strided import channels_last, expanded, transposed, with_gaps
 
-__all__ = ["Incoming", "exact", "full_mantissa", "laid_out", "layouts_of"]
+__all__ = ["Incoming", "exact", "full_mantissa", "laid_out", "layouts_of", "overflowed"]
 
 _NARROWER = (2, 3, 7, 10, 23)
 """Bits of mantissa of float8_e5m2, float8_e4m3, bfloat16, float16 (and TF32), float32."""
@@ -37,6 +39,8 @@ _LARGE = (2, 14)
 _SUMMED = 10
 """Gradients stay this many powers of two below the greatest number of a dtype, so that their sums do not overflow."""
 
+_OVERFLOWED = 4
+"""One of so many gradients is infinite or NaN, where some are."""
 
 Given = TypeVar("Given")
 
@@ -56,11 +60,19 @@ class Incoming(str, Enum):
     TRANSPOSED = "transposed"
     CHANNELS_LAST = "channels last"
     CONJUGATED = "conjugated lazily"
+    INFINITE = "of which some are infinite"
+    NAN = "of which some are NaN"
 
     @property
     def is_laid_out(self) -> bool:
         """Whether they lie otherwise in memory than a new tensor does."""
-        return self not in (Incoming.CONTIGUOUS, Incoming.SMALL, Incoming.LARGE, Incoming.FIRST, Incoming.OTHERS)
+        places = (Incoming.CONTIGUOUS, Incoming.FIRST, Incoming.OTHERS)
+        return self not in (*places, Incoming.SMALL, Incoming.LARGE) and self.is_finite
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of their numbers are finite."""
+        return self not in (Incoming.INFINITE, Incoming.NAN)
 
     def at(self, outputs: Mapping[str, Given]) -> dict[str, Given]:
         """Those of several outputs at which gradients enter."""
@@ -126,6 +138,14 @@ def exact(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     return torch.ones_like(eighths) if eighths.numel() == 1 else eighths
 
 
+def overflowed(numbers: torch.Tensor, generator: torch.Generator, incoming: Incoming) -> torch.Tensor:
+    """The same numbers, of which the first and about a quarter of the others are infinite or NaN."""
+    chosen = torch.randint(0, _OVERFLOWED, tuple(numbers.shape), generator=generator) == 0
+    chosen.view(-1)[:1] = True
+    wrong = torch.copysign(torch.full_like(numbers, math.inf if incoming is Incoming.INFINITE else math.nan), numbers)
+    return torch.where(chosen, wrong, numbers)
+
+
 def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
     """The same values in another layout; the tensor itself if its shape has no such layout.
 
@@ -149,7 +169,7 @@ def laid_out(values: torch.Tensor, layout: Incoming) -> torch.Tensor:
 
 
 def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
-    """The magnitudes, layouts and places, besides the usual ones, that gradients of these outputs can have.
+    """The magnitudes, values, layouts and places, besides the usual ones, that gradients of these outputs can have.
 
     Those that find most faults come first, because there may be no time for all.
     """
@@ -163,6 +183,8 @@ def layouts_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
         Incoming.EXPANDED: several,
         Incoming.FIRST: roots[1:],
         Incoming.OTHERS: roots[1:],
+        Incoming.INFINITE: roots,
+        Incoming.NAN: roots,
         Incoming.ROWS: [root for root in tables if 1 < root.shape[0] < root.numel()],
         Incoming.COLUMNS: [root for root in tables if 1 < root.shape[-1] < root.numel()],
         Incoming.TRANSPOSED: [root for root in tables if min(root.shape[-2:]) > 1],

@@ -1,8 +1,8 @@
-"""Repeat the program's own call with incoming gradients of other layouts or magnitudes, or at some outputs alone.
+"""Repeat the program's own call with incoming gradients of other layouts or values, or at some outputs alone.
 
 A loss is often a sum or a mean, whose gradient is one number expanded over a whole tensor. Other gradients arrive as
-slices or transposed. The gradients of a mean are small, those of a scaled loss are large. A compiled backward pass may
-be wrong only for such gradients.
+slices or transposed. The gradients of a mean are small, those of a scaled loss are large, and some of these overflow.
+A compiled backward pass may be wrong only for such gradients.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ SHARE = 0.5
 """The share of the check's time so far that these calls may take, if that is more."""
 
 _ROUNDED = frozenset({Kind.LOGIC, Kind.PRECISION})
+
+_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 
 ROUNDOFFS = 32.0
 """Differences up to this many roundoffs of the same gradient in the user's own call are rounding."""
@@ -98,9 +100,23 @@ class ContiguousGradients:
                 ledger.skip(Skip(f"{finding.subject} {call.label}", f"{finding.kind}: {finding.message}"))
             elif finding.kind in _ROUNDED and greatest <= rounding:
                 ledger.skip(Skip(f"{finding.subject} {call.label}", "it is zero but for rounding"))
+            elif not call.cotangents.is_finite and finding.kind in _OF_VALUES and not _is_lost(finding):
+                ledger.skip(Skip(f"{finding.subject} {call.label}", "it is NaN or infinite in other elements"))
             else:
                 left.append(finding)
         return left
+
+
+def _is_lost(finding: Finding) -> bool:
+    """Whether nothing in a compiled result shows that gradients were infinite or NaN, as eager's result does.
+
+    Which elements show it is no error: formulas that are equal for numbers make NaN in different elements.
+    """
+    metrics = finding.metrics
+    if metrics is None:
+        return False
+    seen = (metrics.nan_reference + metrics.inf_reference, metrics.nan_candidate + metrics.inf_candidate)
+    return seen[0] > 0 and seen[1] == 0
 
 
 def of_relaid(call: Call, coverage: Coverage) -> Coverage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out, layouts_of
+from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out, layouts_of, overflowed
 
 NARROWER = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32)
 
@@ -69,6 +69,17 @@ def test_expanded_ones_have_no_stride_and_are_not_zero() -> None:
     assert whole.count_nonzero() == rows.count_nonzero() == columns.count_nonzero() == 24
 
 
+@pytest.mark.parametrize("incoming", [Incoming.INFINITE, Incoming.NAN])
+def test_some_overflow_and_the_others_are_numbers(incoming: Incoming) -> None:
+    made = overflowed(torch.ones(8, 8), generator(), incoming)
+    wrong = made.isinf() if incoming is Incoming.INFINITE else made.isnan()
+    assert wrong[0, 0]
+    assert 1 < int(wrong.sum()) < 32
+    assert bool((made[~wrong] == 1).all())
+    assert not overflowed(torch.ones(()), generator(), incoming).isfinite()
+    assert overflowed(torch.ones(0, 3), generator(), incoming).shape == (0, 3)
+
+
 def test_conjugated_ones_have_the_values_and_a_bit_that_says_so() -> None:
     values = torch.complex(exact((3, 2), generator()), exact((3, 2), generator()))
     made = laid_out(values, Incoming.CONJUGATED)
@@ -86,9 +97,10 @@ def test_each_of_several_outputs_gets_gradients_alone_or_with_others() -> None:
 def test_only_layouts_that_some_output_can_have() -> None:
     assert layouts_of([]) == []
     sizes = [Incoming.SMALL, Incoming.LARGE]
-    assert layouts_of([torch.ones(())]) == [*sizes, Incoming.SPARED]
-    assert layouts_of([torch.ones(3)]) == [*sizes, Incoming.SPARED, Incoming.EXPANDED]
-    tables = [Incoming.SPARED, Incoming.EXPANDED, Incoming.ROWS, Incoming.COLUMNS, Incoming.TRANSPOSED]
-    assert layouts_of([torch.ones(3, 2)]) == [*sizes, *tables]
+    overflows = [Incoming.INFINITE, Incoming.NAN]
+    assert layouts_of([torch.ones(())]) == [*sizes, Incoming.SPARED, *overflows]
+    assert layouts_of([torch.ones(3)]) == [*sizes, Incoming.SPARED, Incoming.EXPANDED, *overflows]
+    tables = [Incoming.ROWS, Incoming.COLUMNS, Incoming.TRANSPOSED]
+    assert layouts_of([torch.ones(3, 2)]) == [*sizes, Incoming.SPARED, Incoming.EXPANDED, *overflows, *tables]
     several = layouts_of([torch.ones(3, dtype=torch.complex64), torch.ones(2, 3, 4, 4)])
-    assert several == [each for each in Incoming if each is not Incoming.CONTIGUOUS]
+    assert set(several) == {each for each in Incoming if each is not Incoming.CONTIGUOUS}
