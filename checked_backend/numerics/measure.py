@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from checked_backend.findings import Metrics
-from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, same_bits, with_memory
+from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, with_memory
 from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
 from checked_backend.numerics.exact import Classes, count, greatest_integer_gap, read_exactly
 from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
-from checked_backend.numerics.workspace import GapStatistics, SizeStatistics, SumOfSquares, Workspace, sum_in_range
+from checked_backend.numerics.workspace import GapStatistics, SizeStatistics, SumOfSquares, Workspace, sum_in_float32
 
 __all__ = ["UnsupportedTensorError", "measure"]
 
-_BLOCK_BYTES = 1 << 19  # of one buffer; two buffers and a block of each tensor then share a processor's cache
-_DEVICE_BLOCK_BYTES = 1 << 24  # where starting a kernel costs more than cache misses do
+_BLOCK = 1 << 16  # elements; two float64 buffers and a block of each tensor share a processor's cache
+_DEVICE_BLOCK = 1 << 21  # elements, where starting a kernel costs more than cache misses do
 _FUSED_BLOCKS = (1 << 22, 1 << 18, 1 << 15)
 """Elements read by one call of the compiled loop, which needs no buffers.
 
@@ -28,24 +28,22 @@ elements that the loop cannot handle are mostly in one place. Calls for blocks o
 reading them.
 """
 _LARGE = 1 << 20  # elements; for tensors of this size the compiled loop is worth the time that compiling it takes
-_SMALL = 4096  # elements; up to this size calls and buffers are the cost, and float64 needs one set of them, not two
 
 
 def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: int | None = None) -> Metrics:
     """Measure how two tensors differ.
 
     Both tensors are read once, in blocks that stay in the processor's cache. Only buffers of the size of a few blocks
-    are allocated. One compiled loop reads large dense float32, bfloat16 and float16 tensors on the CPU. For all other
-    tensors, blocks that are equal bit for bit are recognised first. All strides are taken as they are: expanded
-    elements count as often as they occur. Neither tensor is written to, and neither needs to be detached.
+    are allocated. Large dense float32, bfloat16 and float16 tensors on the CPU are read by the compiled loop that the
+    quick test of every call uses as well; all others in float64. All strides are taken as they are: expanded elements
+    count as often as they occur. Neither tensor is written to, and neither needs to be detached.
 
     Counts are exact. Greatest differences and ratios are computed in float64, at the element that was found to hold the
-    greatest one. That element is found in float32 for formats of up to 32 bits (where the difference of two numbers
-    within a factor 2 of each other is exact), and in float64 for all others and for small tensors. Integer differences
-    are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and numbers
-    derived from it mean nothing more than that. ``rmse`` and ``reference_rms`` are good to about ``1e-6`` relative for
-    formats of up to 32 bits. ``max_rel_diff`` and ``max_ulp`` are skipped in blocks where a cheap bound shows that they
-    cannot grow; they remain exact.
+    greatest one. The compiled loop finds that element in float32 (where the difference of two numbers within a factor 2
+    of each other is exact), and its ``rmse`` and ``reference_rms`` are good to about ``1e-6`` relative. Integer
+    differences are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and
+    numbers derived from it mean nothing more than that. ``max_rel_diff`` and ``max_ulp`` are skipped in blocks where a
+    cheap bound shows that they cannot grow; they remain exact.
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if the class of a
     part does. Its difference is the modulus. If a part is infinite, a difference in the other part is only counted as a
@@ -92,14 +90,10 @@ class _Measurement:
         self.reference, self.candidate = reference, candidate
         self.total = reference.numel()
         self.float_format: FloatFormat | None = FORMATS.get(reference.dtype)
-        small = block_size is None and self.total <= _SMALL
-        narrow = self.float_format is not None and reference.dtype is not torch.float64 and not small
-        self.work_dtype = torch.float32 if narrow else torch.float64
         if block_size is None:
-            block_bytes = _BLOCK_BYTES if reference.device.type == "cpu" else _DEVICE_BLOCK_BYTES
-            block_size = block_bytes // self.work_dtype.itemsize
+            block_size = _BLOCK if reference.device.type == "cpu" else _DEVICE_BLOCK
         self.block_size = max(1, min(block_size, self.total))
-        self.workspaces: dict[torch.dtype, Workspace] = {}
+        self.workspace: Workspace | None = None
         self.mismatched = self.nonfinite_mismatched = self.compared = self.reference_finite = 0
         self.nans, self.infs = [0, 0], [0, 0]
         self.squares, self.reference_squares = SumOfSquares(), SumOfSquares()
@@ -114,9 +108,7 @@ class _Measurement:
         if self.total == 0:
             return self._metrics(None)
         layout = pair_layout(self.reference, self.candidate)
-        loop = None
-        if self.total >= _LARGE and self.work_dtype is torch.float32 and layout.is_dense():
-            loop = fused_loop(self.reference.dtype)
+        loop = fused_loop(self.reference.dtype) if self.total >= _LARGE and layout.is_dense() else None
         if loop is None:
             self._add_all(layout.blocks(self.block_size))
         else:
@@ -128,13 +120,8 @@ class _Measurement:
         return self._metrics(layout.index(position))
 
     def _add_all(self, blocks: Iterable[Block]) -> None:
-        look_for_equal = True
         for block in blocks:
-            if look_for_equal and same_bits(block.reference, block.candidate):
-                self._add(block, equal=True)
-            else:
-                # after a block that differs, the next ones mostly differ; look again after a block that is equal
-                look_for_equal = not self._add(block)
+            self._add(block)
 
     def _add_all_fused(self, blocks: Iterable[Block], loop: FusedLoop, smaller: Sequence[int]) -> None:
         for block in blocks:
@@ -149,8 +136,8 @@ class _Measurement:
         """Add a block by one loop over it. If float32 is not enough for the block, add nothing and return False."""
         found = loop(block.reference, block.candidate, self.max_rel, self.max_ulp)
         length = block.reference.numel()
-        squares = sum_in_range(found.squares, found.peak, torch.float32, length)
-        reference_squares = sum_in_range(found.reference_squares, found.top, torch.float32, length)
+        squares = sum_in_float32(found.squares, found.peak, length)
+        reference_squares = sum_in_float32(found.reference_squares, found.top, length)
         ratio_unknown = found.overflows > 0 and not math.isinf(self.max_rel)
         if squares is None or reference_squares is None or ratio_unknown:
             return False
@@ -163,61 +150,26 @@ class _Measurement:
         self._commit(row, length, gap_statistics, size_statistics, None)
         return True
 
-    def _workspace(self, dtype: torch.dtype, block: Block) -> Workspace:
-        if dtype not in self.workspaces:
-            self.workspaces[dtype] = Workspace(self.block_size, dtype, self.reference.device)
-        workspace = self.workspaces[dtype]
-        workspace.fit(block.reference.shape)
-        return workspace
+    def _read(self, block: Block) -> tuple[Workspace, Classes | None]:
+        """Read a block into the buffers. Returns them, and the classes of its elements if some are not finite."""
+        if self.workspace is None:
+            self.workspace = Workspace(self.block_size, self.reference.device)
+        self.workspace.fit(block.reference.shape)
+        return self.workspace, read_exactly(block.reference, block.candidate, self.workspace.gap, self.workspace.size)
 
-    def _add(self, block: Block, *, equal: bool = False) -> bool:
-        """Add a block. Return whether any of its elements differ."""
-        if self.float_format is None:
-            return self._add_exactly(block)
-        workspace = self._workspace(self.work_dtype, block)
-        gap, size = workspace.gap, workspace.size
-        if block.reference.dtype is self.work_dtype:
-            if not equal:
-                torch.sub(block.candidate, block.reference, out=gap).abs_()
-                gap_statistics = workspace.gap_statistics()
-            torch.abs(block.reference, out=size)
-        else:
-            size.copy_(block.reference)
-            if not equal:
-                gap.copy_(block.candidate).sub_(size).abs_()
-                gap_statistics = workspace.gap_statistics()
-            size.abs_()
-        if equal:
-            gap_statistics = GapStatistics(0.0, 0, SumOfSquares())
-        size_statistics = workspace.size_statistics()
-        if not (math.isfinite(gap_statistics.peak) and math.isfinite(size_statistics.peak)):
-            return self._add_exactly(block)
-        if gap_statistics.differing:
-            ratio = _ratio_bound(gap_statistics, size_statistics)
-            if ratio > self.max_rel and not math.isinf(self.max_rel):
-                ratio = workspace.max_ratio()
-                if math.isinf(ratio) and self.work_dtype is torch.float32:
-                    return self._add_exactly(block)  # the reference is 0, or the ratio is beyond float32
-                self._offer_ratio(ratio, block)
-            if self._ulp_may_grow(ratio, self.float_format):
-                scratch = workspace.scratch(self.float_format.bits)
-                self._offer_ulp(block, self.float_format, scratch, gap_statistics.peak, None)
-        self._commit(block, block.reference.numel(), gap_statistics, size_statistics, None)
-        return gap_statistics.differing > 0
-
-    def _add_exactly(self, block: Block) -> bool:
-        """Add a block in float64 with masks: integers, complex numbers, NaN, infinities, overflow."""
-        workspace = self._workspace(torch.float64, block)
-        classes = read_exactly(block.reference, block.candidate, workspace.gap, workspace.size)
+    def _add(self, block: Block) -> None:
+        """Add a block in float64, with masks for what is not finite."""
+        workspace, classes = self._read(block)
         gap_statistics, size_statistics = workspace.gap_statistics(), workspace.size_statistics()
         if gap_statistics.differing:
-            if _ratio_bound(gap_statistics, size_statistics) > self.max_rel:
-                self._offer_ratio(workspace.max_ratio(), block)
-            if self.float_format is not None:
+            ratio = _ratio_bound(gap_statistics, size_statistics)
+            if ratio > self.max_rel:
+                ratio = workspace.max_ratio()
+                self._offer_ratio(ratio, block)
+            if self.float_format is not None and self._ulp_may_grow(ratio, self.float_format):
                 scratch = workspace.scratch(self.float_format.bits)
                 self._offer_ulp(block, self.float_format, scratch, gap_statistics.peak, classes)
         self._commit(block, block.reference.numel(), gap_statistics, size_statistics, classes)
-        return gap_statistics.differing > 0 or (classes is not None and count(classes.differs | classes.beside) > 0)
 
     def _commit(
         self,
@@ -296,21 +248,13 @@ class _Measurement:
         position = self.first_beside or 0
         if self.max_abs_block is not None:
             block = self.max_abs_block
-            workspace = self._read_again(block)
-            position, self.max_abs = workspace.greatest_gap()
+            position, self.max_abs = self._read(block)[0].greatest_gap()
             if block.reference.dtype in (torch.int64, torch.uint64):
                 position = greatest_integer_gap(block.reference, block.candidate)
             position += block.start
-        if self.max_rel_block is not None and self.work_dtype is torch.float32:
-            if self.max_rel_block is not self.max_abs_block:
-                workspace = self._read_again(self.max_rel_block)
-            self.max_rel = workspace.max_ratio()
+        if self.max_rel_block is not None:
+            self.max_rel = self._read(self.max_rel_block)[0].max_ratio()
         return position if self.first_class_difference is None else self.first_class_difference
-
-    def _read_again(self, block: Block) -> Workspace:
-        workspace = self._workspace(torch.float64, block)
-        read_exactly(block.reference, block.candidate, workspace.gap, workspace.size)
-        return workspace
 
     def _metrics(self, index: tuple[int, ...] | None) -> Metrics:
         return Metrics(
