@@ -14,6 +14,7 @@ __all__ = [
     "is_distributed_tensor",
     "is_replicated",
     "own_rank",
+    "patience_of_ranks",
     "wait_for_result",
     "waited",
 ]
@@ -71,6 +72,20 @@ def own_rank(group: object) -> int | None:
         return int(known.rank())
     except (AttributeError, RuntimeError, LookupError, TypeError, ValueError):
         return None
+
+
+def patience_of_ranks() -> float | None:
+    """Seconds that ranks wait for one of them in a collective of the default group; None where it is not known."""
+    if not distributed_is_on():
+        return None
+    found = []
+    for kind in ("cpu", "cuda"):
+        try:
+            group: Any = torch.distributed.group.WORLD
+            found.append(float(group._get_backend(torch.device(kind)).options._timeout.total_seconds()))
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            continue
+    return min(found, default=None)
 
 
 def default_store() -> Any:

@@ -119,10 +119,17 @@ class Investigation:
                 Path(folder) / "found.json", lambda found: failure.keep(found.added_to_all(findings))
             )
             work = partial(_work, failure, findings, self, checkpoint)
-            answer = work() if here else run_in_worker(work, timeout=TIME_LIMIT, patience=PATIENCE)
+            limit, patience = _limits(failure)
+            answer = work() if here else run_in_worker(work, timeout=limit, patience=patience)
             found = checkpoint.after(answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
         _write_bug_report(failure, findings, found)
         return found.added_to_all(findings)
+
+
+def _limits(failure: Failure) -> tuple[float, float]:
+    """Seconds for the whole investigation, and those of them that are kept for telling what it has found."""
+    limit = TIME_LIMIT if failure.patience is None else min(TIME_LIMIT, failure.patience)
+    return limit, min(PATIENCE, limit / 4)
 
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -141,7 +148,8 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
 
 
 def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, checkpoint: Checkpoint) -> str:
-    deadline = time.monotonic() + TIME_LIMIT - PATIENCE
+    limit, patience = _limits(failure)
+    deadline = time.monotonic() + limit - patience
     stop = Interruption()
 
     def say(text: str) -> None:

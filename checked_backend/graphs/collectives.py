@@ -16,7 +16,17 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.graphs.source_line import source_line
 
-__all__ = ["Collective", "Role", "collective_lines", "communicates", "describe_collective", "role_of"]
+__all__ = [
+    "Collective",
+    "NodeRole",
+    "Role",
+    "collective_lines",
+    "communicates",
+    "describe_collective",
+    "exchanges_anything",
+    "node_role",
+    "role_of",
+]
 
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
 _OPAQUE = frozenset({"c10d", "symm_mem"})
@@ -145,18 +155,57 @@ def _plain(value: Any) -> Any:
 def communicates(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph, or a body in it, may exchange tensors with other ranks."""
     return any(
-        _exchanges(node) for module in gm.modules() if isinstance(module, fx.GraphModule) for node in module.graph.nodes
+        exchanges_anything(node)
+        for module in gm.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
     )
 
 
-def _exchanges(node: fx.Node) -> bool:
+def exchanges_anything(node: fx.Node) -> bool:
+    """Whether a node of a Dynamo graph may exchange tensors with other ranks."""
     if is_distributed_tensor(node.meta.get("example_value")) or is_distributed_tensor(node.meta.get("val")):
         return True
     if node.op != "call_function":
         return False
     target: Any = node.target
-    home = getattr(target, "namespace", None) or str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
+    home = _home(target)
     return home in _FUNCTIONAL | _OPAQUE or str(getattr(target, "__module__", "")).startswith(_MODULES)
+
+
+def _home(target: Any) -> str:
+    own = getattr(target, "namespace", None)
+    return own if isinstance(own, str) else str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRole:
+    """The part that a node of a Dynamo graph plays in a program of several ranks.
+
+    Attributes:
+        role: Its part; ``NONE`` for one that only wraps what was received.
+        family: The kind of its collective; "" for any other part.
+        in_place: Whether it writes what it receives to a tensor that it is given.
+    """
+
+    role: Role
+    family: str = ""
+    in_place: bool = False
+
+
+def node_role(node: fx.Node) -> NodeRole | None:
+    """Read a node that `exchanges_anything`; None where it calls no operator of torch's collectives."""
+    if node.op != "call_function" or _home(node.target) not in _FUNCTIONAL | _OPAQUE:
+        return None
+    base = str(getattr(node.target, "__name__", "")).partition(".")[0]
+    if base in _HARMLESS:
+        return NodeRole(Role.NONE)
+    if base == "wait_tensor":
+        return NodeRole(Role.WAIT)
+    family = _family(base)
+    if _home(node.target) in _OPAQUE or family not in _TERMS:
+        return NodeRole(Role.OPAQUE)
+    return NodeRole(Role.COLLECTIVE, family, base.endswith(("_", "_out")))
 
 
 def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
@@ -170,5 +219,5 @@ def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
 def _named(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, str]]:
     for node in gm.graph.nodes:
         name = str(getattr(node.target, "__name__", "")).partition(".")[0]
-        if node.op == "call_function" and _exchanges(node) and (family := _family(name)) in _TERMS:
+        if node.op == "call_function" and exchanges_anything(node) and (family := _family(name)) in _TERMS:
             yield node, family

@@ -40,6 +40,8 @@ from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import compile_twin, computes_in_low_precision, needs_default_dtype
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.investigate_alone import investigate_alone, not_investigated
+from checked_backend.regions.local_region import LocalRegion
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
@@ -99,7 +101,8 @@ def build_region(
     compiling = clock() - before_compiling
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
-    variants = _variants(source, candidate, info, options, mode)
+    local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
+    variants = _variants(source, candidate, local, options, mode)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -107,8 +110,8 @@ def build_region(
         nodes=info.nodes,
         low_precision=variants.low_precision,
     )
-    if not options.localize or info.collectives is not None:
-        investigator = None  # it runs parts of the region in other processes, which are no ranks
+    if not options.localize:
+        investigator = None
     region = CheckedRegion(
         info,
         variants,
@@ -119,7 +122,7 @@ def build_region(
         remark=remark,
         needed=lambda: _bytes_of(pristine),
         recompile=None if source.is_symbolic else source.with_empty_cache,
-        investigate=None if investigator is None else _investigation(source, options, mode, investigator),
+        investigate=None if investigator is None else _investigation(source, local, options, mode, investigator),
         draws=DrawInputs(compiler, pristine, source.traced) or None,
         left_compiling=left,
     )
@@ -165,7 +168,11 @@ def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def _variants(
-    source: _Source, candidate: Callable[..., Any], info: GraphInfo, options: CheckOptions, mode: str | None
+    source: _Source,
+    candidate: Callable[..., Any],
+    local: LocalRegion | str | None,
+    options: CheckOptions,
+    mode: str | None,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -173,11 +180,8 @@ def _variants(
     own_random = own_random_compiler(options, pristine, mode)
     low_precision = computes_in_low_precision(pristine)
     operators = None
-    # the check of single operators knows nothing about exchanges with other ranks
-    if low_precision and info.collectives is None and not isinstance(candidate, NotCompiled):
-        operators = OperatorStep(
-            OperatorCheck(compiler, pristine, traced, gradients=options.gradients, candidate=candidate)
-        )
+    if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
+        operators = _operator_step(source, candidate, local, options)
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
@@ -189,15 +193,45 @@ def _variants(
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,
         operators=operators,
+        entangled=local if isinstance(local, str) else "",
     )
 
 
-def _investigation(source: _Source, options: CheckOptions, mode: str | None, investigator: Investigator) -> Investigate:
+def _operator_step(
+    source: _Source, candidate: Callable[..., Any], local: LocalRegion | None, options: CheckOptions
+) -> OperatorStep:
+    if local is None:
+        check = OperatorCheck(
+            source.compiler, source.graph, source.traced, gradients=options.gradients, candidate=candidate
+        )
+        return OperatorStep(check)
+    alone = _Source(source.compiler, local.graph, local.traced).compiled_by(source.compiler)
+    check = OperatorCheck(
+        source.compiler,
+        local.graph,
+        local.traced,
+        gradients=options.gradients,
+        candidate=lambda *args: alone(args)(*args),  # the compiled region itself would exchange something
+    )
+    return OperatorStep(check, local.call)
+
+
+def _investigation(
+    source: _Source,
+    local: LocalRegion | str | None,
+    options: CheckOptions,
+    mode: str | None,
+    investigator: Investigator,
+) -> Investigate:
     """Hand an investigator each failed call together with the region's graph and options."""
 
     def investigate(
         call: Call, cotangents: Cotangents | None, findings: Sequence[Finding], keep: Keep
     ) -> Sequence[Finding]:
+        if isinstance(local, str):
+            return not_investigated(findings, f"no: the region exchanges tensors with other ranks, and {local}")
+        if isinstance(local, LocalRegion):
+            return investigate_alone(local, call, cotangents, findings, keep, (options, mode), investigator)
         failure = Failure(
             source.graph,
             tuple(source.traced),

@@ -291,10 +291,10 @@ class CallComparison:
         if call.exchanges is None:
             return Agreement()
         exchanged = call.exchanges.agreement()
-        if self._variants.low_precision:
+        if self._variants.low_precision and self._variants.entangled:
             self._reporter.note(
                 "its operators were not judged by themselves, as those of other regions in half precision are: it "
-                "exchanges tensors with other ranks"
+                f"exchanges tensors with other ranks, and {self._variants.entangled}"
             )
         for skip in exchanged.skips:
             self._reporter.skip(skip)

@@ -54,6 +54,7 @@ class Variants:
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
         operators: Checks the operators of such a region, each by itself.
+        entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
     """
 
     reference: Region
@@ -66,6 +67,7 @@ class Variants:
     default_dtype: bool = True
     low_precision: bool = False
     operators: OperatorStep | None = None
+    entangled: str = ""
 
 
 def _sparing(

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.modes.collective_tape import CollectiveTape, Exchange, RecordCollectives, ReplayCollectives
@@ -130,6 +132,10 @@ class Exchanges:
     def continued(self) -> AbstractContextManager[Any]:
         """A run for the user: it gets what was exchanged already, and exchanges the rest."""
         return ReplayCollectives(self._forward, continues=True)
+
+    def received(self) -> Mapping[str, torch.Tensor]:
+        """The tensors received in the forward pass, by the names that the last paired run gave to the exchanges."""
+        return {one.name: one.received for one in self._forward.exchanges if one.name and one.received is not None}
 
     def agreement(self) -> Agreement:
         """The agreement that the last paired run of the reference shows."""

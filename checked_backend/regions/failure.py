@@ -34,6 +34,7 @@ class Failure:
         cotangents: The gradients that arrived at its results, if its backward pass failed.
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
+        patience: Seconds after which other ranks would wait no longer for this one; None if none waits.
         keep: Puts the findings, with everything known about them so far, on disk. It may be called in any process.
     """
 
@@ -47,6 +48,7 @@ class Failure:
     options: CheckOptions
     mode: str | None
     keep: Keep = lambda _findings: None
+    patience: float | None = None
 
 
 Investigator = Callable[[Failure, Sequence[Finding]], Sequence[Finding]]

@@ -54,7 +54,6 @@ class RegionReporter(Reporter):
     def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
         super().__init__(info.region, options)
         self._graph = info.graph
-        self._exchanges = info.collectives is not None
         self._silent = silent
         self._options = options
         self.devices: frozenset[str] = frozenset()
@@ -159,11 +158,6 @@ class RegionReporter(Reporter):
             return False
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
-        if self._exchanges and news and self._options.localize:
-            self.note(
-                "not localized: looking for the operator runs parts of a region in other processes, which are no "
-                "ranks, and this one exchanges tensors with other ranks"
-            )
         report = self._own.report(self._region.name, only=reported)
         if investigate is not None and news:
             report = self._localized(report, reported, investigate, ends=ends)

@@ -52,6 +52,12 @@ def inference(compiled: Callable[..., Any]) -> None:
         compiled(torch.randn(5, 6))
 
 
+@pytest.mark.parametrize(("patience", "limits"), [(None, (315.0, 45.0)), (20.0, (20.0, 5.0)), (900.0, (315.0, 45.0))])
+def test_it_takes_less_time_than_others_wait(patience: float | None, limits: tuple[float, float]) -> None:
+    failure: Any = type("_Failed", (), {"patience": patience})
+    assert module._limits(failure) == limits
+
+
 def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     before = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
     x = torch.randn(5, 6)

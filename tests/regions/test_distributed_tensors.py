@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -59,6 +60,13 @@ def test_what_is_written_in_place_is_the_same_checked_and_unchecked(mesh: Any) -
 def test_a_write_that_is_left_out_is_found(mesh: Any) -> None:
     report = gathered(lambda: ran(checked(averaged, forgetful), mesh, steps=1))
     assert ("mutation.dropped", "mutated[x]") in found(report)
+
+
+def test_where_no_operator_is_looked_for_the_finding_says_why(mesh: Any) -> None:
+    x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    report = gathered(lambda: checked(lambda y: y.sin(), faults.wrong_value(), localize=True)(x))
+    [finding] = report.findings
+    assert "distributed tensors" in str(finding.evidence["localized"])
 
 
 def test_a_compiled_optimizer_step_leaves_the_same_parameters(mesh: Any) -> None:

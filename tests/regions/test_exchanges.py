@@ -30,6 +30,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("alike", {"kind": "tensor parallel", "steps": 4}),
         ("alike", {"kind": "fsdp", "steps": 3}),
         ("replicated", {"drifts": False}),
+        ("half_precision", {}),
     )
 
 
@@ -39,11 +40,14 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         tmp_path_factory.mktemp("wrong"),
         ("sharded", {"fault": "before"}),
         ("sharded", {"fault": "after", "gradients": False}),
-        ("sharded", {"fault": "dropped", "on": None}),
+        ("sharded", {"fault": "dropped", "on": None, "localize": True}),
         ("sharded", {"fault": "reduction", "on": None, "gradients": False}),
         ("sharded", {"fault": "before", "on_divergence": "fallback"}),
         ("sharded", {"fault": "merged", "on": None}),
         ("replicated", {"drifts": True}),
+        ("half_precision", {"fault": "aten.gelu.default"}),
+        ("half_precision", {"fault": "aten.tanh.default"}),
+        ("half_precision", {"fault": "aten.gelu_backward.default"}),
     )
 
 
@@ -111,6 +115,7 @@ def test_a_collective_that_is_left_out_is_found(wrong: list[list[Any]]) -> None:
         assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
         assert "expected    all_reduce(float32[4, 8], reduce_op=sum" in told["text"]
         assert "actual      nothing" in told["text"]
+        assert told["evidence"][0]["localized"].startswith("no: the collective itself is named")
 
 
 def test_another_reduction_is_found(wrong: list[list[Any]]) -> None:
@@ -172,6 +177,44 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     assert passed(innocent)
     assert innocent["checked"]["outputs"] == 4
     assert guilty["checked"]["outputs"] == 1  # then it is in eager, and in step
+
+
+def test_operators_around_an_exchange_are_judged_by_themselves(clean: list[list[Any]]) -> None:
+    for told in clean[7]:
+        assert passed(told)
+        assert told["checked"]["operators"] == 2 * 16
+
+
+def test_an_operator_that_is_wrong_in_one_precision_alone_is_named_on_its_side_of_an_exchange(
+    wrong: list[list[Any]],
+) -> None:
+    subjects = ("sent[all_reduce_0]", "output[0]", "grad[first.weight]")
+    operators = (("torch._C._nn.gelu", "gelu(self.first(x))"), ("torch.tanh", "torch.tanh(total * 0.5)"))
+    for program, subject, (op, line) in zip(wrong[7:10], subjects, (*operators, operators[0]), strict=True):
+        innocent, guilty = program
+        assert passed(innocent)
+        assert guilty["findings"] == [["logic.this_dtype", subject]]
+        assert [guilty["located"][0][1], line in guilty["located"][0][2]] == [op, True]
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_the_operator_is_found_on_one_rank_alone(tmp_path: Path) -> None:
+    faults = {
+        "aten.relu.default": ("sent[all_reduce_0]", "self.first(x).relu()"),
+        "aten.tanh.default": ("output[0]", "torch.tanh(total * 0.5)"),
+        "aten.threshold_backward.default": ("grad[first.weight]", "self.first(x).relu()"),
+        "aten.tanh_backward.default": ("sent[backward all_reduce_0]", "torch.tanh(total * 0.5)"),
+    }
+    given = {"localize": True, "steps": 1}
+    programs = ran(tmp_path, ("sharded", given), *(("sharded", {**given, "fault": fault}) for fault in faults))
+    for told in (*programs[0], *(innocent for innocent, _ in programs[1:])):
+        assert passed(told)
+    for (op, (subject, line)), (_, guilty) in zip(faults.items(), programs[1:], strict=True):
+        [own] = [found for found in guilty["located"] if found[0] == subject]
+        assert own[1] == op
+        assert line in own[2]
+        assert guilty["evidence"][0]["reduced"].startswith("to 1 call on 1 input")
 
 
 def test_exchanges_in_another_form_are_told_and_accuse_nobody(wrong: list[list[Any]]) -> None:

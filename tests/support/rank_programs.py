@@ -18,6 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
+from tests.support import faults
+from tests.support.low_precision import times
 
 
 class Sharded(nn.Module):
@@ -79,7 +81,7 @@ def _in_one_with_more(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def faulty(fault: str) -> Callable[..., Any]:
-    """A compiler with one fault."""
+    """A compiler with one fault; for the name of an ATen operator, that operator is wrong."""
     changes = {
         "before": (_scale_result(1.05), "relu"),
         "after": (_scale_result(1.05), "tanh"),
@@ -87,7 +89,9 @@ def faulty(fault: str) -> Callable[..., Any]:
         "merged": (_in_one_with_more, "all_reduce"),
         "reduction": (_other_reduction, "all_reduce"),
     }
-    return _changed_graph(*changes[fault])
+    if fault in changes:
+        return _changed_graph(*changes[fault])
+    return faults.wrong_operator(fault, how="aot")
 
 
 def step(model: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
@@ -104,6 +108,7 @@ def told(report: cb.Report) -> dict[str, Any]:
         "verdict": report.verdict.value,
         "findings": sorted({(found.detail, found.subject) for found in report.findings if found.fails}),
         "evidence": [dict(found.evidence) for found in report.findings],
+        "located": [[found.subject, found.op, found.source] for found in report.findings],
         "skips": [[skip.subject, skip.reason, skip.matters] for skip in report.coverage.skipped],
         "checked": dict(report.coverage.checked),
         "notes": list(report.coverage.notes),
@@ -131,6 +136,35 @@ def sharded(
     with cb.collect() as session, torch.set_grad_enabled(gradients):
         for number in range(steps):
             step(compiled, number)
+    return told(session.report)
+
+
+class HalfPrecision(nn.Module):
+    """An activation on each side of an exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.second = nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        partial = self.second(torch.nn.functional.gelu(self.first(x)))
+        total = functional.all_reduce(partial, "sum", dist.group.WORLD)
+        return torch.tanh(total * 0.5)
+
+
+def half_precision(rank: int, world: int, *, fault: str = "", **options: Any) -> dict[str, Any]:
+    """Train `HalfPrecision`; an operator may be too large by half a percent on rank 1, in this precision alone."""
+    torch.manual_seed(rank)
+    model = HalfPrecision().to(torch.float16)
+    options = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
+    if fault and rank == 1:
+        options["compiler"] = faults.wrong_operator(fault, times(1.005), "aot")
+    compiled = torch.compile(model, backend="numcheck", options=options)
+    with cb.collect() as session:
+        for number in range(2):
+            x = torch.randn(64, 32, generator=torch.Generator().manual_seed(number))
+            compiled(x.to(torch.float16)).square().sum().backward()
     return told(session.report)
 
 

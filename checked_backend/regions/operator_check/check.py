@@ -32,7 +32,7 @@ from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.control_runner import short
 
-__all__ = ["OperatorCheck", "OperatorDecisions"]
+__all__ = ["SUBJECT", "OperatorCheck", "OperatorDecisions"]
 
 LARGEST = 1 << 31
 """The most bytes of inner tensors that are handed out. In a region with more, operators are not checked."""

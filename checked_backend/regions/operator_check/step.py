@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
 from checked_backend.numerics.quick_diff import quick_diff
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.check import OperatorCheck, OperatorDecisions
+from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
@@ -46,10 +47,12 @@ class OperatorStep:
 
     Args:
         check: The operator check.
+        local: A call as the check gets it: without exchanges with other ranks.
     """
 
-    def __init__(self, check: OperatorCheck) -> None:
+    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] = lambda call: call) -> None:
         self._check = check
+        self._local = local
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
         self._backward: list[Finding] = []
@@ -73,7 +76,7 @@ class OperatorStep:
         """
         checked = 0
         if decisions.recheck and not _fails(decisions):
-            found = self._check.run(call.inputs, call.ambient, call.rng, call.subjects)
+            found = self._checked(call)
             with self._lock:
                 self._limits, self._backward, self._reason = found.limits, found.backward, found.reason
             decisions.findings += found.forward
@@ -83,6 +86,13 @@ class OperatorStep:
         self._limit(decisions)
         self._tell(decisions, {**scales, **decisions.scales})
         return checked
+
+    def _checked(self, call: _Call) -> OperatorDecisions:
+        try:
+            given = self._local(call)
+        except CheckedBackendError as error:
+            return OperatorDecisions(skips=[Skip(SUBJECT, f"not judged: {error}")], reason=str(error))
+        return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.

@@ -1,0 +1,63 @@
+"""Looking for an operator takes less time than other ranks have patience."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from torch import fx
+
+from checked_backend.findings import Finding, Kind
+from checked_backend.options import CheckOptions
+from checked_backend.regions import investigate_alone as module
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.local_region import LocalRegion
+
+FOUND = [
+    Finding(Kind.LOGIC, subject, "wrong", "logic")
+    for subject in ("sent[all_reduce_1]", "output[0]", "sent[backward all_reduce_0]")
+]
+
+
+def region() -> LocalRegion:
+    graph = fx.Graph()
+    graph.output(tuple(graph.placeholder(name) for name in ("x", "y", "z")))
+    gm = fx.GraphModule({}, graph)
+    return LocalRegion(gm, (), ("all_reduce_0", "all_reduce_1"), gm)
+
+
+def investigated(monkeypatch: pytest.MonkeyPatch, patience: float | None) -> tuple[Failure, list[str], list[Finding]]:
+    seen: list[Any] = []
+
+    def investigator(failure: Failure, findings: Any) -> Any:
+        seen[:] = failure, [finding.subject for finding in findings]
+        return [replace(finding, op=f"op{place}") for place, finding in enumerate(findings)]
+
+    given = SimpleNamespace(inputs=None, ambient=None, rng=None, subjects=None)
+    monkeypatch.setattr(LocalRegion, "call", lambda _self, _call: given)
+    monkeypatch.setattr(module, "patience_of_ranks", lambda: patience)
+    call: Any = None
+    found = module.investigate_alone(
+        region(), call, None, FOUND, lambda _known: None, (CheckOptions(), None), investigator
+    )
+    return cast("Failure", seen[0]), seen[1], list(found)
+
+
+def test_an_investigation_ends_long_before_other_ranks_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure, _, _ = investigated(monkeypatch, 60.0)
+    assert failure.patience == pytest.approx(20.0)
+    failure, _, _ = investigated(monkeypatch, None)
+    assert failure.patience is None
+
+
+def test_findings_get_their_own_names_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, subjects, found = investigated(monkeypatch, None)
+    gradients = ["grad[received_all_reduce_0]", "grad[received_all_reduce_1]"]
+    assert subjects == ["output[2]", "output[0]", *gradients]
+    assert [(one.subject, one.op) for one in found] == [
+        (FOUND[0].subject, "op0"),
+        (FOUND[1].subject, "op1"),
+        (FOUND[2].subject, "op2"),
+    ]
