@@ -14,6 +14,8 @@ from typing import Any
 
 __all__ = ["HostRandom", "random_untouched"]
 
+_NUMPYS = "NumPy's"
+
 
 @dataclass(frozen=True, slots=True)
 class HostRandom:
@@ -33,6 +35,10 @@ class HostRandom:
         numpy: Any = sys.modules.get("numpy.random")
         return cls(random.getstate(), None if numpy is None else numpy.get_state())
 
+    def numpy_has_drawn(self, later: HostRandom) -> bool:
+        """Whether the state of NumPy's generator is another one later."""
+        return _NUMPYS in self.differing(later)
+
     def differing(self, other: HostRandom) -> tuple[str, ...]:
         """The generators whose next numbers would differ, in words, without generators that are not loaded."""
         found = [] if self.python == other.python else ["Python's `random`"]
@@ -41,7 +47,7 @@ class HostRandom:
             mine, theirs = (
                 tuple(map(str, (*state[:1], bytes(state[1]), *state[2:]))) for state in (self.numpy, other.numpy)
             )
-            found += [] if mine == theirs else ["NumPy's"]
+            found += [] if mine == theirs else [_NUMPYS]
         return tuple(found)
 
     def restore(self) -> None:

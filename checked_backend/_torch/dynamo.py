@@ -39,6 +39,7 @@ __all__ = [
     "dynamo_counters",
     "dynamo_disable",
     "dynamo_hides_errors",
+    "dynamo_leaves_draws_to_numpy",
     "dynamo_many_recompilations",
     "dynamo_reset",
     "dynamo_restarts",
@@ -103,6 +104,13 @@ def dynamo_reset() -> None:
 def dynamo_captures_data() -> Iterator[None]:
     """Take operators whose results depend on data, such as ``item()``, into graphs; by default they break the graph."""
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+@contextmanager
+def dynamo_leaves_draws_to_numpy() -> Iterator[None]:
+    """Break graphs at NumPy's random functions; by default Dynamo has torch's generator draw in their place."""
+    with torch._dynamo.config.patch(use_numpy_random_stream=True):
         yield
 
 

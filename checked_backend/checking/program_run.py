@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.dynamo import dynamo_many_recompilations, dynamo_reset, uses_numpy
+from checked_backend._torch.dynamo import (
+    dynamo_leaves_draws_to_numpy,
+    dynamo_many_recompilations,
+    dynamo_reset,
+    uses_numpy,
+)
 from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare_runs import Comparison, compare_runs
 from checked_backend.checking.program import Call, Outcome, Program, Run
@@ -31,6 +36,11 @@ from checked_backend.report.ledger import Ledger
 from checked_backend.report.session import Session, collect
 
 __all__ = ["ProgramRun", "Variants", "fresh_dynamo", "run_program"]
+
+_NUMPY_DRAWS = (
+    "the program draws from numpy.random: the check has NumPy draw these numbers in both runs "
+    "(torch._dynamo.config.use_numpy_random_stream=True); by default torch draws them when the program is compiled"
+)
 
 Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
 """Makes further calls, once the program's own calls have run. Sizes vary as the compiler was told they may."""
@@ -161,7 +171,7 @@ class _Pair:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index = len(self.calls)
         self.results.forget()
-        with collect(closing=False) as session, self.tracing.watch():
+        with collect(closing=False) as session, self.tracing.watch(), self._numpy_draws(reference):
             candidate = self.candidate.step(index, call)
         self.calls.append(call)
         self.references.append(reference)
@@ -172,6 +182,16 @@ class _Pair:
             found = self._rounding.left(found, call, self.ledger)
         self.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in self.coverage.regions)
+
+    @contextmanager
+    def _numpy_draws(self, reference: Outcome) -> Iterator[None]:
+        """Have NumPy draw a program's random numbers when it is compiled, too, if it draws them in eager."""
+        if reference.rng is None or not self.program.rng.host.numpy_has_drawn(reference.rng.host):
+            yield
+            return
+        self.ledger.note(_NUMPY_DRAWS)
+        with dynamo_leaves_draws_to_numpy():
+            yield
 
     def compare(self) -> None:
         """Compare the program's own calls, once they have run."""

@@ -346,3 +346,16 @@ def test_it_reads_well_in_a_test_case() -> None:
     ((_, text),) = result.errors
     assert "DivergenceError: FAIL" in text
     assert "grad[weight]" in text
+
+
+def jittered(x: torch.Tensor) -> torch.Tensor:
+    return x * float(np.random.rand()) + torch.rand(4)
+
+
+def test_numpys_random_numbers_are_numpys_when_compiled_too() -> None:
+    """By default Dynamo has torch's generator draw them, as PyTorch documents: other numbers, another state after."""
+    report = agreed(cb.check(jittered, (torch.ones(4),), compiler="eager"))
+    assert "use_numpy_random_stream=True" in str(report.coverage.notes)
+    assert not torch._dynamo.config.use_numpy_random_stream
+    wrong = cb.check(jittered, (torch.ones(4),), compiler=faults.spoiled_output(lambda value: value * 2))
+    assert ("logic", "output[0]") in found(wrong)
