@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from checked_backend._torch.settings import changed_settings
-from checked_backend.findings import EvidenceKey, Finding
+from checked_backend.findings import EvidenceKey, Finding, Kernel
 from checked_backend.options import CheckOptions
+from checked_backend.report.clean import plural
+from checked_backend.report.details import kernel_words
 from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
 
@@ -89,6 +91,7 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         "",
         *(["It printed:", "", *_fenced(output), ""] if output else []),
         *(["## Workaround", "", *_fenced(finding.workaround, "python"), ""] if finding.workaround else []),
+        *_generated(finding.kernel),
         "## What was tried",
         "",
         *(f"- {EvidenceKey.phrase_of(str(key))}: {value}" for key, value in finding.evidence.items()),
@@ -98,6 +101,14 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         *(f"- {key}: {value}" for key, value in {**candidate, **environment()}.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _generated(kernel: Kernel | None) -> list[str]:
+    if kernel is None:
+        return []
+    left_out = [f"And {plural(kernel.lines_left_out, 'more line')}.", ""] if kernel.lines_left_out else []
+    language = "cpp" if kernel.language == "C++" else "python"
+    return ["## Generated code", "", f"{kernel_words(kernel)}:", "", *_fenced(kernel.code, language), "", *left_out]
 
 
 def _fenced(text: str, language: str = "") -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.diagnose.localize import Location
+from checked_backend.diagnose.localize.kernel import kernel_of_json
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
 from checked_backend.graphs.source_line import source_line
@@ -30,6 +31,7 @@ class Diagnosis:
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
         output: The output of the repro's script.
         flow: The members of each `NodeError`.
+        kernel: The members of the `Kernel`, if it is known.
         evidence: The steps that were tried, for people.
     """
 
@@ -43,6 +45,7 @@ class Diagnosis:
     output: str = ""
     repro_confirmed: bool = True
     flow: list[dict[str, Any]] = field(default_factory=list)
+    kernel: dict[str, Any] | None = None
     evidence: dict[str, str] | None = None
 
     @classmethod
@@ -91,14 +94,15 @@ class Diagnosis:
             repro_confirmed=self.repro_confirmed,
             searched=True,
             flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
+            kernel=None if self.kernel is None else kernel_of_json(self.kernel),
             evidence=evidence,
         )
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings, each with its origin added. The flow, which is that of all, is told with the first."""
+        """The findings, each with its origin added. Flow and kernel are those of all, and told with the first."""
         added = [self.added_to(finding) for finding in findings]
-        first = next((place for place, one in enumerate(added) if one.flow), None)
-        return [one if place == first else replace(one, flow=()) for place, one in enumerate(added)]
+        first = next((place for place, one in enumerate(added) if one.flow or one.kernel), None)
+        return [one if place == first else replace(one, flow=(), kernel=None) for place, one in enumerate(added)]
 
 
 @dataclass(frozen=True, slots=True)

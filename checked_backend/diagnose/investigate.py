@@ -19,6 +19,7 @@ from checked_backend.diagnose.bug_report import describe_candidate, write_bug_re
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Checkpoint, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.flow import FLOW_LIMIT
+from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_kernel
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import (
     Repro,
@@ -29,7 +30,8 @@ from checked_backend.diagnose.reduce import (
 )
 from checked_backend.diagnose.reduce.journal import Places
 from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
-from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
@@ -259,6 +261,9 @@ class _Search:
         yield self.found
         self.found.flow = [asdict(one) for one in self._flow()]
         yield self.found
+        kernel = self._kernel()
+        self.found.kernel = None if kernel is None else asdict(kernel)
+        yield self.found
 
     def _flow(self) -> Sequence[NodeError]:
         if self.location.flow is None or time.monotonic() + FLOW_LIMIT > self.context.deadline:
@@ -269,6 +274,29 @@ class _Search:
         except Exception as error:  # a report without this picture says the same
             log.debug("no flow: %s", error)
             return ()
+
+    def _kernel(self) -> Kernel | None:
+        """The generated code of the operator. Where there is none, the evidence says why."""
+        why, found = "", None
+        graph, node = self.location.graph, self.location.node
+        if self.failure.options.compiler != "inductor":
+            why = "only Inductor hands out the code that it generates"
+        elif self.location.stage != "compiled":
+            why = f"the error is made before code is generated, at the stage {self.location.stage}"
+        elif graph is None or node is None:
+            why = "no operator was named"
+        elif time.monotonic() + KERNEL_LIMIT > self.context.deadline:
+            why = "no time was left to compile the region again"
+        else:
+            self.context.tell("compiling the region once more, for the generated code of the operator")
+            try:
+                found = generated_kernel(self.failure, graph, node.name)
+            except Exception as error:  # a report without it says the same
+                said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
+                why = (said.splitlines() or ["?"])[0]
+        if why:
+            self.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
+        return found
 
     @property
     def _oracle(self) -> Oracle:

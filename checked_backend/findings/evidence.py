@@ -85,6 +85,7 @@ class EvidenceKey(Word):
     LOCALIZATION = "localization", "how it was localized"
     AT_OPERATOR = "at_operator", "at the operator"
     DECOMPOSITION = "decomposition", "decomposition"
+    GENERATED_CODE = "generated_code", "generated code"
     REDUCED = "reduced", "reduced"
     REPRO = "repro", "repro"
     SETTINGS = "settings", "settings"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from checked_backend.findings.kernel import Kernel
 from checked_backend.findings.kinds import Kind, Severity
 from checked_backend.findings.metrics import Metrics, NoiseScale
 from checked_backend.findings.pictures import Distribution, NodeError
@@ -37,6 +38,7 @@ class Finding:
         workaround_confirmed: Whether ``workaround``, if there is one, was seen to help.
         distribution: Where in the tensor the differences are, and how large.
         flow: How the error flows through the graph that has the operator, in the graph's order.
+        kernel: The code that the compiler generated for the operator; None if it is not known.
     """
 
     kind: Kind
@@ -69,6 +71,7 @@ class Finding:
     workaround_confirmed: bool = True
     distribution: Distribution | None = None
     flow: tuple[NodeError, ...] = ()
+    kernel: Kernel | None = None
 
     @property
     def fails(self) -> bool:

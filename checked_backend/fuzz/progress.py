@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.groups import Group
 from checked_backend.report.clean import clean
+from checked_backend.report.live_view import LiveView
 from checked_backend.sweep.progress import duration
 
 __all__ = ["Progress"]
@@ -21,7 +20,7 @@ _EVERY = 60.0
 """Seconds between lines where there is no terminal."""
 
 
-class Progress:
+class Progress(LiveView):
     """Tells of new groups, and now and then how many programs, operations and groups there are.
 
     Args:
@@ -34,24 +33,13 @@ class Progress:
     def __init__(
         self, corpus: Corpus, console: Console, known: set[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(console)
         self._corpus = corpus
         self._console = console
         self._known = known
         self._clock = clock
         self._begun = self._told = clock()
         self._before = corpus.totals().checked
-        self._live = Live(console=console, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
 
     def found(self, group: Group) -> None:
         """Tell of a group that is new in this corpus."""
@@ -63,8 +51,8 @@ class Progress:
     def tell(self) -> None:
         """Show the counts."""
         now = self._clock()
-        if self._console.is_terminal:
-            self._live.update(Text(self.line()))
+        if self.is_shown:
+            self.update(Text(self.line()))
         elif now - self._told > _EVERY:
             self._told = now
             self._console.print(self.line(), soft_wrap=True, highlight=False)

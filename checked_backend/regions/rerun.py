@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from checked_backend._torch.dynamo import TracingContext, compiling, tracing
 from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
+from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.execution import execute
@@ -12,7 +16,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.session import collect
 
-__all__ = ["rerun_failure"]
+__all__ = ["compile_again", "rerun_failure"]
 
 
 def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
@@ -37,13 +41,10 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
             "localize": False,
         }
     )
-    fake_mode = detect_fake_mode(failure.example_inputs)
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
         with collect(alone=True) as session:
-            context = None if fake_mode is None else TracingContext(fake_mode)
-            with compiling(), failure.ambient.entered(), tracing(context):
-                region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+            region = _compiled(failure, options, None)
             arguments, leaves = failure.inputs.fresh()
             failure.rng.restore()
             with failure.ambient.entered():
@@ -57,3 +58,19 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     finally:
         before.restore()
     return session.report.findings
+
+
+def compile_again(failure: Failure) -> None:
+    """Compile the region of a failed call once more, as it was compiled for the user. Nothing of it is run.
+
+    A compiler that raises does not raise here, as in `build_region`.
+    """
+    with collect(alone=True):
+        _compiled(failure, failure.options.model_copy(update={"localize": False}), failure.mode)
+
+
+def _compiled(failure: Failure, options: CheckOptions, mode: str | None) -> Callable[..., Any]:
+    fake_mode = detect_fake_mode(failure.example_inputs)
+    context = None if fake_mode is None else TracingContext(fake_mode)
+    with compiling(), failure.ambient.entered(), tracing(context):
+        return build_region(copy_graph(failure.graph), failure.example_inputs, options, mode, silent=True)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checked_backend.findings import EvidenceKey, Finding, Metrics, NoiseScale, Number, Severity
+from checked_backend.findings import EvidenceKey, Finding, Kernel, Metrics, NoiseScale, Number, Severity
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.flow_chart import flow_sentence
 from checked_backend.report.one_line import is_line_blamed
 
-__all__ = ["FindingView", "Row", "finding_view", "how_wrong", "row", "side_by_side", "told_apart", "values_at", "what"]
+__all__ = [
+    "FindingView",
+    "Row",
+    "finding_view",
+    "how_wrong",
+    "kernel_words",
+    "row",
+    "side_by_side",
+    "told_apart",
+    "values_at",
+    "what",
+]
+
+_SHOWN_NODES = 8
 
 _HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}
 
@@ -90,6 +103,8 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
     )
     if finding.flow:
         rows.append(Row("error flow", flow_sentence(finding.flow, finding.node)))
+    if finding.kernel is not None:
+        rows.append(Row("kernel", f"{kernel_words(finding.kernel)}; its source is on the HTML page"))
     place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
     rows.append(row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
     rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
@@ -100,6 +115,15 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
         message=clean(finding.message),
         rows=tuple(one for one in rows if one is not None and one.text),
     )
+
+
+def kernel_words(kernel: Kernel) -> str:
+    """What a kernel is: ``cpp_fused_add_relu_0 (C++), which computes add, relu``."""
+    shown = [first_line(name) for name in kernel.computes[:_SHOWN_NODES]]
+    rest = len(kernel.computes) - len(shown)
+    computes = f", which computes {', '.join(shown)}{f' and {rest} more' if rest else ''}" if shown else ""
+    said = "a call of a library function" if kernel.language == "call" else first_line(kernel.language)
+    return f"{first_line(kernel.name)} ({said}){computes}"
 
 
 def row(label: str, text: str | None, *, code: bool = False) -> Row | None:

@@ -12,6 +12,7 @@ from checked_backend.findings import (
     Coverage,
     Distribution,
     Finding,
+    Kernel,
     Kind,
     Metrics,
     NodeError,
@@ -27,6 +28,7 @@ from checked_backend.report.schema import (
     GREATEST,
     MAX_DEPTH,
     MOST_BLOCKS,
+    MOST_CODE,
     MOST_DIMENSIONS,
     MOST_ELEMENTS,
     MOST_NODES,
@@ -103,6 +105,13 @@ def _list(value: object, where: str) -> list[Any]:
 
 def _text(value: object, where: str) -> str:
     return value if isinstance(value, str) else _fail(where, "text", value)
+
+
+def _code(value: object, where: str) -> str:
+    text = _text(value, where)
+    if len(text) > MOST_CODE:
+        raise CheckedBackendError(f"not a report: {where}: expected at most {MOST_CODE} characters, got {len(text)}")
+    return text
 
 
 def _bool(value: object, where: str) -> bool:
@@ -260,6 +269,14 @@ _NODE: Mapping[str, _Decoder] = {
     "noise": _optional(_float),
     "source": _text,
 }
+_KERNEL: Mapping[str, _Decoder] = {
+    "name": _text,
+    "language": _text,
+    "code": _code,
+    "lines_left_out": _count,
+    "computes": _tuple_of(_text, MOST_NODES),
+    "others": _tuple_of(_text, MOST_NODES),
+}
 _FINDING: Mapping[str, _Decoder] = {
     "kind": _kind,
     "subject": _text,
@@ -282,6 +299,7 @@ _FINDING: Mapping[str, _Decoder] = {
     "workaround_confirmed": _bool,
     "distribution": _optional(_record(Distribution, _DISTRIBUTION)),
     "flow": _tuple_of(_record(NodeError, _NODE), MOST_NODES),
+    "kernel": _optional(_record(Kernel, _KERNEL)),
     **dict.fromkeys(
         ("expected", "actual", "graph", "stage", "node", "op", "source", "workaround", "repro"), _optional(_text)
     ),

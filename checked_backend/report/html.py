@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from checked_backend.findings import Coverage, WorstElement
+from checked_backend.findings import Coverage, EvidenceKey, Finding, WorstElement
 from checked_backend.report.causes import Cause, causes_of
-from checked_backend.report.clean import clean
-from checked_backend.report.details import side_by_side, told_apart, what
+from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.details import kernel_words, side_by_side, told_apart, what
 from checked_backend.report.flow_chart import flow_chart, flow_sentence
 from checked_backend.report.pictures import error_chart
 from checked_backend.report.tensor_pictures import heat_map, heat_words, histogram
@@ -49,6 +49,21 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Code:
+    """The generated code of the operator.
+
+    Attributes:
+        title: Its name, its language and what it computes; or why there is no code.
+        text: The code, or "".
+        more: What of it is not shown, or "".
+    """
+
+    title: str
+    text: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Drawn:
     """A cause with its pictures.
 
@@ -58,6 +73,7 @@ class _Drawn:
         values: The place where each result differs most: its name, eager's value, the compiled one, the difference.
         flow: How the error flows through the graph; None where that is not known.
         flow_words: The same in words.
+        code: The generated code of its operator; None where it was not looked for.
         tensors: The results whose elements are drawn.
     """
 
@@ -66,6 +82,7 @@ class _Drawn:
     values: tuple[tuple[str, str, str, str], ...]
     flow: Markup | None
     flow_words: str
+    code: _Code | None
     tensors: tuple[_Tensor, ...]
 
 
@@ -139,8 +156,19 @@ def _drawn(said: CauseView, cause: Cause) -> _Drawn:
         values=values,
         flow=None if flowing is None else flow_chart(flowing.flow, flowing.node),
         flow_words="" if flowing is None else flow_sentence(flowing.flow, flowing.node),
+        code=_code(cause.findings),
         tensors=tuple(_tensors(cause)),
     )
+
+
+def _code(findings: Sequence[Finding]) -> _Code | None:
+    kernel = next((finding.kernel for finding in findings if finding.kernel is not None), None)
+    if kernel is None:
+        why = next((said for one in findings if (said := one.evidence.get(EvidenceKey.GENERATED_CODE))), None)
+        return None if why is None else _Code(first_line(f"Generated code: {why}"))
+    more = [f"{plural(kernel.lines_left_out, 'more line')}"] if kernel.lines_left_out else []
+    more += [f"computed again in {', '.join(map(first_line, kernel.others))}"] if kernel.others else []
+    return _Code(kernel_words(kernel), clean(kernel.code), "; ".join(more))
 
 
 def _tensors(cause: Cause) -> Iterator[_Tensor]:

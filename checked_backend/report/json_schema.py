@@ -11,6 +11,7 @@ from checked_backend.findings import DETAILS, EvidenceKey, Kind, Severity, Verdi
 from checked_backend.report.schema import (
     GREATEST,
     MOST_BLOCKS,
+    MOST_CODE,
     MOST_DIMENSIONS,
     MOST_ELEMENTS,
     MOST_NODES,
@@ -56,6 +57,7 @@ def json_schema() -> dict[str, Any]:
             "evidence": _evidence(),
             "distribution": _distribution(),
             "node": _node(),
+            "kernel": _kernel(),
             "coverage": _coverage(),
         },
     }
@@ -79,6 +81,7 @@ def _finding() -> dict[str, Any]:
         **dict.fromkeys(("explains", "ranks"), _list_of(_TEXT)),
         "distribution": _or_null(_ref("distribution")),
         "flow": _list_of(_ref("node"), MOST_NODES),
+        "kernel": _or_null(_ref("kernel")),
     }
     return _object(members, ["kind", "subject", "message"])
 
@@ -125,6 +128,16 @@ def _node() -> dict[str, Any]:
         "noise": _or_null(_FLOAT),
     }
     return _object(members, ["name", "op", "inputs", "error"])
+
+
+def _kernel() -> dict[str, Any]:
+    members = {
+        **dict.fromkeys(("name", "language"), _TEXT),
+        "code": {"type": "string", "maxLength": MOST_CODE},
+        "lines_left_out": _COUNT,
+        **dict.fromkeys(("computes", "others"), _list_of(_TEXT, MOST_NODES)),
+    }
+    return _object(members, ["name", "language", "code"])
 
 
 def _coverage() -> dict[str, Any]:

@@ -72,7 +72,9 @@ class Peers:
         """
         text = report.to_json()
         if len(text) > _LONGEST:
-            findings = tuple(replace(found, evidence={}, distribution=None, flow=()) for found in report.findings[:8])
+            findings = tuple(
+                replace(found, evidence={}, distribution=None, flow=(), kernel=None) for found in report.findings[:8]
+            )
             text = replace(report, findings=findings).to_json()
         path = "" if report.path is None else str(report.path.absolute())
         told = {"rank": process_rank() or 0, "host": socket.gethostname(), "ends": ends, "path": path, "report": text}

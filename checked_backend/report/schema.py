@@ -4,7 +4,8 @@ Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 c
 ``own_precision_power``. It names evidence by the identifiers of `EvidenceKey`, where older files had phrases. What code
 reads of a finding is a member of it: ``more_than_layout``, ``inherited``, ``ignored``, ``script``, ``at_fault``,
 ``explains``, ``ranks``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``. The numbers of pictures are
-``distribution`` and ``flow``. Files of version 2 from before its first release lack some of these, and are read too.
+``distribution`` and ``flow``, generated code is ``kernel``. Files of version 2 from before its first release lack some
+of these, and are read too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = [
     "GREATEST",
     "MAX_DEPTH",
     "MOST_BLOCKS",
+    "MOST_CODE",
     "MOST_DIMENSIONS",
     "MOST_ELEMENTS",
     "MOST_NODES",
@@ -37,8 +39,10 @@ MAX_DEPTH = 40  # of evidence: deeper nesting is not something a person wrote do
 
 GREATEST = 2**64  # no count and no element of a tensor is greater
 
-# Limits on the numbers of pictures. A file may have a little more than this release writes, for the sake of later ones.
+# Limits on the numbers of pictures, and on code. A file may have a little more than this release writes, for the sake
+# of later ones.
 MOST_BLOCKS = 64  # in each direction
+MOST_CODE = 2**17  # characters
 MOST_DIMENSIONS = 64
 MOST_ELEMENTS = 64
 MOST_NODES = 400

@@ -13,6 +13,7 @@ from checked_backend.findings import (
     Coverage,
     Distribution,
     Finding,
+    Kernel,
     Metrics,
     NodeError,
     NoiseScale,
@@ -56,6 +57,7 @@ def _encode_finding(finding: Finding) -> dict[str, Any]:
     out["evidence"] = {str(key): _encode_any(value, 0) for key, value in finding.evidence.items()}
     out["distribution"] = None if finding.distribution is None else _encode_distribution(finding.distribution)
     out["flow"] = [_encode_node(node) for node in finding.flow]
+    out["kernel"] = None if finding.kernel is None else _encode_kernel(finding.kernel)
     out["explains"] = [str(subject) for subject in finding.explains]
     out["ranks"] = [str(rank) for rank in finding.ranks]
     return {key: str(value) if isinstance(value, str) else value for key, value in out.items()}
@@ -102,6 +104,17 @@ def _encode_node(node: NodeError) -> dict[str, Any]:
         "own": None if node.own is None else _encode_float(float(node.own)),
         "noise": None if node.noise is None else _encode_float(float(node.noise)),
         "source": str(node.source),
+    }
+
+
+def _encode_kernel(kernel: Kernel) -> dict[str, Any]:
+    return {
+        "name": str(kernel.name),
+        "language": str(kernel.language),
+        "code": str(kernel.code),
+        "lines_left_out": int(kernel.lines_left_out),
+        "computes": [str(name) for name in kernel.computes],
+        "others": [str(name) for name in kernel.others],
     }
 
 

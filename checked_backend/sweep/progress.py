@@ -6,14 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from checked_backend.report.clean import clean
+from checked_backend.report.live_view import LiveView
 from checked_backend.sweep.case import Outcome
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
@@ -24,7 +23,7 @@ _STYLES = {Status.PASS: "green", Status.SKIPPED: "dim", Status.UNSUPPORTED: "dim
 _SHOWN = 12
 
 
-class Progress:
+class Progress(LiveView):
     """Shows each case, and the progress of the whole sweep.
 
     Args:
@@ -43,18 +42,7 @@ class Progress:
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Job, float]] = {}
         self._counts: Counter[Status] = Counter()
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__init__(console, self._table)  # which draws the table at once
 
     def begun(self, job: Job) -> None:
         """Note that a case starts. May be called in another thread."""

@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config
 
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Finding, Kernel, Kind
 from checked_backend.options import CheckOptions
 
 FINDING = Finding(
@@ -31,6 +31,7 @@ def test_it_has_all_that_a_stranger_needs(tmp_path: Path) -> None:
         repro=str(script),
         workaround="torch.compile(model, options={'a': 1})",
         evidence={"reduced": "to 1 call"},
+        kernel=Kernel("cpp_fused_relu_0", "C++", "void kernel() {}", 3, ("relu",)),
     )
     before = torch._inductor.config.pattern_matcher
     torch._inductor.config.pattern_matcher = not before
@@ -51,6 +52,7 @@ def test_it_has_all_that_a_stranger_needs(tmp_path: Path) -> None:
         "`repro_relu.safetensors`: attach",
         "torch.compile(model, options={'a': 1})",
         "- reduced: to 1 call",
+        "cpp_fused_relu_0 (C++), which computes relu:\n\n```cpp\nvoid kernel() {}\n```\n\nAnd 3 more lines.",
         "- mode: max-autotune",
         "- options: {'epilogue_fusion': False}",
         f"torch._inductor.config.pattern_matcher = {not before}",

@@ -86,6 +86,8 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert wrong.name == first.node
     assert next(node.name for node in first.flow if node.error) == first.node  # what is before it is right
     assert all(not finding.flow for finding in report.findings[1:])  # told once
+    assert first.kernel is None
+    assert first.evidence["generated_code"] == "none: only Inductor hands out the code that it generates"
     assert all(finding.distribution is not None for finding in report.findings)
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
@@ -176,6 +178,10 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     script = Path(finding.repro).read_text(encoding="utf-8")
     assert "torch.relu(" in script
     assert "checked_backend" not in script
+    assert finding.kernel is not None
+    assert "relu" in finding.kernel.computes
+    assert "void  kernel(" in finding.kernel.code
+    assert finding.kernel.code in Path(finding.repro).with_suffix(".md").read_text(encoding="utf-8")
     shown = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
     assert shown.returncode == 1, shown.stdout + shown.stderr
     Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")

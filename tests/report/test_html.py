@@ -15,7 +15,9 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import (
     Coverage,
     Distribution,
+    EvidenceKey,
     Finding,
+    Kernel,
     Kind,
     Metrics,
     NodeError,
@@ -25,7 +27,7 @@ from checked_backend.findings import (
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
-from checked_backend.report.schema import MOST_NODES
+from checked_backend.report.schema import MOST_CODE, MOST_NODES
 
 EVIL = "<img src=x onerror=alert(1)> \"'&\x00 {{ 7 * 7 }}"
 FINDING = Finding(Kind.LOGIC, EVIL, EVIL, source=EVIL, workaround=EVIL, evidence={EVIL: EVIL}, expected=EVIL)
@@ -111,7 +113,9 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     )
     element = WorstElement((2**64,) * 60, complex(math.nan, math.inf), math.nan, True)
     spread = Distribution((2**64,), (0, 0), ((math.inf,) * 64, (math.nan,)), (2**64,) * 80, (element,) * 64)
-    many = tuple(replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes) for _ in range(30))
+    kernel = Kernel(EVIL, EVIL, "</pre>" + EVIL * 200, 2**64, (EVIL,) * MOST_NODES, (EVIL,) * MOST_NODES)
+    wrong = replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes, kernel=kernel)
+    many = tuple(wrong for _ in range(30))
     report = Report.from_json(Report(many, CHECKED, EVIL).to_json())
     page = report.to_html()
     tags = parse(page)
@@ -141,6 +145,11 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
         ("flow", [{"name": 1, "op": "b", "inputs": [], "error": 1.0}]),
         ("flow", [{"name": "a", "op": "b", "inputs": [], "error": None}]),
         ("flow", {}),
+        ("kernel", {"name": "k", "language": "C++"}),
+        ("kernel", {"name": "k", "language": "C++", "code": "x" * (MOST_CODE + 1)}),
+        ("kernel", {"name": "k", "language": "C++", "code": "x", "lines_left_out": -1}),
+        ("kernel", {"name": "k", "language": "C++", "code": "x", "computes": ["a"] * 401}),
+        ("kernel", []),
     ],
 )
 def test_what_no_picture_can_be_made_of_is_refused_with_its_place(member: str, value: object) -> None:
@@ -166,6 +175,23 @@ def test_the_page_shows_where_the_error_begins_and_what_is_inside_of_the_tensor(
     assert [tag for tag, _ in tags.seen].count("svg") == 3
     assert {"[3]", "1", "1.5", "1.0625", "Inside of logic, output[0]"} <= set(tags.texts)
     assert any(text.startswith("The error begins at relu (aten.relu.default): 0.5 of its size") for text in tags.texts)
+
+
+def test_the_page_has_the_generated_code_of_the_operator() -> None:
+    code = "auto tmp1 = a<b && c>d;\n\treturn tmp1;"
+    kernel = Kernel("cpp_fused_add_relu_0", "C++", code, 7, ("add", "relu"), ("cpp_fused_relu_1",))
+    told = replace(FINDING, kernel=kernel)
+    texts = parse(Report((told,), CHECKED).to_html()).texts
+    assert "Generated code: cpp_fused_add_relu_0 (C++), which computes add, relu" in texts
+    assert "auto tmp1 = a<b && c>d;\n    return tmp1;" in texts
+    assert "7 more lines; computed again in cpp_fused_relu_1" in texts
+    assert "cpp_fused_add_relu_0 (C++), which computes add, relu" in Report((told,), CHECKED).to_text(verbose=True)
+
+
+def test_the_page_says_why_it_has_no_generated_code() -> None:
+    said = replace(FINDING, evidence={EvidenceKey.GENERATED_CODE: "none: only Inductor hands it out"})
+    assert "Generated code: none: only Inductor hands it out" in parse(Report((said,), CHECKED).to_html()).texts
+    assert "Generated code" not in Report((FINDING,), CHECKED).to_html()
 
 
 def test_fifty_findings_are_one_page() -> None:

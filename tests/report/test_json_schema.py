@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Coverage, Distribution, EvidenceKey, Finding, Metrics, NodeError, RegionInfo, Skip
+from checked_backend.findings import (
+    Coverage,
+    Distribution,
+    EvidenceKey,
+    Finding,
+    Kernel,
+    Metrics,
+    NodeError,
+    RegionInfo,
+    Skip,
+)
 from checked_backend.report import Report
 from checked_backend.report.json_schema import json_schema
 from tests.report.test_report import CHECKED, reports
@@ -48,6 +58,7 @@ def test_every_report_keeps_it(report: Report) -> None:
         ("metrics", Metrics),
         ("distribution", Distribution),
         ("node", NodeError),
+        ("kernel", Kernel),
         ("coverage", Coverage),
     ],
 )

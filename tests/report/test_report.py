@@ -17,6 +17,7 @@ from checked_backend.findings import (
     Coverage,
     Distribution,
     Finding,
+    Kernel,
     Kind,
     Metrics,
     NodeError,
@@ -128,6 +129,16 @@ findings = st.builds(
     workaround_confirmed=st.booleans(),
     distribution=st.none() | distributions,
     flow=flows,
+    kernel=st.none()
+    | st.builds(
+        Kernel,
+        name=texts,
+        language=texts,
+        code=texts,
+        lines_left_out=counts,
+        computes=st.lists(texts, max_size=2).map(tuple),
+        others=st.lists(texts, max_size=2).map(tuple),
+    ),
 )
 coverages = st.builds(
     Coverage,

@@ -1,0 +1,29 @@
+"""The code that a compiler generated for the operator of a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Kernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that computes an operator, with its source.
+
+    Attributes:
+        name: Its name in the generated code; or that of the library function that the generated code calls.
+        language: What the source is written in: ``C++``, ``Triton``, ...; ``call`` if it is the call of a library
+            function.
+        code: The source; the beginning of a long one.
+        lines_left_out: How many more lines it has.
+        computes: The nodes of the compiled graph that it computes, the operator among them.
+        others: Further kernels that compute the operator again.
+    """
+
+    name: str
+    language: str
+    code: str
+    lines_left_out: int = 0
+    computes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
