@@ -1,12 +1,13 @@
-"""All that this package uses of torch's private names, a file for each subject; this file loads none of them.
+"""Every private name of torch that this package uses, one file for each subject. This file imports none of them.
 
-Other modules import from the subject: ``from checked_backend._torch.inductor import warm_inductor``. So who needs trees
-or tensors does not load Dynamo, and what only Inductor has is imported inside functions.
+Other modules import from the subject: ``from checked_backend._torch.inductor import warm_inductor``. A module that
+needs only trees or tensors then does not load Dynamo. Inductor's names are imported inside functions, because Inductor
+is slow to import.
 
-A subject imports torch, and other subjects where it builds on them, in no circle; nothing else of this package. No
-other module names what is private to torch (``tests/test_torch.py``).
+A subject may import torch and other subjects, without import cycles, and nothing else of this package. No module
+outside of this folder uses a private name of torch (``tests/test_torch.py``).
 
-For a new torch release, run the tests: what torch moved or renamed fails here, mostly when a subject is imported. It is
-mended in the subject, for all releases that the package supports: where they differ, the function asks for what is
-there (``getattr``), with a comment that names the release. The callers are left as they are.
+For a new torch release, run the tests. A name that torch moved or renamed fails here, mostly when its subject is
+imported. Change the subject so that it works with all releases that the package supports. Where releases differ, the
+function looks for the name (``getattr``), with a comment that gives the release. The callers stay as they are.
 """

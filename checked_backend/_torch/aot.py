@@ -31,14 +31,14 @@ def catch_backward_error(
 ) -> None:
     """Call a handler when the backward of AOT autograd's node raises, before the exception goes on.
 
-    Where the backward graph could not be compiled, which happens when it is first needed, that is tried again under
-    what ``again`` gives for the exception, unless that is None.
+    AOT autograd compiles a backward graph when it is first needed. If that fails, ``again`` gets the exception. If it
+    returns a context manager, the graph is compiled once more inside of it.
 
-    The handler gets the exception and the gradients that arrived at the node. Where it gives gradients, by their place
-    in the node's ``next_functions``, those are used and nothing is raised.
+    The handler gets the exception and the gradients that arrived at the node. If it returns gradients, by their place
+    in the node's ``next_functions``, these are used and nothing is raised.
 
-    Such a node is an instance of a class that AOT autograd makes for one compiled graph
-    (``torch/_functorch/_aot_autograd/runtime_wrappers.py``). Other nodes are left alone.
+    AOT autograd makes a class of nodes for each compiled graph
+    (``torch/_functorch/_aot_autograd/runtime_wrappers.py``). Nodes of other classes are left alone.
     """
     function = getattr(type(node), "_forward_cls", None)
     if function is None or function.__name__ != "CompiledFunction":
@@ -85,7 +85,7 @@ def _compiling_again(function: Any, original: Callable[[Any, list[Any]], Any]) -
             try:
                 with under:
                     return original(ctx, args)
-            except Exception:  # what it raised at first is what is told
+            except Exception:  # the first exception is the one that the user would see without a check
                 raise error from None
 
     return run
@@ -99,9 +99,10 @@ def _in_places(ctx: Any, gradients: Mapping[int, torch.Tensor | None]) -> tuple[
 
 @contextmanager
 def no_donated_buffers() -> Iterator[None]:
-    """Compile a backward graph so that it leaves what the forward graph saved as it is.
+    """Compile a backward graph so that it does not write to what the forward graph saved.
 
-    Inductor writes over saved activations that nobody else can see (``torch._functorch.config.donated_buffer``).
+    Inductor reuses the memory of saved activations that no other code can see
+    (``torch._functorch.config.donated_buffer``).
     """
     context = TracingContext.try_get()
     metadata: Any = None if context is None else context.fw_metadata
@@ -109,7 +110,7 @@ def no_donated_buffers() -> Iterator[None]:
         yield
         return
     donated, metadata.bw_donated_idxs = metadata.bw_donated_idxs, None
-    # Inductor's cache does not know of donated buffers: it would hand out code that was compiled with them
+    # the key of Inductor's cache leaves out donated buffers, so the cache would return code that was compiled with them
     tag = f"{torch.compiler.config.cache_key_tag} no donated buffers"
     try:
         with torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]

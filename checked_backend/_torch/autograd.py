@@ -40,7 +40,7 @@ __all__ = [
 
 @contextmanager
 def saved_tensor_hooks_lifted() -> Iterator[None]:
-    """Run a block without the user's saved-tensor hooks, which are not to see what a checker saves."""
+    """Run a block without the user's saved-tensor hooks, which must not see the tensors that a checker saves."""
     lifted = []
     while True:
         top: Any = _top_saved_tensors_default_hooks(False)
@@ -57,7 +57,7 @@ def saved_tensor_hooks_lifted() -> Iterator[None]:
 
 @contextmanager
 def transforms_unharmed() -> Iterator[None]:
-    """Leave the function transforms (``vmap``, ``grad``, forward-mode AD) that a block entered and did not leave."""
+    """Leave every function transform (``vmap``, ``grad``, forward-mode AD) that a block entered and did not leave."""
     depth, dual, level = get_dynamic_layer_stack_depth(), _in_dual_level(), forward_ad._current_level
     try:
         yield
@@ -70,7 +70,7 @@ def transforms_unharmed() -> Iterator[None]:
 
 
 def _left(transform: Any) -> None:
-    """Leave the innermost function transform, of this kind; torch 2.11's own function for that knows not all kinds."""
+    """Leave the innermost function transform, of this kind. Torch 2.11's own function for that lacks some kinds."""
     functorch: Any = torch._C._functorch
     kinds = functorch.TransformType
     leave = {
@@ -83,7 +83,7 @@ def _left(transform: Any) -> None:
 
 
 def _in_dual_level() -> bool:
-    """Whether forward-mode AD is on; its levels do not nest, which is the only way to ask."""
+    """Whether forward-mode AD is on. Torch has no getter, but it refuses to enter a second level."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:
@@ -98,7 +98,7 @@ def saved_tensor_hooks() -> Any:
 
 
 def set_saved_tensor_hooks(hooks: Any) -> None:
-    """Leave the hooks on saved tensors that were entered since these were the innermost ones, or enter these again."""
+    """Make these the innermost hooks on saved tensors again: leave the hooks inside of them, or enter these anew."""
     while saved_tensor_hooks() not in (None, hooks):
         _pop_saved_tensors_default_hooks()
     if hooks is not None and saved_tensor_hooks() is None:
@@ -115,7 +115,7 @@ def is_accumulate_grad(target: object) -> bool:
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:
-    """Call a function when the backward pass that is running has finished. Its exceptions reach the user's call."""
+    """Call a function when the running backward pass has finished. Its exceptions reach the user's call."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
@@ -125,5 +125,5 @@ def autograd_threads() -> bool:
 
 
 def set_autograd_threads(enabled: bool) -> None:
-    """Set that, for good: ``torch.autograd.set_multithreading_enabled`` sets it back when it is left."""
+    """Set `autograd_threads` for good. ``torch.autograd.set_multithreading_enabled`` resets it on exit."""
     torch._C._set_multithreading_enabled(enabled)

@@ -1,4 +1,4 @@
-"""What compilers remember, in memory and on disk."""
+"""The caches of compilers, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 @contextmanager
 def without_compile_caches() -> Iterator[None]:
-    """Compile everything anew: graphs are cached by what they say, which does not cover a patched compiler.
+    """Compile every graph anew. The key of a cached graph is its text, which stays the same if a compiler is patched.
 
     C++ kernels stay cached: their key is their whole source and the command that compiles it.
     """
@@ -48,10 +48,10 @@ def without_compile_caches() -> Iterator[None]:
 
 @contextmanager
 def fresh_compile_caches(folder: Path) -> Iterator[None]:
-    """Compile everything anew, kernels too: with this empty folder as cache, and with nothing remembered.
+    """Compile everything anew, kernels too, with this empty folder as cache and with empty caches in memory.
 
-    Remembered are also which vector instructions work here, found out with files of the cache. Precompiled headers are
-    not used: they lie in another folder.
+    Inductor also remembers which vector instructions work here, and uses cached files to find out; it forgets that too.
+    Precompiled headers are off, because they lie in another folder.
     """
     from torch._inductor import config as inductor  # noqa: PLC0415  Inductor is slow to import
     from torch._inductor import cpu_vec_isa  # noqa: PLC0415

@@ -35,13 +35,13 @@ def distributed_is_on() -> bool:
 
 
 def _instance(value: object, module: str, name: str) -> bool:
-    # nothing is of a class whose module nobody has imported
+    # a value can be an instance only if the module of its class was imported
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
 
 def is_async_result(value: object) -> bool:
-    """Whether a tensor is a collective's result in eager, that waits for the other ranks when it is first used."""
+    """Whether a tensor is a collective's result in eager, which waits for the other ranks when it is first used."""
     return _instance(value, _FUNCTIONAL, "AsyncCollectiveTensor")
 
 
@@ -51,14 +51,14 @@ def is_distributed_tensor(value: object) -> bool:
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor inside of an `is_async_result`, once it is there."""
+    """Wait for the collective behind an `is_async_result` tensor, and return the plain tensor inside."""
     result: Any = tensor
     plain: torch.Tensor = result.trigger_wait()
     return plain
 
 
 def wait_for_result(tensor: torch.Tensor) -> None:
-    """Wait until a functional collective has written its result; nothing happens where nothing is under way."""
+    """Wait until a functional collective has written its result. Return at once if no collective is under way."""
     torch.ops._c10d_functional.wait_tensor(tensor)
 
 
@@ -99,6 +99,6 @@ def default_store() -> Any:
 
 
 def is_replicated(tensor: torch.Tensor) -> bool:
-    """Whether every rank of a `is_distributed_tensor`'s mesh has all of it."""
+    """Whether every rank of a distributed tensor's mesh has all of the tensor."""
     distributed: Any = tensor
     return all(placement.is_replicate() for placement in distributed.placements)

@@ -65,32 +65,32 @@ def dynamo_disable(function: _Function) -> _Function:
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     """Exceptions that a Dynamo backend raises to steer Dynamo, not because it failed.
 
-    Dynamo answers with a graph break, or traces the frame anew (``torch/_dynamo/output_graph.py``).
+    On such an exception Dynamo breaks the graph, or traces the frame anew (``torch/_dynamo/output_graph.py``).
     """
     return (SkipFrame, TensorifyScalarRestartAnalysis, *exceptions_allowed_to_be_fallback)
 
 
 def dynamo_counters() -> dict[str, Counter[str]]:
-    """What Dynamo has counted so far.
+    """Dynamo's counters so far.
 
-    ``graph_break`` and ``unimplemented`` (which has the recompile limit too) by its words, ``frames`` by what became of
-    them.
+    ``graph_break`` and ``unimplemented`` count by Dynamo's reasons, of which the recompile limit is one. ``frames``
+    counts frames by their state.
     """
     return {name: Counter(counters[name]) for name in ("graph_break", "unimplemented", "frames")}
 
 
 def dynamo_hides_errors() -> bool:
-    """Whether Dynamo runs a function in eager, without raising, where it fails itself."""
+    """Whether Dynamo runs a function in eager, without raising, if compiling it fails."""
     return bool(torch._dynamo.config.suppress_errors)
 
 
 def dynamo_restarts() -> tuple[type[BaseException], ...]:
-    """Those of `dynamo_control_flow` after which Dynamo traces the frame anew, to another form of the same graph."""
+    """Those exceptions of `dynamo_control_flow` after which Dynamo traces the frame anew, to another form of graph."""
     return (TensorifyScalarRestartAnalysis,)
 
 
 def uses_numpy(gm: fx.GraphModule) -> bool:
-    """Whether Dynamo traced NumPy's functions into a graph, as torch operators in their place."""
+    """Whether a graph has torch operators in place of NumPy's functions, which Dynamo traced."""
     wrappers = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
     return any(type(node.target).__name__ in wrappers for node in gm.graph.nodes)
 
@@ -102,7 +102,7 @@ def dynamo_reset() -> None:
 
 @contextmanager
 def dynamo_captures_data() -> Iterator[None]:
-    """Take operators whose results depend on data, such as ``item()``, into graphs; by default they break the graph."""
+    """Trace operators whose results depend on data, such as ``item()``. By default they break the graph."""
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         yield
 
@@ -116,41 +116,43 @@ def dynamo_leaves_draws_to_numpy() -> Iterator[None]:
 
 @contextmanager
 def dynamo_many_recompilations() -> Iterator[None]:
-    """Compile a function anew as often as its inputs ask for it; by default Dynamo gives up after a few times."""
+    """Compile a function anew as often as its inputs need it. By default Dynamo gives up after a few times."""
     with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10000):
         yield
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile outside of Dynamo, but one thread at a time as inside: tracing patches ``nn.Module`` for the process."""
+    """Compile outside of Dynamo under its lock, because tracing patches ``nn.Module`` for the whole process."""
     session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # since torch 2.13
     with compile_lock, session():
         yield
 
 
 def inner_exception(error: BaseException) -> BaseException | None:
-    """What a compiler raised, where Dynamo wrapped it."""
+    """The compiler's exception inside an exception of Dynamo's; None if Dynamo wrapped nothing."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else None
 
 
 def element_source(source: Any, index: int) -> Any:
-    """Where Dynamo gets an element of a list from, given where it gets the list from."""
+    """The Dynamo source of a list's element, given the source of the list."""
     return GetItemSource(source, index)
 
 
 def compile_id() -> str:
-    """The frame that Dynamo is compiling, as ``"frame/recompilation"``; empty outside of a compilation."""
+    """The identifier of the compilation that runs, as ``"frame/recompilation"``; empty outside of a compilation."""
     compiling = CompileContext.current_compile_id()
     return "" if compiling is None else str(compiling)
 
 
 def registered_here(name: str) -> Callable[..., Any] | None:
-    """The function of a backend that this program registered, which a fresh process does not know by its name.
+    """The function of a backend that this program registered itself; None for any other backend.
+
+    A fresh process knows the backends of torch, and those that installed packages declare. It does not know this one.
 
     Args:
-        name: The backend's name. Those of torch, and those that installed packages declare, are known everywhere.
+        name: The backend's name.
     """
     function = registry._COMPILER_FNS.get(name)
     if function is None or registry._BACKENDS.get(name) is not None:

@@ -1,4 +1,4 @@
-"""Fake tensors: what torch traces with."""
+"""Fake tensors, which have metadata and no data. Torch traces with them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 
 
 def fake_refusals() -> tuple[type[Exception], ...]:
-    """What fake tensors raise for an operator whose sizes or results depend on data."""
+    """The exceptions that fake tensors raise for an operator whose sizes or results depend on data."""
     return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @contextmanager
 def fake_errors_unlogged() -> Iterator[None]:
-    """Where sizes that do not fit are expected: torch logs what a fake kernel raises, with a traceback."""
+    """Keep torch from logging a traceback for each exception of a fake kernel, where such exceptions are expected."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

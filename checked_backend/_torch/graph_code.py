@@ -17,20 +17,20 @@ __all__ = [
 def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
     """Compile the source of a function ``forward`` as FX compiles a graph's own code.
 
-    FX keeps the source for tracebacks, and knows no other input than what was generated from a graph in memory.
+    FX keeps the source for tracebacks. The source must be generated from a graph in memory, because it is executed.
 
     Args:
         source: Defines ``forward``.
-        names: What the source calls by name.
+        names: The values of the names that the source uses.
     """
     function: Callable[..., Any] = _forward_from_src(source, dict(names))
     return function
 
 
 def dump_code(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:
-    """A graph's ``forward(self, <each placeholder>)`` with shapes, strides and source lines, and the names it uses."""
+    """The source of ``forward(self, <each placeholder>)`` with shapes, strides and source lines, and its globals."""
     codegen = graph._codegen
-    graph.set_codegen(torch.fx.graph.CodeGen())  # a joint graph's own one takes its inputs in two tuples
+    graph.set_codegen(torch.fx.graph.CodeGen())  # a joint graph's own one makes it take two tuples
     try:
         code = graph.python_code("self", verbose=True, include_stride=True, include_device=True)
     finally:

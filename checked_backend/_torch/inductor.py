@@ -1,4 +1,4 @@
-"""Inductor, which is slow to import: the functions do it."""
+"""Inductor. It is slow to import, so each function imports it when it is called."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def inductor_mode_options(mode: str) -> dict[str, Any]:
 def inductor_front(
     gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Inductor without its back half: graph passes, decompositions and partitioning, then a compiler of one's own.
+    """Compile with the front half of Inductor: its graph passes, decompositions and partitioning, then ``inner``.
 
-    AOT autograd's cache is off: it does not know what compiler made an entry.
+    AOT autograd's cache is off, because its key leaves out which compiler made an entry.
 
     Args:
         gm: A Dynamo graph; it may be changed.
@@ -66,9 +66,9 @@ def inductor_front(
 
 
 def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str, Any]) -> fx.GraphModule | None:
-    """What Inductor's last graph passes, which fuse patterns of operators into one, make of an ATen graph.
+    """Run Inductor's last graph passes, which fuse patterns of operators into one, on a copy of an ATen graph.
 
-    The graph is taken before they let operators write in place, so that it is functional still.
+    The result is copied before the passes make operators write in place, so it is still functional.
 
     Args:
         gm: A graph from AOT autograd, with the values that tracing recorded; it is not changed.
@@ -76,7 +76,7 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
         patches: Changes of Inductor's configuration.
 
     Returns:
-        The graph, with recorded values; None where the passes are off.
+        The graph, with recorded values; None if the passes are off.
     """
     from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import and often not needed
     from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop  # noqa: PLC0415
@@ -85,12 +85,12 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
 
     taken: list[fx.Graph] = []
     hook = "post_grad_custom_post_pass"
-    own = patches.get(hook, getattr(config, hook))  # the user's, which may be what is wrong
+    own = patches.get(hook, getattr(config, hook))  # the user's own pass may be the wrong one, so it runs too
 
     def take(graph: fx.Graph) -> None:
         if callable(own):
             own(graph)
-        if graph.owning_module is passed:  # not that of a body of control flow
+        if graph.owning_module is passed:  # the passes also run on the bodies of control flow
             taken.append(copy.deepcopy(graph))
 
     passed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -111,7 +111,7 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
 
 
 def renew_compile_threads() -> None:
-    """Let Inductor start new threads in a forked process; it would wait for ever for those of its parent."""
+    """Make Inductor start new threads in a forked process. It would wait for ever for the threads of its parent."""
     module = sys.modules.get("torch._inductor.async_compile")
     if module is not None:
         module.AsyncCompile.pool.cache_clear()
@@ -123,8 +123,8 @@ def inductor_graph_passes(names: list[str]) -> Iterator[None]:
     """Note the graph passes that Inductor runs in a block, by the names that ``config.disabled_passes`` takes.
 
     Args:
-        names: Gets the names, in the order in which the passes run. Seen are the subsystems of graph passes that
-            ``CompilerBisector`` knows.
+        names: Gets the names, in the order in which the passes run. Passes of subsystems that ``CompilerBisector`` does
+            not know are missing.
     """
     from torch._inductor.compiler_bisector import CompilerBisector  # noqa: PLC0415  Inductor is slow to import
 
@@ -144,7 +144,7 @@ def inductor_graph_passes(names: list[str]) -> Iterator[None]:
 
 
 def fall_back(op: OpOverload) -> None:
-    """Let Inductor leave an operator to eager's kernel, in this process, from now on."""
+    """Make Inductor call eager's kernel for an operator, in this process, from now on."""
     from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
 
     decomposition.decompositions.pop(op, None)
@@ -154,7 +154,7 @@ def fall_back(op: OpOverload) -> None:
 
 @contextmanager
 def lowerings_kept() -> Iterator[None]:
-    """Take back what `fall_back` does in a block."""
+    """Undo every `fall_back` of a block at its end."""
     from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import
 
     tables: tuple[Any, ...] = (
@@ -175,7 +175,7 @@ def lowerings_kept() -> Iterator[None]:
 
 @functools.cache
 def warm_inductor() -> None:
-    """Compile a trifle, once, so that processes forked from here need not look for the C++ compiler and the like."""
+    """Compile a trifle, once. Processes forked from here then need not search for the C++ compiler again."""
 
     def trifle(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -193,7 +193,7 @@ def inductor_settings() -> dict[str, Any]:
 
 
 def inductor_setting_names() -> frozenset[str]:
-    """What Inductor's configuration can be patched by: its settings, and other names for them."""
+    """The names by which Inductor's configuration can be patched: its settings and their aliases."""
     from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
 
     return frozenset(vars(config)["_config"])

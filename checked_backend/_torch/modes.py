@@ -1,4 +1,4 @@
-"""Modes of the thread: those that see each operator or function, inference mode, and autocast."""
+"""Modes of a thread: dispatch modes, function modes, inference mode and autocast."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 
 
 def function_modes() -> tuple[Any, ...]:
-    """The active torch function modes, outermost first, but for that of the default device."""
+    """The active torch function modes, outermost first, without the mode of the default device."""
     found = torch.overrides._get_current_function_mode_stack()
     return tuple(mode for mode in found if not isinstance(mode, _DeviceContext))
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
-    """Leave those torch function modes that are not among these, and enter these that are missing."""
+    """Make these the active torch function modes, beside the mode of the default device."""
     wanted = [
         *(mode for mode in torch.overrides._get_current_function_mode_stack() if isinstance(mode, _DeviceContext))
     ]
@@ -64,6 +64,6 @@ def set_dispatch_modes(modes: Sequence[Any]) -> None:
 def set_inference_mode(enabled: bool) -> None:
     """Switch inference mode for this thread for good.
 
-    Torch has a guard for that only, which sets the mode back when it dies: so it lives as long as the thread.
+    Torch has only a guard for it, and resets the mode when the guard is destroyed. The thread keeps the guard alive.
     """
     vars(threading.current_thread()).setdefault("checked_backend_modes", []).append(torch._C._InferenceMode(enabled))

@@ -42,14 +42,14 @@ __all__ = [
     "triton_kernel",
 ]
 
-# Of devices; nested and sparse tensors have kernels of their own for operators that are compositions otherwise.
+# The keys of devices. Nested and sparse tensors have other keys, with kernels for operators that are compositions else.
 _DEVICE_KEYS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1")
 
 
 def is_composite(op: OpOverload) -> bool:
     """Whether an operator is only a composition of others, which run in its place (visible under inference mode)."""
-    # Not op._can_decompose(): that also finds decompositions written in Python, which eager never runs. And some
-    # compositions are for devices without a kernel (silu_backward): others run their own, which rounds otherwise.
+    # op._can_decompose() also finds decompositions written in Python, which eager never runs. And some compositions
+    # serve only devices without a kernel of their own (silu_backward): a device's own kernel rounds in another way.
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if not has_kernel(op.name(), "CompositeImplicitAutograd"):
         return False
@@ -63,7 +63,7 @@ def run_composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 @functools.cache  # torch searches all its operators each time
 def decomposition(op: OpOverload) -> Callable[..., Any]:
-    """What torch makes of an operator where it is decomposed.
+    """The function by which torch decomposes an operator.
 
     Raises:
         KeyError: It has no decomposition.
@@ -85,10 +85,10 @@ def higher_order_kernel(op: HigherOrderOperator) -> Callable[..., Any] | None:
 
 
 def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
-    """The Python function that computes an operator's metadata, and what kind of function it is.
+    """The Python function that computes an operator's metadata, and the kind of that function.
 
     Returns:
-        The function, None where it is written in C++; and ``register_fake``, ``meta``, ``decomposition`` or ``C++``.
+        The function, or None if it is written in C++; and ``register_fake``, ``meta``, ``decomposition`` or ``C++``.
     """
     find = getattr(_library_registry, "get", None) or _library_registry._data.get  # no ``get`` before torch 2.12
     entry = find(op.name())
@@ -107,7 +107,7 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
 
 
 def _registered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that somebody registered, without the functions of ``torch.library`` around it."""
+    """The function that a user registered, without the wrappers that ``torch.library`` puts around it."""
     while getattr(function, "__module__", "") in ("torch.library", "torch._library.custom_ops"):
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
@@ -145,7 +145,7 @@ _PREDISPATCH = (
 def internal_functions() -> dict[str, Callable[..., Any]]:
     """Internal functions that Dynamo writes into graphs, by ``module:name``.
 
-    They set modes, open and close levels of `torch.func`'s transforms, and count calls, nothing else.
+    They only set modes, open and close levels of `torch.func`'s transforms, and count calls.
     """
     homes: dict[str, tuple[Any, str]] = {
         "torch._C": (
@@ -176,7 +176,7 @@ def internal_functions() -> dict[str, Callable[..., Any]]:
 
 
 def homes_of_operators() -> dict[str, tuple[Any, str]]:
-    """Where functions lie that are operators of ATen by another name: module or class, and what precedes that name."""
+    """The modules and classes whose functions are ATen operators, each with the prefix of their names in ATen."""
     bindings: Any = torch._C
     return {
         "torch": (torch, ""),
@@ -205,30 +205,30 @@ def registered_operators() -> frozenset[str]:
 
 
 def has_dispatched(overload: OpOverload) -> bool:
-    """Whether an operator is one of the dispatcher's; TorchScript has others, for text, dictionaries and classes."""
+    """Whether the dispatcher knows an operator. TorchScript has others, for text, dictionaries and classes."""
     return bool(torch._C._dispatch_has_kernel(overload.name()))
 
 
 def is_writing_out(overload: OpOverload) -> bool:
-    """Whether an operator writes to tensors that it is given for its results, as ``out`` and the like."""
+    """Whether an operator writes its results to tensors that the caller passes by keyword, such as ``out``."""
     return any(one.kwarg_only and one.is_write for one in overload._schema.arguments)
 
 
 def registration_file(name: str) -> str:
-    """The source file that registered ``namespace::name``; empty if not known."""
+    """The source file that registered ``namespace::name``; empty if it is not known."""
     lines = str(torch._C._dispatch_dump(name)).splitlines()
     found = next((line for line in lines if line.startswith("debug: registered at ")), "")
     return found.removeprefix("debug: registered at ").rpartition(":")[0]
 
 
 def custom_op_module(name: str) -> str | None:
-    """The Python module that registered ``namespace::name`` with ``torch.library.custom_op``; None if not known."""
+    """The Python module that registered ``namespace::name`` with ``torch.library.custom_op``; None if unknown."""
     definition = torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else str(definition._init_fn.__module__)
 
 
 def triton_kernel(index: int) -> str:
-    """``module:name`` of a Triton kernel in a graph, which knows it by its place in a table of the process."""
+    """``module:name`` of a Triton kernel, given its index in the table of the process. A graph holds only the index."""
     kernel = torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel(index)
     function = getattr(kernel, "fn", kernel)
     function = getattr(function, "fn", function)  # an autotuner around the kernel

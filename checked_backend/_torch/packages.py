@@ -1,4 +1,4 @@
-"""Packaged models: what ``torch.export`` saves, and what AOTInductor compiles of it."""
+"""Packaged models: exported programs that AOTInductor compiled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["load_compiled_package"]
 
 
 def load_compiled_package(path: Path) -> Callable[..., Any]:
-    """A model that AOTInductor has compiled into a package. Its machine code is loaded into this process."""
+    """Load a model that AOTInductor compiled into a package. Its machine code then runs in this process."""
     model: Callable[..., Any] = aoti_load_package(str(path))
     return model

@@ -33,31 +33,31 @@ FP32_PRECISIONS = (
     ("mkldnn", "conv"),
     ("mkldnn", "rnn"),
 )
-"""Where torch keeps how precisely float32 is computed with, the most general first."""
+"""The settings of torch for the precision of float32 arithmetic, the most general first."""
 
 
 def fp32_precision(backend: str, operation: str) -> str:
-    """How precisely a library computes with float32: ``none``, ``ieee``, ``tf32``, ``bf16``."""
+    """The precision with which a library computes in float32: ``none``, ``ieee``, ``tf32``, ``bf16``."""
     return str(torch._C._get_fp32_precision_getter(backend, operation))
 
 
 def set_fp32_precision(backend: str, operation: str, precision: str) -> None:
-    """Set what `fp32_precision` reads."""
+    """Set `fp32_precision`."""
     torch._C._set_fp32_precision_setter(backend, operation, precision)
 
 
 def default_device() -> torch.device | None:
-    """What ``torch.set_default_device`` was given; None where nothing was set."""
+    """The device of ``torch.set_default_device``; None if none was set."""
     return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
 
 
 def sparse_invariants_checked() -> bool:
-    """Whether the indices of sparse tensors are checked when these are made."""
+    """Whether torch checks the indices of each sparse tensor that is made."""
     return bool(torch._C._check_sparse_tensor_invariants())
 
 
 def check_sparse_invariants(enabled: bool) -> None:
-    """Set what `sparse_invariants_checked` reads."""
+    """Set `sparse_invariants_checked`."""
     torch._C._set_check_sparse_tensor_invariants(enabled)
 
 
@@ -76,7 +76,7 @@ def set_backend_flag(backend: str, name: str, value: bool) -> None:
 
 
 def changed_settings() -> dict[str, dict[str, Any]]:
-    """Settings of torch's compilers that are not at their defaults here, by module."""
+    """The settings of torch's compilers that differ from their defaults, by module."""
     from torch._functorch import config as functorch  # noqa: PLC0415  slow to import
     from torch._inductor import config as inductor  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def changed_settings() -> dict[str, dict[str, Any]]:
             for name, value in module.get_config_copy().items()
             if module._config[name].alias is None
             and not module._is_default(name)
-            and value != module._config[name].default  # it may have been set, and set back
+            and value != module._config[name].default  # torch does not count a setting that was set back as default
         }
         for module in modules
     }
@@ -95,7 +95,7 @@ def changed_settings() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def default_settings(names: Mapping[str, Iterable[str]]) -> Iterator[None]:
-    """Have these settings, by module, at their defaults for a block."""
+    """Set these settings, by module, to their defaults for a block."""
     with ExitStack() as stack:
         for module_name, chosen in names.items():
             module: Any = sys.modules[module_name]

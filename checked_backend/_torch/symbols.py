@@ -1,4 +1,4 @@
-"""Symbolic sizes: their values, what tracing learned of them, and their text."""
+"""Symbolic sizes: their values, the facts that tracing learned about them, and their text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def python_expression(expression: sympy.Basic) -> str:
 
 
 def deferred_asserts(shape_env: Any) -> list[tuple[sympy.Basic, str]]:
-    """What a trace took for granted of sizes that depend on data: each condition and its message."""
+    """The conditions that a trace assumed about sizes that depend on data, each with its message."""
     found = getattr(shape_env, "deferred_runtime_asserts", None) or {}
     return [(check.expr, str(check.msg)) for checks in found.values() for check in checks]
 
@@ -66,7 +66,7 @@ def size_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | flo
 
 
 def shape_facts(value: Any, symbols: set[str]) -> tuple[dict[str, tuple[int | None, int | None]], list[str]]:
-    """What tracing learned of symbols: the range of each, and the relations it relied on.
+    """The facts that tracing learned about symbols: the range of each, and the relations that it relied on.
 
     Args:
         value: Any symbolic size of the graph.

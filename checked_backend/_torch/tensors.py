@@ -1,4 +1,4 @@
-"""Tensors: their memory, and what kind of tensor they are."""
+"""Tensors: their memory, and their special kinds."""
 
 from __future__ import annotations
 
@@ -70,23 +70,23 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 
 
 def storage_users(reference: StorageWeakRef) -> int:
-    """How many tensors and other owners a storage has that is known by a weak reference; 0 if it is gone."""
+    """The number of owners (tensors and others) of the storage behind a weak reference; 0 if the storage is gone."""
     storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
     return 0 if storage is None else int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the one made here
 
 
 def storage_again(reference: StorageWeakRef) -> torch.UntypedStorage | None:
-    """A storage that is known by a weak reference; None if it is gone."""
+    """The storage behind a weak reference; None if the storage is gone."""
     storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
     return storage
 
 
 def zero_tensor_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Another of the kind of `is_zero_tensor`; a leaf."""
+    """A new leaf tensor of the kind that `is_zero_tensor` describes, with the metadata of the given one."""
     zeros = torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return (zeros.conj() if tensor.is_conj() else zeros).requires_grad_(tensor.requires_grad)
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
-    """What two tensors have in common that share memory; valid while the storage lives."""
+    """The identity of a tensor's storage, equal for tensors that share memory. It is valid while the storage lives."""
     return int(tensor.untyped_storage()._cdata)

@@ -30,7 +30,7 @@ def profiled(name: str) -> AbstractContextManager[Any]:
     """A range in the trace of ``torch.profiler``. Nothing happens while no profiler runs.
 
     Args:
-        name: What runs in the range.
+        name: The name of the range.
     """
     return torch.profiler.record_function(name) if _profiler_enabled() else _NOTHING
 
@@ -41,7 +41,7 @@ class CompilePlace:
 
     Attributes:
         compile_id: Dynamo's identifier of it; None outside of a compilation.
-        attempt: How often Dynamo had begun anew with it.
+        attempt: The number of times that Dynamo had restarted it.
     """
 
     compile_id: Any

@@ -1,1 +1,1 @@
-"""Facts about FX graphs and ATen operators, and changes to graphs."""
+"""FX graphs and ATen operators: read facts from them, and rewrite graphs."""

@@ -209,7 +209,7 @@ def node_role(node: fx.Node) -> NodeRole | None:
 
 
 def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
-    """The user's lines of the collectives that a Dynamo graph names, in order, by family."""
+    """The source lines of a Dynamo graph's collectives, in order, by family."""
     lines: dict[str, list[str]] = {}
     for node, family in _named(gm):
         lines.setdefault(family, []).append(source_line(node) or "")

@@ -1,4 +1,4 @@
-"""The effects of a call in a graph besides its result: does it write to its arguments, does it set a mode?"""
+"""The side effects of a call in a graph: the arguments that it writes to, and the mode that it sets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def has_effects(node: fx.Node) -> bool:
 
 
 def written_by(node: fx.Node) -> fx.Node | None:
-    """The argument that a call in a Dynamo graph writes to, which is also its result: ``out=``, else its first."""
+    """The argument that a call in a Dynamo graph writes to, and returns: ``out=`` if given, else the first."""
     if not has_effects(node):
         return None
     target = node.kwargs["out"] if "out" in node.kwargs else next(iter(node.args), None)

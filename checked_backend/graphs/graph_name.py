@@ -1,4 +1,4 @@
-"""Name a graph that Dynamo made after the module or the function that it comes from."""
+"""Name a Dynamo graph after the module or the function that it comes from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def graph_name(gm: fx.GraphModule) -> str:
     """The name of a Dynamo graph, for people.
 
     Args:
-        gm: The graph. Dynamo must be compiling it now, so that the user's frames are on the stack.
+        gm: The graph. Dynamo must be compiling it now, because the user's frames are read from the stack.
 
     Returns:
         The class of the outermost module that is being called, else the function that was traced, else ``graph``.

@@ -1,7 +1,7 @@
 """Turn the tensors that a Dynamo graph holds as attributes and may write to into inputs.
 
-``torch.compile(optimizer.step)`` gives such graphs: parameters and the optimizer's state are attributes. Eager and the
-compiled program would both write to them. As inputs, each run gets its own.
+``torch.compile(optimizer.step)`` gives such graphs: parameters and the optimizer's state are attributes. The reference
+and the candidate would both write to them. As inputs, each run gets its own copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lift_written_attributes(
     """Turn a graph's tensor attributes into inputs, if something in the graph writes in place.
 
     Args:
-        gm: A Dynamo graph; it stays as it is, because Dynamo goes on with it.
+        gm: A Dynamo graph. It is not changed, because Dynamo goes on to use it.
         example_inputs: As Dynamo gave them.
 
     Returns:
@@ -67,7 +67,7 @@ def lift_written_attributes(
 
 
 def copy_as_dynamo_made_it(gm: fx.GraphModule) -> fx.GraphModule:
-    """Copy a graph with the information that Dynamo left on it for compilers: where its inputs come from."""
+    """Copy a graph together with the sources of its inputs, which Dynamo stores on it for compilers."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     copied.meta = gm.meta
     for name, value in vars(gm).items():

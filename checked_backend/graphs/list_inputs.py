@@ -1,7 +1,7 @@
 """Replace a region's inputs that are lists of tensors by one input for each tensor.
 
-Compiled autograd hands its backward graphs one list, and a graph may write to the tensors in it: eager and the compiled
-program would both add to the same ``.grad``. As separate inputs, each run gets its own tensors.
+Compiled autograd passes one list to its backward graphs, and a graph may write to the tensors in it. The reference and
+the candidate would both add to the same ``.grad``. As separate inputs, each run gets its own tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def spread_lists(
     """Replace a graph's list inputs by one input for each element.
 
     Args:
-        gm: A Dynamo graph; it stays as it is, because Dynamo goes on with it.
+        gm: A Dynamo graph. It is not changed, because Dynamo goes on to use it.
         example_inputs: As Dynamo gave them.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Write the modes that a Dynamo graph enters and leaves by calls as the ``with`` blocks that they come from.
+"""Turn the calls by which a Dynamo graph enters and leaves modes back into ``with`` blocks.
 
-Dynamo writes ``with torch.autocast(...)`` as a call that enters the mode and a call that leaves it, and cannot trace
-those calls themselves. A graph that is compiled anew, or written as a script, needs the blocks back.
+Dynamo writes ``with torch.autocast(...)`` as a call that enters the mode and a call that leaves it. It cannot trace
+these calls. A graph that is compiled anew, or written as a script, therefore needs the blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
 
 
 def block_of(node: fx.Node) -> str | None:
-    """The context manager that a call enters, as code; None if it enters none that is known here."""
+    """The context manager that a call enters, as code; None if it enters none of the known ones."""
     name = mode_name(node)
     if name == "_enter_autocast":
         device, dtype, enabled, cache = (*node.args, *(None,) * 4)[:4]

@@ -16,7 +16,7 @@ def recorded_value(node: fx.Node) -> Any:
 
 
 def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a node fetches for a higher-order operator; None if it fetches something else, or nothing.
+    """The graph that a node fetches for a higher-order operator; None if it fetches no graph.
 
     Args:
         home: The module whose graph the node is in.
@@ -31,7 +31,7 @@ def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether a node only picks one of several results of another."""
+    """Whether a node only picks one of several results of another node."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 

@@ -1,4 +1,4 @@
-"""The facts about an operator that dispatch modes need: is it exact, how long are its sums, what does it mutate?"""
+"""The facts about an operator that dispatch modes need: how it rounds, the length of its sums, what it mutates."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Operator:
     draws: bool
 
 
-# The results of these are taken from inputs, or exact by IEEE 754. To select a value is not to round.
+# The results of these are taken from inputs, or exact by IEEE 754. Selecting a value does not round it.
 _EXACT_NAMES = """
     abs absolute neg negative positive relu relu6 hardtanh hardtanh_backward clamp clamp_min clamp_max clip
     threshold threshold_backward hardshrink hardshrink_backward copysign sign sgn signbit floor ceil round trunc
@@ -90,7 +90,7 @@ _EXACT_NAMES = """
     _upsample_nearest_exact3d _wrap_tensor_autograd wait_tensor wait_tensors
 """
 _EXACT = frozenset(_EXACT_NAMES.split())
-# Round each element about once, but do not carry the pointwise tag.
+# These round each element about once, but lack the pointwise tag.
 _POINTWISE_NAMES = """
     hardswish hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward celu_backward
     softplus_backward softshrink_backward mish_backward silu_backward gelu_backward log_sigmoid log_sigmoid_forward
@@ -111,7 +111,7 @@ _NARROWING = frozenset({"_to_copy", "to", "copy", "convert_element_type", "_fore
 _UNINITIALISED_NAMES = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize resize_as"
 _UNINITIALISED = frozenset(_UNINITIALISED_NAMES.split())
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
-# Tagged as random, but random only with dropout; otherwise ordinary kernels.
+# These are tagged as random, but draw only with dropout.
 _SOMETIMES_RANDOM = ("attention", "cudnn_rnn", "miopen_rnn")
 
 
@@ -176,7 +176,7 @@ def describe_operator(func: OpOverload) -> Operator:
 
 
 UNMARKED_STATISTICS = ("running_mean", "running_var")
-"""Arguments that the `UPDATING` operators write to in training, though their schemas do not say so."""
+"""Arguments that the `UPDATING` operators write to in training, though their schemas do not declare it."""
 
 UPDATING = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 """Operators of ``aten`` with undeclared writes (torch/_subclasses/schema_check_mode.py)."""
@@ -209,7 +209,7 @@ def _is_loss(base: str) -> bool:
 
 
 def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """How many terms an accumulating operator adds up for one element of its result.
+    """The number of terms that an accumulating operator adds up for one element of its result.
 
     Args:
         operator: The operator's facts.

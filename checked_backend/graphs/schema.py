@@ -1,4 +1,4 @@
-"""Read an operator's schema: which arguments it writes to, and with which its results may share memory."""
+"""Read an operator's schema: the arguments that it writes to, and those that its results may share memory with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 # Namespaces of operators that come with torch. Their kernels are torch's own, and run far below the place where the
-# version counter would see an undeclared write. All other operators are somebody's own, and are watched.
+# version counter would see an undeclared write. All other operators are custom ones, and are watched.
 _BUILT_IN = frozenset(
     {
         "_c10d_functional",
@@ -51,7 +51,7 @@ _BUILT_IN = frozenset(
 )
 
 
-# Operators of torch that by design return their input, though their schema gives the result its own memory.
+# Operators of torch that return their input by design, though their schema gives the result its own memory.
 _RETURN_THEIR_INPUT = frozenset({"wait_tensor"})
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 
@@ -117,7 +117,7 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 
 
 def read_only_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The inputs that by its schema an operator neither writes to nor shares memory with; empty for other calls."""
+    """The inputs that an operator neither writes to nor shares memory with, by its schema; empty for other calls."""
     if not isinstance(node.target, OpOverload):
         return ()
     if node.target.namespace in _COLLECTIVES and node.target._opname in _RETURN_THEIR_INPUT:

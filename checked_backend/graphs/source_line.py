@@ -18,7 +18,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def source_line(node: fx.Node) -> str | None:
-    """The user's line that made a node: the innermost recorded frame outside of torch.
+    """The user's source line of a node: the innermost recorded frame outside of torch.
 
     Args:
         node: A node of a Dynamo or AOT graph.
@@ -42,7 +42,7 @@ def source_line(node: fx.Node) -> str | None:
 
 
 def module_path(node: fx.Node) -> str | None:
-    """The innermost module of the user's that a node belongs to.
+    """The path of the user's innermost module that a node belongs to.
 
     Args:
         node: A node of a Dynamo or AOT graph. Nodes of a backward graph remember the forward's module.

@@ -1,4 +1,4 @@
-"""Work around FX's code for powers of negative numbers, which computes something else than the graph says."""
+"""Work around FX's code for powers of negative numbers, which computes another value than the graph."""
 
 from __future__ import annotations
 

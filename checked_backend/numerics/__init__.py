@@ -1,1 +1,1 @@
-"""Measure how two tensors differ, in structure and in values. `checked_backend.verdict` decides what it means."""
+"""Measure how two tensors differ, in structure and in values. `checked_backend.verdict` decides what that means."""

@@ -117,7 +117,7 @@ def flip_sign_bit(tensor: torch.Tensor) -> torch.Tensor:
 
 def max_unsigned(gap: torch.Tensor) -> int:
     """The greatest of unsigned numbers kept in a signed dtype."""
-    # a number with the upper bit set is negative as kept; among these the greatest is the nearest to 0
+    # a number with the upper bit set is stored as a negative one; the greatest of these is the nearest to 0
     low, high = torch.aminmax(gap)
     if low.item() >= 0:
         return int(high.item())
@@ -179,7 +179,7 @@ def numbers_up_to(value: float, dtype: torch.dtype) -> int:
     """
     float_format = FORMATS[dtype]
     if not float_format.signed or float_format.bits is torch.int8:
-        return float_format.largest  # not worth a look, and conversion to these formats may saturate
+        return float_format.largest  # a tighter bound is not worth its time, and conversion to these may saturate
     # converting rounds by at most one number
     return int(torch.tensor(value, dtype=dtype, device="cpu").view(float_format.bits).item()) + 1
 

@@ -123,8 +123,8 @@ def _cut(start: int, reference: torch.Tensor, candidate: torch.Tensor, size: int
 def pair_layout(reference: torch.Tensor, candidate: torch.Tensor) -> PairLayout:
     """Order and merge the dimensions of two non-empty tensors of one shape so that a walk follows memory.
 
-    Dimensions that are expanded in both tensors come first. The others are ordered by the greater of both strides. So
-    tensors with the same dense strides (contiguous, ``channels_last``, transposed) become one-dimensional views.
+    Dimensions that are expanded in both tensors come first. The others are ordered by the greater of both strides.
+    Tensors with the same dense strides (contiguous, ``channels_last``, transposed) thus become one-dimensional views.
     """
     shape = tuple(reference.shape)
     strides = list(zip(reference.stride(), candidate.stride(), strict=True))
@@ -156,7 +156,7 @@ def require_plain(tensor: torch.Tensor, role: str) -> None:
 
     Args:
         tensor: Any tensor.
-        role: What to call it in the message.
+        role: Its name in the message.
 
     Raises:
         UnsupportedTensorError: The tensor is a subclass (``torch.nn.Parameter`` is not counted as one), a functorch

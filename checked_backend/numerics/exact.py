@@ -1,4 +1,4 @@
-"""Read a block in the slow and general way: in float64 with masks, for every dtype and for NaN and infinities."""
+"""Read a block in the general, slower way: in float64 with masks, for every dtype and for NaN and infinities."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """All statistics of two dense tensors in one loop, compiled by the system's C compiler if there is one.
 
 Each reduction of torch or NumPy is a pass of its own over a block. A dozen of them take four times as long as reading
-both tensors from memory. One loop takes little longer than that reading. Whoever compiles models for the CPU has a
-compiler. Without one, `measure` gives the same with separate passes.
+both tensors from memory. One loop takes little longer than that reading. A machine that compiles models for the CPU has
+a C compiler. Without one, `measure` computes the same numbers in separate passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_loop", "fused_loop"]
 
 FUSED_ROW = 512
-"""Elements of a row, the precision with which `FusedStatistics` locates what it found. ``ROW`` in ``fused.c``."""
+"""Elements of a row. `FusedStatistics` locates an element to within one row. It is ``ROW`` in ``fused.c``."""
 
 _FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -53,8 +53,8 @@ class FusedStatistics(ctypes.Structure):
         peak_row: Where the row begins that holds the greatest difference.
         ratio_row: Where the row begins that holds the greatest ratio, if ``ratio`` grew.
         ulp: The greatest distance in representable numbers; input and output like ``ratio``.
-        overflows: Number of rows in which a ratio to a reference that is not 0 is beyond float32. ``ratio`` is infinite
-            then. Without such a row an infinite ratio means that the reference is 0.
+        overflows: Number of rows in which a ratio to a reference that is not 0 is beyond float32. If there is such a
+            row, ``ratio`` is infinite. If there is none, an infinite ``ratio`` means that the reference is 0.
     """
 
     _fields_ = (

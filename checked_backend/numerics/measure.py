@@ -23,9 +23,9 @@ _DEVICE_BLOCK = 1 << 21  # elements, where starting a kernel costs more than cac
 _FUSED_BLOCKS = (1 << 22, 1 << 18, 1 << 15)
 """Elements read by one call of the compiled loop, which needs no buffers.
 
-A block that the loop cannot handle is read again in smaller blocks, and the smallest of these in another way. The
-elements that the loop cannot handle are mostly in one place. Calls for blocks of ``2 ** 20`` elements cost a tenth of
-reading them.
+A block that the loop cannot handle is read again in smaller blocks, because the elements that it cannot handle are
+mostly in one place. If it cannot handle a block of the last size, that block is read in float64. Calls for blocks of
+``2 ** 20`` elements cost a tenth of reading them.
 """
 _LARGE = 1 << 20  # elements; for tensors of this size the compiled loop is worth the time that compiling it takes
 
@@ -34,9 +34,9 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
     """Measure how two tensors differ.
 
     Both tensors are read once, in blocks that stay in the processor's cache. Only buffers of the size of a few blocks
-    are allocated. Large dense float32, bfloat16 and float16 tensors on the CPU are read by the compiled loop that the
-    quick test of every call uses as well; all others in float64. All strides are taken as they are: expanded elements
-    count as often as they occur. Neither tensor is written to, and neither needs to be detached.
+    are allocated. The compiled loop that `quick_diff` also uses reads large dense float32, bfloat16 and float16 tensors
+    on the CPU. All others are read in float64. All strides are taken as they are: expanded elements count as often as
+    they occur. Neither tensor is written to, and neither needs to be detached.
 
     Counts are exact. Greatest differences and ratios are computed in float64, at the element that was found to hold the
     greatest one. The compiled loop finds that element in float32 (where the difference of two numbers within a factor 2
@@ -74,7 +74,7 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
 
 @contextmanager
 def _plain_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch off autograd, autocast and numpy's warnings: NaNs and overflows are what is looked for."""
+    """Switch off autograd, autocast and NumPy's warnings: a measurement counts NaNs and overflows, and expects them."""
     with torch.no_grad(), np.errstate(all="ignore"):
         if torch.is_autocast_enabled(device.type):
             with torch.autocast(device.type, enabled=False):
@@ -158,7 +158,7 @@ class _Measurement:
         return self.workspace, read_exactly(block.reference, block.candidate, self.workspace.gap, self.workspace.size)
 
     def _add(self, block: Block) -> None:
-        """Add a block in float64, with masks for what is not finite."""
+        """Add a block in float64, with masks for elements that are not finite."""
         workspace, classes = self._read(block)
         gap_statistics, size_statistics = workspace.gap_statistics(), workspace.size_statistics()
         if gap_statistics.differing:
@@ -279,7 +279,7 @@ class _Measurement:
 
 
 def _first(mask: torch.Tensor) -> int:
-    """Position of the first element that is true, of at least one."""
+    """Position of the first element that is true. There must be one."""
     return int(mask.reshape(-1).to(torch.uint8).argmax().item())
 
 

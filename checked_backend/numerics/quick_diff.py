@@ -1,4 +1,4 @@
-"""The cheap test of every call: three numbers about a difference, as fast as memory is read.
+"""The quick comparison of every checked call: three numbers about a difference, as fast as memory is read.
 
 `measure` gives all metrics of a difference. A call whose tensors differ by no more than when they were measured needs
 only these three numbers.
@@ -35,15 +35,15 @@ class QuickDiff:
 
 
 def quick_diff(*, reference: torch.Tensor, candidate: torch.Tensor) -> QuickDiff | None:
-    """Look at a difference once.
+    """Compute the size of a difference in one pass.
 
     Args:
         reference: A floating tensor.
         candidate: One of the same shape and dtype, on the same device.
 
     Returns:
-        Its size; None if this test does not apply and `measure` must be asked: for other dtypes, for elements that are
-        not finite (or sums of squares that overflow), for large tensors that are not dense in the same order.
+        The size. None if only `measure` can tell: for other dtypes, for elements that are not finite (or sums of
+        squares that overflow), for large tensors that are not dense in the same order.
     """
     if not reference.dtype.is_floating_point or reference.dtype.itemsize < 2 or type(reference) is not type(candidate):
         return None
@@ -70,7 +70,7 @@ def _flat_alike(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch
     one, other = reference.permute(order), candidate.permute(order)
     if one.is_contiguous() and other.is_contiguous():
         return one.view(-1), other.view(-1)
-    # A gradient often comes in another layout than eager's; a small one is cheaper to copy than to measure.
+    # A compiled gradient often has another layout than eager's. A small one is cheaper to copy than to measure.
     if reference.numel() > _BLOCK:
         return None
     return reference.contiguous().view(-1), candidate.contiguous().view(-1)  # reshape leaves one expanded dimension

@@ -98,7 +98,7 @@ def _fresh_memory(views: Sequence[torch.Tensor], generator: torch.Generator) -> 
         return None
     if memory.is_complex():
         memory[read] = new
-    else:  # as bits: not every dtype has an indexed write
+    else:  # written as bits, because not every dtype has an indexed write
         bit_view(memory)[read] = bit_view(new)
     return memory
 
@@ -116,7 +116,7 @@ def _new_numbers(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor 
         return None if parts is None else torch.view_as_complex(parts.view(-1, 2))
     if old.is_floating_point():
         return _new_floats(old, generator)
-    # integers as int64, for the dtypes that have no comparison
+    # compared as int64, because not every integer dtype has a comparison
     if bool((old[1:].long() >= old[:-1].long()).all()):
         return None
     return old[torch.randperm(old.numel(), generator=generator).to(old.device)]

@@ -20,8 +20,8 @@ class StructureDifference:
 
     Attributes:
         aspect: The aspect that differs.
-        expected: The reference's, in words.
-        actual: The candidate's, in words.
+        expected: The aspect of the reference, as text.
+        actual: The aspect of the candidate, as text.
     """
 
     aspect: StructureAspect
@@ -47,12 +47,12 @@ def significant_strides(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDifference, ...]:
-    """Compare everything about two values but the numbers.
+    """Compare everything about two values except the numbers.
 
     The order is type, dtype, shape, device, layout, significant strides (for strided tensors of one shape),
-    ``requires_grad``. If the types differ, nothing else is compared. These are no differences: a pending conjugation or
-    negation; ``torch.nn.Parameter`` against a plain tensor; a collective's result that is waited for at its first use,
-    as in eager, against one that has arrived.
+    ``requires_grad``. If the types differ, nothing else is compared. Three things do not count as differences: a
+    pending conjugation or negation, ``torch.nn.Parameter`` in place of a plain tensor, and a collective's result that
+    eager waits for at its first use in place of one that has arrived.
 
     Args:
         reference: A tensor, None, or any other value.
@@ -90,7 +90,7 @@ def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[Str
 
 
 def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The sizes of a tensor. A nested tensor in the strided layout has none; the sizes of its parts stand for them."""
+    """The sizes of a tensor. For a nested tensor in the strided layout, which has none, the sizes of its parts."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return tuple(tuple(part.shape) for part in tensor.unbind())
     return tuple(tensor.shape)

@@ -56,7 +56,7 @@ def sum_in_float32(total: float, peak: float, length: int) -> SumOfSquares | Non
 
 
 class GapStatistics(NamedTuple):
-    """What a block's absolute differences come to.
+    """Statistics of a block's absolute differences.
 
     Attributes:
         peak: The greatest difference.
@@ -70,7 +70,7 @@ class GapStatistics(NamedTuple):
 
 
 class SizeStatistics(NamedTuple):
-    """What the magnitudes of a block's reference come to.
+    """Statistics of the magnitudes of a block's reference.
 
     Attributes:
         floor: The least magnitude.

@@ -1,4 +1,4 @@
-"""Give back memory that nothing uses any more."""
+"""Free memory that nothing uses any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a block so that it gives the same numbers each time, and leave no trace of that."""
+"""Run a block so that it gives the same numbers each time, and restore all settings afterwards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
-    """Seed every generator and use deterministic algorithms inside a block. Afterwards everything is as it was.
+    """Seed every generator and use deterministic algorithms inside a block. Restore all of this state afterwards.
 
     The block seeds torch's generators (CPU, CUDA, MPS), ``random`` and NumPy's global generator. It sets
     ``torch.use_deterministic_algorithms``, ``torch.backends.cudnn`` (deterministic, no benchmark), and
-    ``CUBLAS_WORKSPACE_CONFIG``, which cuBLAS needs to be deterministic and reads when CUDA is first used. Memory that
-    is no longer used is given back first, so that a large program finds the same room each time.
+    ``CUBLAS_WORKSPACE_CONFIG``, which cuBLAS needs to be deterministic and reads when CUDA is first used. Unused
+    memory is freed first, so that a large program has the same room each time.
 
     It also works as a decorator. All of this state belongs to the whole process: other threads see it too.
 
@@ -33,10 +33,10 @@ def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
 
     Args:
         seed: For all generators.
-        warn_only: Warn of an operator that has no deterministic algorithm, instead of raising.
+        warn_only: Warn about an operator that has no deterministic algorithm, instead of raising.
 
     Raises:
-        RuntimeError: From inside of the block: an operator has no deterministic algorithm.
+        RuntimeError: An operator in the block has no deterministic algorithm.
     """
     _clean_memory()
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ def promoted_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Float64Copies:
-    """One float64 copy per storage of low precision, so that views and in-place changes stay consistent."""
+    """Float64 copies, one for each low-precision storage, so that views and in-place changes stay consistent."""
 
     def __init__(self) -> None:
         # The original storage is kept alive. Else another storage could get its identity.
@@ -42,8 +42,8 @@ class Float64Copies:
             A wrapper subclass gives one that is made of the counterparts of its inner tensors.
 
         Raises:
-            PromotionError: A tensor subclass that wraps nothing or that is not float64 if its inner tensors are, or
-                one storage seen through several dtypes.
+            PromotionError: A tensor subclass wraps nothing, or is not float64 if its inner tensors are. Or one storage
+                is seen through several dtypes.
         """
         dtype = tensor.dtype
         target = promoted_dtype(dtype)
@@ -65,7 +65,7 @@ class Float64Copies:
     def _wrapper(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
         with torch.no_grad():
             if is_distributed_tensor(tensor):
-                # torch remembers how such tensors are laid out by their dtype, for the user's program too
+                # torch caches the layout of such tensors by dtype, and the user's program reads the same cache
                 raise PromotionError("a distributed tensor (DTensor) is not promoted to float64.")
             wide = rewrapped(tensor, self.of)
         if wide.dtype != target:
@@ -101,10 +101,10 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         The copies, in the same order; the same tensor twice gives the same copy twice.
 
     Raises:
-        PromotionError: Quantised tensors, subclasses that have no float64 (see `Float64Copies.of`), or memory shared by
-            tensors of several dtypes, of which one is promoted.
+        PromotionError: A tensor is quantised, or a subclass that has no float64 form (see `Float64Copies.of`). Or
+            tensors of several dtypes share memory, and one of them is promoted.
     """
-    shadows = Float64Copies()
+    float64_copies = Float64Copies()
     for tensor in tensors:
         if tensor.is_quantized:
             raise PromotionError(f"a quantised tensor ({tensor.dtype}) cannot be promoted to float64.")
@@ -120,7 +120,7 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
                 f"memory is shared by tensors of {tensor.dtype} and {promoted_memory[storage_identity(tensor)]}: "
                 f"such bit casts have no meaning in float64."
             )
-        copy = shadows.of(tensor)
+        copy = float64_copies.of(tensor)
         if copy is not tensor and tensor.requires_grad:
             copy = copy.detach().requires_grad_()
         copies[id(tensor)] = copy
