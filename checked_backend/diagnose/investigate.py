@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 TIME_LIMIT = 315.0
 """Seconds after which an investigation is given up."""
 
-TRIAL_LIMIT = 60.0
-"""Seconds that one trial may take."""
+CASE_LIMIT = 60.0
+"""Seconds that the oracle may take for one case."""
 
 REDUCTION_LIMIT = 60.0
 """Seconds that reducing may take."""
@@ -205,17 +205,17 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
     return found
 
 
-def _oracle(trial: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in verdict_oracle(trial, TRIAL_LIMIT) or () if finding.kind.fails]
+def _oracle(case: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
 
 
-def _gross_errors(trial: GraphCase) -> Sequence[Finding]:
-    return gross_error_oracle(trial, TRIAL_LIMIT) or ()
+def _gross_errors(case: GraphCase) -> Sequence[Finding]:
+    return gross_error_oracle(case, CASE_LIMIT) or ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    trial: GraphCase
+    case: GraphCase
     subject: str
     kind: Kind
     interrupted: bool = False
@@ -303,12 +303,12 @@ class _Search:
         return gross_error_oracle if self.location.gross else verdict_oracle
 
     def _reduced(self, cut: Cut) -> _Reduced:
-        whole = _Reduced(cut.trial, cut.finding.subject, cut.finding.kind)
-        if cut.trial.cotangents is not None:
+        whole = _Reduced(cut.case, cut.finding.subject, cut.finding.kind)
+        if cut.case.cotangents is not None:
             self.evidence[EvidenceKey.REDUCED] = "no: only programs without gradients are reduced"
             return whole
         reduction = reduce(
-            cut.trial,
+            cut.case,
             subject=cut.finding.subject,
             kind=cut.finding.kind,
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.context.deadline),
@@ -326,18 +326,18 @@ class _Search:
         self.evidence[EvidenceKey.REDUCED] = (
             f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
         )
-        return _Reduced(reduction.trial, reduction.subject, reduction.kind, stopped)
+        return _Reduced(reduction.case, reduction.subject, reduction.kind, stopped)
 
     def _repro(self, reduced: _Reduced) -> Repro | None:
         cut = self.location.cut
-        if reduced.trial.cotangents is not None:
+        if reduced.case.cotangents is not None:
             self.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
             return None
         self.context.tell("writing a script and running it in a fresh process")
         name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
         try:
             repro = write_repro(
-                reduced.trial,
+                reduced.case,
                 self.failure.options.report_dir,
                 name=name,
                 subject=reduced.subject,
@@ -364,8 +364,8 @@ class _Search:
         search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
         known = self.found.op is not None and self.location.node is not None
         blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
-        # if eager raises, there are no results to judge the small program by
-        return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.trial, blamed)
+        # if eager raises, there are no results to compare the small program with
+        return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.case, blamed)
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:

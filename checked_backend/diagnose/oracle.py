@@ -1,4 +1,4 @@
-"""Ask whether a trial still goes wrong, in a worker process, so that the compiler may crash or hang."""
+"""Check whether a case still goes wrong, in a worker process, so that the compiler may crash or hang."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report import Report
 
-__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "screen_trials", "verdict_oracle", "warm_up"]
+__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "screen_cases", "verdict_oracle", "warm_up"]
 
 Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
-"""Finds what is wrong with a trial within the given seconds; None if that could not be found out."""
+"""Returns the findings about a case within the given seconds; None if eager cannot run it."""
 
 GROSS = 0.1
 """The share of a result's size, in rms, that rounding of one operator never exceeds, even in half precision."""
 
 
-def warm_up(trial: GraphCase) -> None:
-    """Let Inductor start up here, once, instead of in every worker."""
-    if trial.options.compiler == "inductor" and not cannot_fork():
+def warm_up(case: GraphCase) -> None:
+    """Start Inductor in this process, once, instead of in every worker."""
+    if case.options.compiler == "inductor" and not cannot_fork():
         warm_inductor()
 
 
-def verdict_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Compile a trial without caches and compare it with eager, noise told from errors.
+def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Compile a case without caches and compare it with eager. Rounding noise is no finding.
 
     Args:
-        trial: The trial.
+        case: The case.
         timeout: Seconds after which the compiler counts as hung.
 
     Returns:
         The findings; None for a program that eager cannot run. The death of the process is a finding of kind
-        ``crash``. If no process can be forked, the trial runs in this one.
+        ``crash``. If no process can be forked, the case runs in this one.
     """
 
     def produce() -> str:
         with without_compile_caches():
-            return Report(trial.findings(), Coverage(), title="trial").to_json()
+            return Report(case.findings(), Coverage(), title="case").to_json()
 
     answer = _answer(produce, timeout)
     if isinstance(answer, Death):
-        if not _runs_in_eager(trial, timeout):
+        if not _runs_in_eager(case, timeout):
             return None
         message = "the process that compiled and ran the program died"
         return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
@@ -73,12 +73,12 @@ def _answer(produce: Callable[[], str], timeout: float) -> tuple[Finding, ...] |
     return answer if isinstance(answer, Death) else Report.from_json(answer).findings
 
 
-def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
+def _runs_in_eager(case: GraphCase, timeout: float) -> bool:
     """Whether a program that killed a process runs in eager. If not, it is no program."""
 
     def produce() -> str:
         with torch.no_grad():
-            trial.graph(*copy_values(trial.inputs))
+            case.graph(*copy_values(case.inputs))
         return "it runs"
 
     try:
@@ -87,14 +87,14 @@ def _runs_in_eager(trial: GraphCase, timeout: float) -> bool:
         return False
 
 
-def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Compare a trial with eager, and only find outputs that are far off, or NaN or infinite on one side.
+def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Compare a case with eager, and only find outputs that are far off, or NaN or infinite on one side.
 
     This is for a part of a program that is known to be wrong. By itself the part may be so ill-conditioned that the
     verdict must be "rounding explains it", as when it divides by a count of equal elements.
 
     Args:
-        trial: The trial.
+        case: The case.
         timeout: Seconds, after which the compiler counts as hung.
 
     Returns:
@@ -103,25 +103,25 @@ def gross_error_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] 
 
     def produce() -> str:
         with torch.no_grad(), without_compile_caches():
-            expected = trial.graph(*copy_values(trial.inputs))
-            compiled = _compiled(trial, resolve_compiler(trial.options))
-            actual = compiled(*copy_values(trial.inputs))
+            expected = case.graph(*copy_values(case.inputs))
+            compiled = _compiled(case, resolve_compiler(case.options))
+            actual = compiled(*copy_values(case.inputs))
         found = [
             _gross(place, one, other)
             for place, (one, other) in enumerate(zip(expected, actual, strict=True))
             if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         ]
-        return Report(tuple(one for one in found if one is not None), Coverage(), title="trial").to_json()
+        return Report(tuple(one for one in found if one is not None), Coverage(), title="case").to_json()
 
     answer = _answer(produce, timeout)
     return () if isinstance(answer, Death) else answer
 
 
-def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Find that eager raises and the compiled program does not: for a trial without results in eager.
+def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+    """Find that eager raises and the compiled program does not: for a case without results in eager.
 
     Args:
-        trial: The trial.
+        case: The case.
         timeout: Seconds, after which the compiler counts as hung.
 
     Returns:
@@ -130,26 +130,26 @@ def exception_oracle(trial: GraphCase, timeout: float) -> tuple[Finding, ...] | 
 
     def produce() -> str:
         with torch.no_grad(), without_compile_caches():
-            raised = _raised(trial.graph, trial)
+            raised = _raised(case.graph, case)
             if raised is None:
-                return Report((), Coverage(), title="trial").to_json()
-            compiled = _compiled(trial, resolve_compiler(trial.options))
-            found = () if _raised(compiled, trial) is not None else (_missing(raised),)
-        return Report(found, Coverage(), title="trial").to_json()
+                return Report((), Coverage(), title="case").to_json()
+            compiled = _compiled(case, resolve_compiler(case.options))
+            found = () if _raised(compiled, case) is not None else (_missing(raised),)
+        return Report(found, Coverage(), title="case").to_json()
 
     answer = _answer(produce, timeout)
     return () if isinstance(answer, Death) else answer
 
 
-def _compiled(trial: GraphCase, compiler: Compiler) -> Callable[..., Any]:
-    graph = with_mode_blocks(copy_graph(trial.graph))
-    function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=trial.dynamic, fullgraph=True)
+def _compiled(case: GraphCase, compiler: Compiler) -> Callable[..., Any]:
+    graph = with_mode_blocks(copy_graph(case.graph))
+    function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=case.dynamic, fullgraph=True)
     return function
 
 
-def _raised(function: Callable[..., object], trial: GraphCase) -> Exception | None:
+def _raised(function: Callable[..., object], case: GraphCase) -> Exception | None:
     try:
-        function(*copy_values(trial.inputs))
+        function(*copy_values(case.inputs))
     except Exception as error:
         return error
     return None
@@ -174,41 +174,41 @@ def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding 
     return None
 
 
-def screen_trials(trials: Sequence[GraphCase], timeout: float) -> list[bool]:
-    """Find out which trials of one graph give other results when compiled, rounding errors included.
+def screen_cases(cases: Sequence[GraphCase], timeout: float) -> list[bool]:
+    """Find out which cases of one graph give other results when compiled, rounding errors included.
 
     One compilation serves them all, so this is cheap. It is no verdict.
 
     Args:
-        trials: The same graph and compiler on inputs of the same shapes.
+        cases: The same graph and compiler on inputs of the same shapes.
         timeout: Seconds.
 
     Returns:
-        For each trial, whether it may go wrong. If the screen cannot tell, this is True for all.
+        For each case, whether it may go wrong. If the screen cannot tell, this is True for all.
     """
 
     def produce() -> str:
-        compiler = resolve_compiler(trials[0].options)
+        compiler = resolve_compiler(cases[0].options)
         answers = []
         with torch.no_grad(), without_compile_caches():
-            compiled = _compiled(trials[0], compiler)
-            for trial in trials:
+            compiled = _compiled(cases[0], compiler)
+            for case in cases:
                 try:
-                    expected = trial.graph(*copy_values(trial.inputs))
+                    expected = case.graph(*copy_values(case.inputs))
                 except Exception:  # values that eager refuses
                     answers.append("0")
                     continue
-                actual = compiled(*copy_values(trial.inputs))
+                actual = compiled(*copy_values(case.inputs))
                 answers.append("0" if _alike(expected, actual) else "1")
         return "".join(answers)
 
-    if len(trials) < 2 or cannot_fork():
-        return [True] * len(trials)
+    if len(cases) < 2 or cannot_fork():
+        return [True] * len(cases)
     try:
         answer = run_in_worker(produce, timeout=timeout)
     except CheckedBackendError:
-        return [True] * len(trials)
-    return [True] * len(trials) if isinstance(answer, Death) else [letter == "1" for letter in answer]
+        return [True] * len(cases)
+    return [True] * len(cases) if isinstance(answer, Death) else [letter == "1" for letter in answer]
 
 
 def _alike(expected: Sequence[object], actual: Sequence[object]) -> bool:

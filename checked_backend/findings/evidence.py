@@ -47,7 +47,7 @@ class EvidenceKey(Word):
     MONTE_CARLO_MISSING = "monte_carlo_missing", "Monte Carlo arithmetic could not run"
 
     # an operator that was checked by itself
-    JUDGED = "judged", "judged"
+    CHECKED = "checked", "checked"
     OPERATOR_ERROR = "operator_error", "relative error of the operator"
     OPERATOR_BIAS = "operator_bias", "common factor"
     OPERATOR_LIMIT = "operator_limit", "found from a relative error of"

@@ -182,7 +182,7 @@ def _checked(
             alone=len(programs) == 1,
             report=json.dumps({"traceback": traceback.format_exc()}),
         )
-    return _judged(report, time.monotonic() - began, alone=len(programs) == 1)
+    return _examined(report, time.monotonic() - began, alone=len(programs) == 1)
 
 
 def worst_finding(report: Report) -> Finding | None:
@@ -194,7 +194,7 @@ def worst_finding(report: Report) -> Finding | None:
     return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 
 
-def _judged(report: Report, seconds: float, *, alone: bool) -> Examined:
+def _examined(report: Report, seconds: float, *, alone: bool) -> Examined:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
         return Examined(status, seconds=seconds, compiled=compiled, alone=alone)

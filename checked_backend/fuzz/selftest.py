@@ -48,7 +48,7 @@ class Tried:
 
     @property
     def right(self) -> bool:
-        """Whether that is as it should be: a fault is caught, and the control is not accused."""
+        """Whether the outcome is the wanted one: a fault is found, and the control has no finding."""
         return self.caught is (self.fault != "none")
 
 

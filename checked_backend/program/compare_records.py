@@ -90,7 +90,7 @@ def _differences(mine: _Run, theirs: _Run, noisy: Sequence[_Run]) -> tuple[list[
         if record.rms > 0 and noise is not None:
             name = f"{record.subject} of {record.region}"
             limits[name] = max(limits.get(name, 0.0), FACTOR * noise / record.rms)
-        finding = _judged(record, other, noise)
+        finding = _compared(record, other, noise)
         if finding is not None:
             found.append(_Difference(place, finding))
     return found, limits
@@ -118,7 +118,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(total / max(1, len(one)))
 
 
-def _judged(record: TensorRecord, other: TensorRecord, noise: float | None) -> Finding | None:
+def _compared(record: TensorRecord, other: TensorRecord, noise: float | None) -> Finding | None:
     """A finding if a tensor of the second run is beyond the noise of the first."""
     if (record.dtype, record.shape) != (other.dtype, other.shape):
         return Finding(

@@ -293,7 +293,7 @@ class CallComparison:
         exchanged = call.exchanges.agreement()
         if self._variants.low_precision and self._variants.entangled:
             self._reporter.note(
-                "its operators were not judged by themselves, as those of other regions in half precision are: it "
+                "its operators were not checked by themselves, as those of other regions in half precision are: it "
                 f"exchanges tensors with other ranks, and {self._variants.entangled}"
             )
         for skip in exchanged.skips:

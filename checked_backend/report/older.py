@@ -15,6 +15,9 @@ __all__ = ["upgraded"]
 _PHRASES: Mapping[str, str] = MappingProxyType({key.phrase: key.value for key in EvidenceKey})
 """The identifiers of evidence, by the phrases of older versions."""
 
+_RENAMED_EVIDENCE: Mapping[str, str] = MappingProxyType({"judged": EvidenceKey.CHECKED.value})
+"""Evidence that version 2 named in another way before its first release; the phrases of version 1 were the same."""
+
 _LAYOUT_REASONS = (EvidenceKey.DEPENDED_ON, EvidenceKey.GRADIENTS_LOST)
 """Evidence of older files that says why a difference in layout matters."""
 
@@ -39,7 +42,7 @@ def upgraded(report: Mapping[str, Any], version: int) -> dict[str, Any]:
         result = _with_findings(result, _from_version_1)
         if isinstance(result.get("coverage"), dict):
             result["coverage"] = _renamed(result["coverage"], "report.coverage")
-    return _with_findings(result, _from_phrases)
+    return _with_findings(_with_findings(result, _from_phrases), _with_present_evidence)
 
 
 def _with_findings(report: dict[str, Any], change: _Change) -> dict[str, Any]:
@@ -89,6 +92,13 @@ def _from_phrases(finding: dict[str, Any], _where: str) -> dict[str, Any]:
     told["workaround_confirmed"] = EvidenceKey.WORKAROUND not in evidence
     given = {name: value for name, value in finding.items() if name != "more_than_layout" or value}
     return {**told, **given, "evidence": evidence}
+
+
+def _with_present_evidence(finding: dict[str, Any], _where: str) -> dict[str, Any]:
+    evidence = finding.get("evidence")
+    if not isinstance(evidence, dict):
+        return finding
+    return {**finding, "evidence": {_RENAMED_EVIDENCE.get(key, key): value for key, value in evidence.items()}}
 
 
 def _told(evidence: Mapping[str, object]) -> dict[str, Any]:

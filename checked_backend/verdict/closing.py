@@ -40,7 +40,7 @@ def close_as_noise(context: Context, case: Evidence) -> None:
     if case.blind is not None:
         context.decisions.notes.append(
             f"{case.pair.subject}: float64 has NaN or infinity in {int(case.blind.sum())} of its elements where "
-            "eager has numbers, and confirms nothing there: they were judged by the noise of their own precision"
+            "eager has numbers, and confirms nothing there: they were compared within the noise of their own precision"
         )
     if case.logic_differs is False and not case.same_bits:
         context.decisions.own_precision_limits[case.pair.name] = case.own_precision_limit()
@@ -114,7 +114,7 @@ def _hides_everything(context: Context, case: Evidence) -> bool:
     why = f" (could not run: {', '.join(sorted(control.value for control in lost))})" if lost else ""
     if case.blind is not None:
         why = " (and float64 has NaN or infinity there where eager has numbers)"
-    close_undecided(context, case, f"its noise would hide an error of 100 %, so it was not judged{why}")
+    close_undecided(context, case, f"its noise would hide an error of 100 %, so there is no verdict on it{why}")
     return True
 
 

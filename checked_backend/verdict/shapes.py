@@ -47,7 +47,7 @@ def tolerate_flipped_shapes(
             ]
         return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
     tolerated = [finding for finding in doubtful if name(finding) in changing]
-    reason = "its shape depends on values that rounding changes, in eager too, so it was not judged"
+    reason = "its shape depends on values that rounding changes, in eager too, so there is no verdict on it"
     return [finding for finding in findings if finding not in tolerated], [
         Skip(finding.subject, reason, matters=True) for finding in tolerated
     ]

@@ -139,7 +139,7 @@ def main() -> None:
             location = locate(
                 failure,
                 findings,
-                lambda trial: [f for f in verdict_oracle(trial, 60) or () if f.kind.fails],
+                lambda case: [f for f in verdict_oracle(case, 60) or () if f.kind.fails],
                 clock.mark,
             )
         noted = compiled.read_text().splitlines()
@@ -160,7 +160,7 @@ def main() -> None:
 
 def _named(location: Location) -> str:
     cut: Cut | None = location.cut
-    calls = 0 if cut is None else sum(node.op.startswith("call_") for node in cut.trial.graph.graph.nodes)
+    calls = 0 if cut is None else sum(node.op.startswith("call_") for node in cut.case.graph.graph.nodes)
     return f"{location.node} in the {location.graph} graph, stage {location.stage}; cut to {calls} call nodes"
 
 

@@ -73,21 +73,21 @@ def main() -> None:
     table = Table(title=f"reducing {chosen.layers} block(s) of [4, 128, 768]")
     for column in ("step", "seconds", "CPU seconds", "result"):
         table.add_column(column)
-    trial = piece(chosen.layers)
+    case = piece(chosen.layers)
     began, used = time.monotonic(), cpu_seconds()
-    reduction = reduce(trial, subject="output[1]", kind=Kind.LOGIC, deadline=began + chosen.seconds)
+    reduction = reduce(case, subject="output[1]", kind=Kind.LOGIC, deadline=began + chosen.seconds)
     reduced = time.monotonic() - began
     result = f"{reduction.size}; {reduction.tried} tried, {reduction.stopped}"
     table.add_row("reduce", f"{reduced:.1f}", f"{cpu_seconds() - used:.1f}", result)
     with tempfile.TemporaryDirectory() as folder:
         began, used = time.monotonic(), cpu_seconds()
-        repro = write_repro(reduction.trial, Path(folder), name="bench", subject=reduction.subject, kind=reduction.kind)
+        repro = write_repro(reduction.case, Path(folder), name="bench", subject=reduction.subject, kind=reduction.kind)
         wrote = time.monotonic() - began
         lines = len(repro.path.read_text().splitlines())
     result = f"{'confirmed' if repro.confirmed else 'NOT CONFIRMED'}, {lines} lines"
     table.add_row("repro", f"{wrote:.1f}", f"{cpu_seconds() - used:.1f}", result)
     began, used = time.monotonic(), cpu_seconds()
-    workaround = find_workaround(reduction.trial, deadline=began + chosen.seconds)
+    workaround = find_workaround(reduction.case, deadline=began + chosen.seconds)
     result = "none" if workaround is None else workaround.name
     table.add_row("workaround", f"{time.monotonic() - began:.1f}", f"{cpu_seconds() - used:.1f}", result)
     console = Console(width=140)

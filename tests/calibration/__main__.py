@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="run every n-th case only")
     parser.add_argument(
-        "--constant", nargs="*", default=[], metavar="NAME=VALUE", help="judge with another value of a constant"
+        "--constant", nargs="*", default=[], metavar="NAME=VALUE", help="decide with another value of a constant"
     )
     parser.add_argument("--resume", type=Path, help="JSON lines of results, to go on from and to append to")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds after which no case is begun")

@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with options.resume.open("a") as file:
                 file.write(json.dumps([name, key, verdict]) + "\n")
     print(
-        "| without | runs | clean accused | clean not decided | bugs missed | for instance |\n|---|---|---|---|---|---|"
+        "| without | runs | clean failed | clean not decided | bugs missed | for instance |\n|---|---|---|---|---|---|"
     )
     for name in options.mechanisms:
         print(_row(name, {key: bug for key, bug, _ in wanted}, known))
@@ -227,10 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _row(name: str, bugs: Mapping[str, bool], known: Mapping[tuple[str, str], str]) -> str:
     runs = [key for key in bugs if (name, key) in known and ("", key) in known]
     changed = [key for key in runs if known[name, key] != known["", key]]
-    accused = [key for key in changed if not bugs[key] and known[name, key] not in ("pass", "inconclusive")]
+    failed = [key for key in changed if not bugs[key] and known[name, key] not in ("pass", "inconclusive")]
     undecided = [key for key in changed if not bugs[key] and known[name, key] == "inconclusive"]
     missed = [key for key in changed if bugs[key] and known["", key] == "fail"]
-    return f"| {name} | {len(runs)} | {len(accused)} | {len(undecided)} | {len(missed)} | {', '.join(changed[:3])} |"
+    return f"| {name} | {len(runs)} | {len(failed)} | {len(undecided)} | {len(missed)} | {', '.join(changed[:3])} |"
 
 
 if __name__ == "__main__":

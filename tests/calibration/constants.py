@@ -2,7 +2,7 @@
 
 ``python -m tests.calibration.constants results.jsonl`` takes the results of a run of ``python -m tests.calibration``,
 picks the cases nearest to a change of verdict, and prints for each constant, at multiples of its value, which clean
-ones would be accused and which bugs missed.
+ones would fail and which bugs be missed.
 """
 
 from __future__ import annotations
@@ -102,11 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             value = _number(name) * multiple
             with changed([f"{name}={value}"]):
                 again = [run_case(each.case, effects=False) for each in hard]
-            accused = [one.case.family for one, old in zip(again, hard, strict=True) if one.failed and not old.case.bug]
+            failed = [one.case.family for one, old in zip(again, hard, strict=True) if one.failed and not old.case.bug]
             missed = [old.case.bug for one, old in zip(again, hard, strict=True) if old.failed and not one.failed]
-            print(
-                f"{name}={value:g}: {len(accused)} clean accused {accused[:3]}, {len(missed)} bugs missed {missed[:3]}"
-            )
+            print(f"{name}={value:g}: {len(failed)} clean failed {failed[:3]}, {len(missed)} bugs missed {missed[:3]}")
             sys.stdout.flush()
     return 0
 

@@ -2,7 +2,7 @@
 
 Each is planted in a graph of AOT autograd, forward or backward, where the tensors are of half precision; in float64 the
 compiler is right. What changes a tensor by less than a unit in the last place counts as no fault. Told is the share
-that is not found, per dtype, with each operator judged by itself and without.
+that is not found, per dtype, with each operator checked by itself and without.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Outcome:
 
 @dataclass
 class Seen:
-    """The numbers that the judge saw.
+    """The numbers that the verdict used.
 
     Attributes:
         noise: Ratios of differences to what Monte Carlo arithmetic allows.
@@ -196,7 +196,7 @@ def run_case(case: Case, *, effects: bool = True) -> Outcome:
             wrong = subject.program(dtype, case.bug)
             compiler = planted(trace(wrong, subject.make(dtype, training=training, seed=case.seed)), compiler)
         with watched() as seen:
-            report = _judged(case, program, tensors, compiler)
+            report = _checked(case, program, tensors, compiler)
         effect, visible = _effect(program, wrong, tensors, training) if case.bug and effects else (0.0, 0.0)
     return Outcome(
         case,
@@ -214,7 +214,7 @@ def run_case(case: Case, *, effects: bool = True) -> Outcome:
     )
 
 
-def _judged(case: Case, program: Callable[..., Any], tensors: tuple[Any, ...], compiler: Any) -> Report:
+def _checked(case: Case, program: Callable[..., Any], tensors: tuple[Any, ...], compiler: Any) -> Report:
     training = case.mode == "training"
     if case.face == "check":
         return check(program, tensors, compiler=compiler, gradients=training, dynamic=False)

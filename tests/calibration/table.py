@@ -49,7 +49,7 @@ def render(outcomes: Sequence[Outcome]) -> tuple[str, bool]:
     alarms = [outcome for outcome in clean if outcome.verdict != "pass"]
     missed = [outcome for outcome in bugs if detectable(outcome) and not outcome.failed]
     below = [outcome for outcome in bugs if not detectable(outcome) and not outcome.failed]
-    lines += ["", "Margins (1 is what the judge allows, unless said otherwise)"]
+    lines += ["", "Margins (1 is what the verdict allows, unless said otherwise)"]
     lines += _margins(clean, bugs)
     for title, group in (
         ("FALSE ALARMS", alarms),

@@ -1,4 +1,4 @@
-"""Small programs that torch 2.13.0's CPU Inductor compiles wrongly, and clean ones that a plain tolerance accuses."""
+"""Small programs that torch 2.13.0's CPU Inductor compiles wrongly, and clean ones that fail a plain tolerance."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_arguments_that_are_changed_inside_of_containers() -> None:
     assert ("mutation", "mutated[data[b]]") in found(report) or report.findings
 
 
-def test_numbers_are_judged_as_rounding_and_not_by_equality() -> None:
+def test_numbers_are_checked_as_rounding_and_not_by_equality() -> None:
     def numbers(x: torch.Tensor) -> tuple[Any, ...]:
         return x.sum().item(), int(x.argmax()), "name", torch.float32, x.shape, x.numpy(), True, None
 

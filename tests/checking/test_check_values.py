@@ -234,7 +234,7 @@ def test_a_random_state_that_eager_leaves_anew_each_time_is_no_finding():
     assert any("torch.seed" in skip.reason for skip in report.coverage.skipped)
 
 
-def test_what_region_and_program_judge_has_the_better_detection_limit() -> None:
+def test_what_region_and_program_check_has_the_better_detection_limit() -> None:
     """The whole program's own comparison has no float64 twin; its region's has, and would have caught more."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).to(torch.bfloat16)
     report = agreed(cb.check(model, (batch().bfloat16(),), compiler=rounding_otherwise))

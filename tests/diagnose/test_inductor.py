@@ -12,7 +12,7 @@ from torch import Tensor
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.diagnose.reduce import find_workaround, reduce, write_repro
 from checked_backend.findings import Kind
-from tests.support.reduce_tools import targets, trial_of
+from tests.support.reduce_tools import case_of, targets
 
 aten = torch.ops.aten
 
@@ -26,14 +26,14 @@ def test_a_planted_bug_becomes_one_call_a_script_and_a_workaround(tmp_path: Path
 
     bug = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
     inputs = (torch.randn(4, 6, 24), torch.randn(24), torch.randn(24))
-    trial = trial_of(program, *inputs, compiler="inductor", compiler_options=bug)
-    reduction = reduce(trial, subject="output[1]", kind=Kind.LOGIC, deadline=time.monotonic() + 400)
+    case = case_of(program, *inputs, compiler="inductor", compiler_options=bug)
+    reduction = reduce(case, subject="output[1]", kind=Kind.LOGIC, deadline=time.monotonic() + 400)
     assert targets(reduction) == ["aten.relu.default"]
     assert reduction.size.elements <= 4
-    repro = write_repro(reduction.trial, tmp_path, name="relu", subject=reduction.subject, kind=reduction.kind)
+    repro = write_repro(reduction.case, tmp_path, name="relu", subject=reduction.subject, kind=reduction.kind)
     assert repro.confirmed, repro.output
     assert "torch.relu(x)" in repro.path.read_text()
-    workaround = find_workaround(reduction.trial, deadline=time.monotonic() + 400)
+    workaround = find_workaround(reduction.case, deadline=time.monotonic() + 400)
     assert workaround is not None
     assert "aten.relu.default" in workaround.code
 
@@ -44,13 +44,13 @@ def test_a_float_floor_division_that_inductor_rounds_wrong(tmp_path: Path) -> No
         return (aten.neg.default(aten.floor_divide.default(aten.abs.default(x), y)),)
 
     inputs = (torch.arange(1, 65).float() / 2, torch.tensor([0.1, 0.2, 0.3, 0.7]).repeat(16))
-    trial = trial_of(divided, *inputs, compiler="inductor")
-    found = verdict_oracle(trial, 300) or ()
+    case = case_of(divided, *inputs, compiler="inductor")
+    found = verdict_oracle(case, 300) or ()
     if not found:
         pytest.skip("this version of torch divides right")
-    reduction = reduce(trial, subject="output[0]", kind=found[0].kind, deadline=time.monotonic() + 400)
+    reduction = reduce(case, subject="output[0]", kind=found[0].kind, deadline=time.monotonic() + 400)
     assert targets(reduction) == ["aten.floor_divide.default"]
     assert reduction.size.elements <= 4
-    repro = write_repro(reduction.trial, tmp_path, name="floor", subject=reduction.subject, kind=reduction.kind)
+    repro = write_repro(reduction.case, tmp_path, name="floor", subject=reduction.subject, kind=reduction.kind)
     assert repro.confirmed, repro.output
     assert " // " in repro.path.read_text()

@@ -1,4 +1,4 @@
-"""Planted compiler faults are found, and right compilers are not accused."""
+"""Planted compiler faults are found, and right compilers have no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ignore`` and ``ignore_ops``: what they hide, whom that must not accuse, and entries that match nothing."""
+"""``ignore`` and ``ignore_ops``: what they hide, findings that it must not cause, and entries that match nothing."""
 
 from __future__ import annotations
 

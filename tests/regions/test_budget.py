@@ -98,7 +98,7 @@ def test_the_share_is_of_the_run_however_many_regions_it_has(share: float, count
 @pytest.mark.parametrize("seconds", [10.0, 100.0, 1000.0, 4000.0])
 @pytest.mark.parametrize("count", [1, 5])
 def test_short_runs_do_not_begin_what_they_have_not_earned(seconds: float, count: int) -> None:
-    """What an unknown judgement costs is estimated high: 6 s are not begun before they are earned."""
+    """What an unknown verdict costs is estimated high: 6 s are not begun before they are earned."""
     run = Run(0.01, *(Region() for _ in range(count))).until(seconds)
     assert run.share() <= 0.012
 
@@ -177,7 +177,7 @@ def test_a_region_that_is_seldom_called_gets_its_turn() -> None:
 
 
 def test_a_region_that_is_called_no_more_does_not_hold_up_the_others() -> None:
-    """It waits for a judgement that costs a hundred times what the others' do."""
+    """It waits for a verdict that costs a hundred times what the others' do."""
     left, other = Region(compiling=1000.0, until=60.0), Region()
     Run(0.05, left, other).until(20000.0)
     assert not left.checks
@@ -195,7 +195,7 @@ def test_a_region_that_is_compiled_anew_has_the_same_account() -> None:
 
 
 def test_rechecks_do_not_hold_up_other_checks() -> None:
-    """While the second judgement of one region waits, calls are held against known noise."""
+    """While the second verdict of one region waits, calls are held against known noise."""
     dear = Region(recheck=40.0)
     Run(0.05, dear).until(20000.0)
     at = [now for now, step in dear.checks if step is not Step.KNOWN]

@@ -95,7 +95,7 @@ def test_results_that_eager_has_not_waited_for_are_no_other_type(mesh: Any) -> N
     assert agreed(gathered(lambda: checked(whole, "aot_eager")(x)))
 
 
-def test_operators_in_half_precision_that_are_not_judged_by_themselves_are_told(mesh: Any) -> None:
+def test_operators_in_half_precision_that_are_not_checked_by_themselves_are_told(mesh: Any) -> None:
     x = distribute_tensor(torch.randn(4, 4, dtype=torch.bfloat16), mesh, [Shard(0)])
     report = gathered(lambda: checked(lambda y: y * 2, "aot_eager")(x))
-    assert any("not judged by themselves" in note for note in report.coverage.notes)
+    assert any("not checked by themselves" in note for note in report.coverage.notes)

@@ -98,7 +98,7 @@ def test_numbers_have_the_dtype_that_the_program_says(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("off", [False, True])
 def test_grouped_products_have_a_float64_twin(off: bool) -> None:
-    """Torch has no kernel of a grouped matrix product in float64; mixtures of experts are judged there all the same."""
+    """Torch has no kernel of a grouped matrix product in float64; mixtures of experts are checked there too."""
 
     def experts(x: torch.Tensor, weights: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         gates, chosen = torch.softmax(x @ router, -1).max(-1)

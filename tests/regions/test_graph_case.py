@@ -24,14 +24,14 @@ def scaled_and_shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_trial_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     inputs = (torch.randn(4, 3), torch.randn(4, 3))
     graph = graph_of(scaled_and_shifted)
     assert GraphCase(graph, inputs, CheckOptions(compiler="eager"), dynamic).findings() == ()
     [found] = GraphCase(graph, inputs, CheckOptions(compiler=faults.one_element(1)), dynamic).findings(thorough=True)
     assert (found.kind, found.subject) == (Kind.LOGIC, "output[1]")
-    assert not list(tmp_path.iterdir())  # a trial is not a user's check: it writes no report
+    assert not list(tmp_path.iterdir())  # a case is not a user's check: it writes no report
 
 
 def test_inputs_are_not_changed() -> None:

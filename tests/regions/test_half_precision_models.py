@@ -1,4 +1,4 @@
-"""Clean models in bfloat16 and under autocast, by Inductor: none is accused, none inconclusive without a reason."""
+"""Clean models in bfloat16 and under autocast, by Inductor: none fails, none is inconclusive without a reason."""
 
 from __future__ import annotations
 

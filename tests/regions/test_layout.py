@@ -66,7 +66,7 @@ def test_what_is_recorded_is_not_warned_of_and_the_session_passes() -> None:
     assert report.findings[0].severity is Severity.WARNING
 
 
-def test_values_are_judged_on() -> None:
+def test_values_are_checked_on() -> None:
     wrong = faults.only_in_call(3, faults.wrong_value(1))
     compiled = checked(two, with_other_strides(wrong), on_divergence="raise")
     with pytest.warns(DivergenceWarning, match="values agree"):

@@ -1,4 +1,4 @@
-"""Memory that runs out in a check is told in the coverage: it accuses no candidate, and is not the user's problem."""
+"""Memory that runs out in a check is told in the coverage: it is no finding, and the user's program goes on."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def noisy(out: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_control_runs_without_memory_leave_a_difference_unjudged(error: str) -> None:
+def test_control_runs_without_memory_leave_a_difference_undecided(error: str) -> None:
     with planned(forward=lambda number: number > 1, error=ERRORS[error]), torch.no_grad():
         report = gathered(lambda: checked(net, sparing(spoil=noisy))(torch.randn(4, 3)))
     assert not report.findings

@@ -1,4 +1,4 @@
-"""What this machine cannot do accuses no candidate; what a candidate does wrong stays a crash."""
+"""What this machine cannot do is no finding; what a candidate does wrong stays a crash."""
 
 from __future__ import annotations
 

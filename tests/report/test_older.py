@@ -63,3 +63,12 @@ def test_what_is_no_evidence_is_refused_in_plain_words(version: int, wrong: obje
 def test_a_finding_that_has_the_members_is_not_read_as_an_old_one() -> None:
     assert read(2, searched=False, evidence={"eager repeats itself": 1}).evidence == {"eager repeats itself": 1}
     assert not read(2, searched=False, stage="aot").searched
+
+
+@pytest.mark.parametrize("members", [{}, {"searched": False}])
+@pytest.mark.parametrize("version", [1, 2])
+def test_evidence_with_an_earlier_name_is_read_by_its_present_one(version: int, members: dict[str, Any]) -> None:
+    assert read(version, evidence={"judged": "by itself", "mine": 1}, **members).evidence == {
+        EvidenceKey.CHECKED: "by itself",
+        "mine": 1,
+    }

@@ -18,9 +18,9 @@ from checked_backend.regions.graph_case import GraphCase
 __all__ = ["calls", "located", "operator_of", "oracle"]
 
 
-def oracle(trial: GraphCase) -> Sequence[Finding]:
-    """Tries a trial in this process: these compilers are Python."""
-    return [finding for finding in trial.findings() if finding.kind.fails]
+def oracle(case: GraphCase) -> Sequence[Finding]:
+    """Tries a case in this process: these compilers are Python."""
+    return [finding for finding in case.findings() if finding.kind.fails]
 
 
 def located(program: Callable[[Callable[..., Any]], Any], function: Callable[..., Any], compiler: Any) -> Location:
@@ -47,5 +47,5 @@ def operator_of(location: Location) -> str | None:
     return None if location.node is None else called_name(location.node)
 
 
-def calls(trial: GraphCase) -> list[str]:
-    return [str(node.target) for node in trial.graph.graph.nodes if node.op.startswith("call_")]
+def calls(case: GraphCase) -> list[str]:
+    return [str(node.target) for node in case.graph.graph.nodes if node.op.startswith("call_")]

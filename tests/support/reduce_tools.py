@@ -1,4 +1,4 @@
-"""Trials and problems for the tests of reducing."""
+"""Cases and problems for the tests of reducing."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["count", "graph_of", "problem_where", "program_of", "targets", "trial_of"]
+__all__ = ["case_of", "count", "graph_of", "problem_where", "program_of", "targets"]
 
 
 def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
 
 
-def trial_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager", **options: Any) -> GraphCase:
+def case_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager", **options: Any) -> GraphCase:
     return GraphCase(graph_of(function), inputs, CheckOptions(compiler=compiler, **options))
 
 
 def program_of(function: Callable[..., Any], *inputs: Any, subject: str = "output[0]") -> FailingCase:
-    return FailingCase.of(trial_of(function, *inputs), subject)
+    return FailingCase.of(case_of(function, *inputs), subject)
 
 
 def problem_where(wrong: Callable[[GraphCase], bool], program: FailingCase, **further: Any) -> Problem:
     """A problem whose programs count as wrong where a function says so, if eager can run them at all."""
 
-    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...] | None:
+    def oracle(case: GraphCase, _timeout: float) -> tuple[Finding, ...] | None:
         try:
-            trial.graph(*trial.inputs)
+            case.graph(*case.inputs)
         except Exception:
             return None
         found = [Finding(Kind.LOGIC, f"output[{place}]", "wrong") for place in range(8)]
-        return tuple(found) if wrong(trial) else ()
+        return tuple(found) if wrong(case) else ()
 
     return Problem(program, Kind.LOGIC, time.monotonic() + 300, oracle=oracle, screen=None, **further)
 
 
 def targets(found: Reduction | GraphCase) -> list[str]:
-    graph = found.graph if isinstance(found, GraphCase) else found.trial.graph
+    graph = found.graph if isinstance(found, GraphCase) else found.case.graph
     return [str(node.target) for node in graph.graph.nodes if node.op.startswith("call_")]
 
 
-def count(trial: GraphCase) -> int:
-    return sum(value.numel() for value in trial.inputs if isinstance(value, torch.Tensor))
+def count(case: GraphCase) -> int:
+    return sum(value.numel() for value in case.inputs if isinstance(value, torch.Tensor))

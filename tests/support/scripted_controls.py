@@ -13,7 +13,7 @@ from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 
-__all__ = ["Make", "MissingError", "Scripted", "exact", "fused", "judged", "missing"]
+__all__ = ["Make", "MissingError", "Scripted", "decided", "exact", "fused", "missing"]
 
 
 Make = Callable[[], torch.Tensor]
@@ -140,7 +140,7 @@ def exact() -> torch.Tensor:
     return torch.linspace(1, 2, 64, dtype=torch.float64)
 
 
-def judged(
+def decided(
     controls: Scripted,
     candidate: torch.Tensor,
     *,

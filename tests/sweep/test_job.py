@@ -11,7 +11,7 @@ import pytest
 from checked_backend.process.child import Ended
 from checked_backend.sweep.case import Case, Outcome, Settings
 from checked_backend.sweep.job import DONE_TIMING, Answer, Job, Place, run_job
-from checked_backend.sweep.job import _outcome as judged
+from checked_backend.sweep.job import _outcome as outcome_of
 from checked_backend.sweep.status import Status
 from tests.support.sweep_tools import outcome
 
@@ -84,6 +84,6 @@ def answer(told: Outcome | None, status: int, stage: str, overdue: float | None 
     ],
 )
 def test_what_a_worker_leaves_behind_becomes_an_outcome(left: Answer, status: str, message: str) -> None:
-    found = judged(left, 60.0)
+    found = outcome_of(left, 60.0)
     assert found.status.value == status
     assert found.message.startswith(message)

@@ -1,4 +1,4 @@
-"""Rulings on scripted evidence: each layer settles what it should and nothing else, and findings say what they know."""
+"""Decisions on scripted control runs: each step settles what it should, and findings say what they know."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from checked_backend.verdict.control_runs import Control, ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
-from tests.support.scripted_controls import Scripted, exact, fused, judged
+from tests.support.scripted_controls import Scripted, decided, exact, fused
 
 # fused kernels that round less
 
 
 def test_rounding_of_fused_kernels_is_a_note() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: exact().to(torch.bfloat16))
-    decisions = judged(controls, fused())
+    decisions = decided(controls, fused())
     assert decisions.findings == []
     [note] = decisions.notes
     assert note.startswith("fusion-rounding: output[0] differs from eager by 0.125")
@@ -28,23 +28,23 @@ def test_rounding_of_fused_kernels_is_a_note() -> None:
 
 def test_what_remains_without_fused_rounding_is_a_finding() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=lambda: fused().to(torch.bfloat16))
-    decisions = judged(controls, fused())
+    decisions = decided(controls, fused())
     assert [finding.detail for finding in decisions.findings] == ["logic.this_dtype"]
     assert decisions.notes == []
 
 
 def test_wrong_logic_is_not_explained_by_fusion() -> None:
     controls = Scripted(torch.bfloat16, exact(), fused, unfused_value=lambda: exact().to(torch.bfloat16))
-    assert [str(finding.kind) for finding in judged(controls, fused()).findings] == ["logic"]
+    assert [str(finding.kind) for finding in decided(controls, fused()).findings] == ["logic"]
     assert "unfused" not in controls.asked
 
 
 def test_full_precision_and_compilers_without_the_mode_are_not_compiled_once_more() -> None:
     controls = Scripted(torch.float32, exact(), exact, unfused_value=lambda: exact().float())
-    assert [str(finding.kind) for finding in judged(controls, exact() * 1.001).findings] == ["precision"]
+    assert [str(finding.kind) for finding in decided(controls, exact() * 1.001).findings] == ["precision"]
     assert "unfused" not in controls.asked
     half = Scripted(torch.bfloat16, exact(), exact)
-    assert [finding.detail for finding in judged(half, fused()).findings] == ["logic.this_dtype"]
+    assert [finding.detail for finding in decided(half, fused()).findings] == ["logic.this_dtype"]
 
 
 # wrong by more than precision, with a float64 twin that is right
@@ -61,20 +61,20 @@ def test_what_is_a_multiple_of_eagers_is_no_precision(
     controls = Scripted(dtype, exact(), exact)
     if recheck is not None:
         controls.recompiled_value = lambda: (exact() * (factor if recheck == "wrong" else 1)).to(dtype)
-    [finding] = judged(controls, exact() * factor).findings
+    [finding] = decided(controls, exact() * factor).findings
     assert (finding.kind, finding.detail) == (Kind.LOGIC, f"logic.{detail}")
     assert "rounding" in finding.message or "compiled by itself" in finding.message
 
 
 def test_what_the_candidate_gives_once_only_is_wrong_in_this_call() -> None:
     controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
-    [finding] = judged(controls, exact() * 1.001).findings
+    [finding] = decided(controls, exact() * 1.001).findings
     assert (finding.kind, finding.detail) == (Kind.LOGIC, "logic.this_call")
 
 
 def test_rounding_to_less_is_precision() -> None:
     controls = Scripted(torch.float32, exact(), exact)
-    [finding] = judged(controls, exact().half()).findings
+    [finding] = decided(controls, exact().half()).findings
     assert finding.detail == "precision"
 
 
@@ -91,11 +91,11 @@ def mixed() -> torch.Tensor:
 def test_small_elements_are_not_lost_in_the_noise_of_large_ones(wrong: float, rest: float) -> None:
     candidate = torch.cat([exact() * 1e3 * rest, exact() * 1e-3 * wrong])
     controls = Scripted(torch.float32, mixed(), lambda: candidate)
-    [finding] = judged(controls, candidate, thorough=False).findings
+    [finding] = decided(controls, candidate, thorough=False).findings
     assert finding.kind is Kind.LOGIC
     assert finding.metrics is not None
     clean = Scripted(torch.float32, mixed(), mixed)
-    assert judged(clean, mixed() * rest, thorough=False).findings == []
+    assert decided(clean, mixed() * rest, thorough=False).findings == []
     assert "high_precision" not in clean.asked  # rounding alone asks nothing of float64
 
 
@@ -107,38 +107,38 @@ def noisy(noise: float) -> float:
 @pytest.mark.parametrize("noise", [0.01, 0.5, 4.0])
 def test_float64_tells_what_large_noise_hides(noise: float) -> None:
     wrong = Scripted(torch.float32, exact(), lambda: exact() * 1.1, noise=noisy(noise))
-    assert [str(f.kind) for f in judged(wrong, exact() * 1.1, thorough=False).findings] == ["logic"]
+    assert [str(f.kind) for f in decided(wrong, exact() * 1.1, thorough=False).findings] == ["logic"]
     right = Scripted(torch.float32, exact(), exact, noise=noisy(noise))
-    decisions = judged(right, exact() * 1.1, thorough=False)
+    decisions = decided(right, exact() * 1.1, thorough=False)
     assert (decisions.findings, decisions.skips) == ([], [])
     assert decisions.limits["output[0]"] < 1e-9 * 1.01
 
 
 @pytest.mark.parametrize("lost", ["twin", "high_precision"])
-def test_what_noise_hides_wholly_is_not_judged_without_float64(lost: str) -> None:
-    decisions = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
+def test_what_noise_hides_wholly_is_not_compared_without_float64(lost: str) -> None:
+    decisions = decided(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
     assert decisions.findings == []
     [skip] = [skip for skip in decisions.skips if skip.matters]
     assert skip.subject == "output[0]"
     assert "would hide an error of 100 %" in skip.reason
     assert ("float64 twin" if lost == "twin" else "high-precision reference") in skip.reason
-    small = judged(Scripted(torch.float32, exact(), exact, noise=noisy(0.01), lost=(lost,)), exact() * 1.001)
+    small = decided(Scripted(torch.float32, exact(), exact, noise=noisy(0.01), lost=(lost,)), exact() * 1.001)
     assert not any(skip.matters for skip in small.skips)
     assert 0.01 < small.limits["output[0]"] < 0.2
 
 
-def test_zero_but_for_rounding_is_judged_by_its_size() -> None:
+def test_zero_but_for_rounding_is_compared_by_its_size() -> None:
     """The gradient of a bias before a normalisation: nothing is left of it in float64, and no twin is compiled."""
     rounding = torch.linspace(-1, 1, 64) * 1e-8
     controls = Scripted(torch.float32, exact() * 1e-18, exact, again=lambda: rounding, noise=noisy(1e10))
-    decisions = judged(controls, rounding.flip(0) * 2, thorough=False, reference=rounding)
+    decisions = decided(controls, rounding.flip(0) * 2, thorough=False, reference=rounding)
     assert (decisions.findings, decisions.skips) == ([], [])
     assert "twin" not in controls.asked
     scale = decisions.scales["output[0]"]
 
     def again(reference: torch.Tensor, candidate: torch.Tensor) -> int:
         asked = Scripted(torch.float32, exact() * 1e-18, exact, noise=noisy(1e10))
-        judged(asked, candidate, thorough=False, reference=reference, known={"output[0]": scale})
+        decided(asked, candidate, thorough=False, reference=reference, known={"output[0]": scale})
         return len(asked.asked)
 
     assert again(rounding * 2, rounding.flip(0) * 2) == 0  # rounding of the size that was seen
@@ -153,7 +153,7 @@ def test_rounding_that_changes_its_size_is_rechecked_ever_more_seldom() -> None:
         size = 10.0 ** ((call * 0.618) % 1 * 3)
         rounding = torch.randn(64, generator=torch.Generator().manual_seed(call)) * 1e-8 * size
         controls = Scripted(torch.float32, exact() * 1e-18 * size, lambda: exact() * 1e-18, noise=noisy(1e10))
-        decisions = judged(controls, rounding.flip(0), thorough=False, reference=rounding, known=known)
+        decisions = decided(controls, rounding.flip(0), thorough=False, reference=rounding, known=known)
         assert decisions.findings == []
         for name, scale in decisions.scales.items():
             known[name] = scale.widened(known.get(name))
@@ -161,28 +161,28 @@ def test_rounding_that_changes_its_size_is_rechecked_ever_more_seldom() -> None:
     assert len(heard) <= 6
     assert max(heard) < 30
     wrong = Scripted(torch.float32, exact() * 1e-18, exact, noise=noisy(1e10))
-    judged(wrong, exact() * 1e-3, thorough=False, reference=rounding, known=known)
+    decided(wrong, exact() * 1e-3, thorough=False, reference=rounding, known=known)
     assert wrong.asked  # now it is more than rounding ever was
 
 
 def test_noise_as_large_as_the_tensor_settles_no_later_call() -> None:
     """Later data may be well conditioned, and then hide nothing."""
-    first = judged(Scripted(torch.float32, exact(), exact, noise=noisy(4.0)), exact() * 1.5, thorough=False)
+    first = decided(Scripted(torch.float32, exact(), exact, noise=noisy(4.0)), exact() * 1.5, thorough=False)
     assert first.findings == []
     well = Scripted(torch.float32, exact(), lambda: exact() * 1.5)
-    assert [str(f.kind) for f in judged(well, exact() * 1.5, known=first.scales, thorough=False).findings] == ["logic"]
+    assert [str(f.kind) for f in decided(well, exact() * 1.5, known=first.scales, thorough=False).findings] == ["logic"]
     well = Scripted(torch.float32, exact(), exact)
-    assert judged(well, exact() * (1 + 1e-7), known=first.scales, thorough=False).findings == []
+    assert decided(well, exact() * (1 + 1e-7), known=first.scales, thorough=False).findings == []
 
 
 def test_power_of_a_later_call_is_that_of_the_scale() -> None:
-    known = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
-    later = judged(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004, known=known)
+    known = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
+    later = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004, known=known)
     assert later.limits["output[0]"] == 4 * known["output[0]"].rms > 1e-3
 
 
 def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
-    known = judged(Scripted(torch.bfloat16, exact(), exact), exact()).scales
+    known = decided(Scripted(torch.bfloat16, exact(), exact), exact()).scales
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
     wrong: ControlRuns = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
     assert decide([pair], lambda: wrong, known, low_precision=True).findings == []
@@ -204,7 +204,7 @@ def test_eager_is_said_not_to_repeat_itself_only_if_it_does_not(cause: str) -> N
     controls = Scripted(torch.float32, exact(), exact, again=under_a_mode, jumps=(1, 2), noise=noisy(1.0))
     if cause != "itself":
         controls.left_alone = lambda: exact().float()
-    findings = judged(controls, exact() * 1.2, thorough=False).findings
+    findings = decided(controls, exact() * 1.2, thorough=False).findings
     assert [finding.kind for finding in findings] == ([] if cause == "mode" else [Kind.NONDETERMINISTIC])
     for finding in findings:
         assert ("does not repeat itself from the same inputs" in finding.message) == (cause == "itself")
@@ -227,7 +227,7 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
     if dtype is torch.int64:
         controls.noise = 0.3 / (torch.finfo(torch.float32).eps / 2)
     scale = NoiseBaseline(1e-9, 1e-9)
-    decisions = judged(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
+    decisions = decided(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
     kinds = [str(finding.kind) for finding in decisions.findings]
     assert kinds == (["nondeterministic"] if jumps else [])
     if jumps:
@@ -237,9 +237,9 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("drift", [0.0, 1e-3])
 def test_noise_as_large_as_the_tensor_in_float64_too(dtype: torch.dtype, drift: float) -> None:
-    """A program may cancel all of its digits; one that changes now and then cannot be judged."""
+    """A program may cancel all of its digits; one that changes now and then cannot be decided."""
     controls = Scripted(dtype, exact(), lambda: exact() * 1.1, jumps=tuple(range(1, 11)), drift=drift, noise=2.0**24)
-    decisions = judged(controls, exact() * 1.5, thorough=False)
+    decisions = decided(controls, exact() * 1.5, thorough=False)
     assert [str(finding.kind) for finding in decisions.findings] == (["nondeterministic"] if drift else [])
     assert decisions.limits.get("output[0]", 100) > 10
 
@@ -249,7 +249,7 @@ def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
         return (exact() * 1.1).float()
 
     controls = Scripted(torch.float32, exact(), exact, again=drifted, noise=noisy(1.0), lost=("high_precision",))
-    [finding] = judged(controls, drifted(), thorough=False).findings
+    [finding] = decided(controls, drifted(), thorough=False).findings
     assert finding.kind is Kind.NONDETERMINISTIC
     assert finding.evidence["noise_in_float64"] == "could not be found out"
 
@@ -257,10 +257,10 @@ def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
 def test_operators_that_control_runs_leave_out_are_told() -> None:
     controls = Scripted(torch.float32, exact(), exact)
     controls.blind_spots = {Control.MONTE_CARLO: {"m::b", "m::a"}, Control.FLOAT64: ()}
-    decisions = judged(controls, exact() * (1 + 1e-7))
+    decisions = decided(controls, exact() * (1 + 1e-7))
     assert decisions.findings == []
     assert decisions.notes == ["Monte Carlo arithmetic cannot perturb what these return: m::a, m::b"]
     controls.blind_spots = {Control.FLOAT64: {"m::a"}}
-    assert judged(controls, exact() * (1 + 1e-7)).notes == [
+    assert decided(controls, exact() * (1 + 1e-7)).notes == [
         "these have no kernel for float64, so the float64 reference is no more precise there: m::a"
     ]

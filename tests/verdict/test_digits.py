@@ -58,7 +58,7 @@ def test_zero_nan_infinity_and_denormal_numbers_have_no_digits_to_lose() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_other_dtypes_are_not_judged(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_not_compared(dtype: torch.dtype) -> None:
     one = torch.ones(3, dtype=dtype)
     assert lost_digits(reference=one, candidate=one, high_precision=one) is None
 

@@ -13,13 +13,13 @@ from checked_backend.report import Report
 from checked_backend.verdict.control_runs import ControlRuns, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
-from tests.support.scripted_controls import Make, Scripted, exact, fused, judged, missing
+from tests.support.scripted_controls import Make, Scripted, decided, exact, fused, missing
 
 # kinds and words
 
 
 def test_precision_says_that_the_logic_is_right() -> None:
-    [finding] = judged(Scripted(torch.float32, exact(), exact), exact() * (1 + 1e-4)).findings
+    [finding] = decided(Scripted(torch.float32, exact(), exact), exact() * (1 + 1e-4)).findings
     assert finding.kind is Kind.PRECISION
     assert finding.message.endswith("compiled in float64 it is right")
 
@@ -27,7 +27,7 @@ def test_precision_says_that_the_logic_is_right() -> None:
 @pytest.mark.parametrize("off", [1e-4, 0.25], ids=["a lower precision might", "no precision would"])
 @pytest.mark.parametrize("lost", [("twin",), ("high_precision",)])
 def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ...], off: float) -> None:
-    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=lost), exact() * (1 + off)).findings
+    [finding] = decided(Scripted(torch.float32, exact(), exact, lost=lost), exact() * (1 + off)).findings
     assert finding.kind is (Kind.PRECISION if off < 0.1 else Kind.LOGIC)
     assert ("further from float64" in finding.message) is (lost == ("twin",))
     assert ("neither a float64 reference" in finding.message) is (lost == ("high_precision",))
@@ -36,7 +36,7 @@ def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ..
 
 def test_no_control_at_all_is_inconclusive() -> None:
     controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "high_precision"))
-    decisions = judged(controls, exact() * 1.001)
+    decisions = decided(controls, exact() * 1.001)
     assert [str(finding.kind) for finding in decisions.findings] == ["unsupported"]
     assert any(skip.matters for skip in decisions.skips)
 
@@ -44,8 +44,8 @@ def test_no_control_at_all_is_inconclusive() -> None:
 def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
     wrong = exact()
     wrong[3] = float("nan")
-    [with_float64] = judged(Scripted(torch.float32, exact(), exact), wrong).findings
-    [without] = judged(Scripted(torch.float32, exact(), exact, lost=("high_precision",)), wrong).findings
+    [with_float64] = decided(Scripted(torch.float32, exact(), exact), wrong).findings
+    [without] = decided(Scripted(torch.float32, exact(), exact, lost=("high_precision",)), wrong).findings
     assert {with_float64.kind, without.kind} == {Kind.NONFINITE}
     assert "eager and float64 have none" in with_float64.message
     assert "where eager has none" in without.message
@@ -55,7 +55,7 @@ def test_other_random_numbers() -> None:
     controls = Scripted(
         torch.float32, exact(), missing, lost=("twin",), replayed=lambda: exact().float(), alone=lambda: exact().flip(0)
     )
-    assert [finding.detail for finding in judged(controls, exact().flip(0)).findings] == ["rng.stream"]
+    assert [finding.detail for finding in decided(controls, exact().flip(0)).findings] == ["rng.stream"]
 
 
 @pytest.mark.parametrize("others", [None, "its state moves"])
@@ -67,7 +67,7 @@ def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size
         return exact().float()
 
     controls = Scripted(torch.float32, exact(), exact, replayed=right, alone=right, others=others)
-    decisions = judged(controls, exact().flip(0) * size)
+    decisions = decided(controls, exact().flip(0) * size)
     tolerated = others is not None and size == 1.0
     assert [skip.reason for skip in decisions.skips if skip.matters] == (
         ["another thread drew random numbers: its state moves"] if tolerated else []
@@ -103,7 +103,7 @@ def with_nan(values: torch.Tensor) -> torch.Tensor:
 )
 def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make, own: Kind | None) -> None:
     controls = Scripted(torch.float32, exact(), twin, alone=lambda: candidate().float())
-    [finding] = judged(controls, candidate(), kind=own).findings
+    [finding] = decided(controls, candidate(), kind=own).findings
     assert str(finding.kind) == kind
     assert set(finding.evidence) == EVERY
     assert finding.evidence["difference_repeats"] == "in 2 of 2 more runs of the candidate"
@@ -148,24 +148,24 @@ def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
         return exact().to(torch.bfloat16)
 
     controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right)
-    [finding] = judged(controls, fused()).findings
+    [finding] = decided(controls, fused()).findings
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_difference_that_does_not_repeat_says_so() -> None:
     controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
-    [finding] = judged(controls, exact() * 1.0001).findings
+    [finding] = decided(controls, exact() * 1.0001).findings
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_missing_control_is_in_the_evidence() -> None:
-    [finding] = judged(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
+    [finding] = decided(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
     assert finding.evidence["float64_twin_missing"] == "MissingError: not here"
 
 
 def test_eager_that_does_not_repeat_itself() -> None:
     spread = exact() * 1.5
     controls = Scripted(torch.float32, exact(), lambda: exact() * 2, again=lambda: spread.float(), jumps=(1, 2))
-    [finding] = judged(controls, exact() * 1.25).findings
+    [finding] = decided(controls, exact() * 1.25).findings
     assert finding.kind is Kind.NONDETERMINISTIC
     assert finding.evidence["eager_spread"] > 0.5

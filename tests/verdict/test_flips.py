@@ -1,4 +1,4 @@
-"""Choices that rounding flips: ties, edges and draws accuse nobody and hide nothing."""
+"""Choices that rounding flips: ties, edges and draws cause no finding and hide none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_choice_that_flips_hides_nothing_else(dtype: torch.dtype) -> None:
         assert max(report.coverage.detection_limit.values()) < 1e-4
 
 
-def test_gradients_behind_a_choice_that_flips_are_judged() -> None:
+def test_gradients_behind_a_choice_that_flips_are_compared() -> None:
     x, table, w = (tensor.requires_grad_() for tensor in bucket_inputs())
 
     def train(compiler: Any) -> cb.Report:

@@ -21,7 +21,7 @@ def mixed_units(x: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("rest", [1.0, 1 + 1.2e-7], ids=["the rest is equal", "the rest is off by a rounding"])
-def test_small_elements_are_judged_beside_large_ones(rest: float) -> None:
+def test_small_elements_are_compared_beside_large_ones(rest: float) -> None:
     def without_scores(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor[..., :4] * rest, tensor[..., 4:] * 0], -1)
 

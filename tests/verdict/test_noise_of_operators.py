@@ -66,7 +66,7 @@ def test_products_that_cancel_inside_an_operator_are_noise(name: str, dtype: tor
     assert found(gathered(lambda: checked(program, off)(*used)))
 
 
-def test_float8_results_are_judged() -> None:
+def test_float8_results_are_compared() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * 3).clamp(-400, 400).to(torch.float8_e4m3fn)
 

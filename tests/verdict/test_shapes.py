@@ -13,7 +13,7 @@ from tests.support.noise_tools import in_float32
 from tests.support.region_tools import checked, found, gathered
 
 
-def test_a_shape_that_rounding_changes_is_not_judged() -> None:
+def test_a_shape_that_rounding_changes_is_not_compared() -> None:
     def kept(x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x) * 1.3 > 0.4).nonzero()
 
@@ -28,7 +28,7 @@ def test_a_shape_that_rounding_changes_is_not_judged() -> None:
     assert report.verdict is cb.Verdict.INCONCLUSIVE
 
 
-def test_without_memory_for_control_runs_another_shape_is_not_judged() -> None:
+def test_without_memory_for_control_runs_another_shape_is_not_compared() -> None:
     finding = cb.Finding(kind=cb.Kind.STRUCTURE, subject="output[0]", message="", detail="structure.shape")
 
     def fails() -> None:

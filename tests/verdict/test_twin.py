@@ -9,7 +9,7 @@ from checked_backend.findings import Kind
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
-from tests.support.scripted_controls import Scripted, exact, judged
+from tests.support.scripted_controls import Scripted, decided, exact
 
 # equal bits in half precision: the twin decides
 
@@ -18,7 +18,7 @@ from tests.support.scripted_controls import Scripted, exact, judged
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_twin_finds_what_equal_bits_hide(dtype: torch.dtype, thorough: bool) -> None:
     wrong = exact() * (1 + 1e-5)
-    decisions = judged(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
+    decisions = decided(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
     [finding] = decisions.findings
     assert finding.kind is Kind.LOGIC
     assert finding.metrics is not None
@@ -29,7 +29,7 @@ def test_twin_finds_what_equal_bits_hide(dtype: torch.dtype, thorough: bool) -> 
 
 def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     controls = Scripted(torch.bfloat16, exact(), exact)
-    decisions = judged(controls, exact())
+    decisions = decided(controls, exact())
     assert (decisions.findings, decisions.skips, decisions.notes) == ([], [], [])
     assert decisions.limits["output[0]"] == 1e-9
     assert controls.asked["twin"] == 1
@@ -46,17 +46,17 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
 @pytest.mark.parametrize(("dtype", "low"), [(torch.float32, False), (torch.float64, False)])
 def test_equal_bits_of_a_program_in_full_precision_need_no_twin(dtype: torch.dtype, low: bool) -> None:
     controls = Scripted(dtype, exact(), lambda: exact() * 2)
-    assert judged(controls, exact(), low_precision=low).findings == []
+    assert decided(controls, exact(), low_precision=low).findings == []
     assert controls.asked == {}
 
 
 def test_result_in_float32_of_a_region_in_half_precision_is_asked_for_too() -> None:
     controls = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-4), noise=2.0**16)
-    assert [str(finding.kind) for finding in judged(controls, exact(), low_precision=True).findings] == ["logic"]
+    assert [str(finding.kind) for finding in decided(controls, exact(), low_precision=True).findings] == ["logic"]
 
 
 def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
-    decisions = judged(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
+    decisions = decided(Scripted(torch.bfloat16, exact(), exact, lost=("twin",)), exact())
     assert decisions.findings == []
     assert [skip.subject for skip in decisions.skips] == ["control: float64 twin"]
     assert decisions.limits["output[0]"] == torch.finfo(torch.bfloat16).eps
@@ -64,7 +64,7 @@ def test_equal_bits_without_a_twin_pass_with_less_power() -> None:
 
 def test_integers_of_a_region_in_half_precision_are_not_asked_for() -> None:
     controls = Scripted(torch.int64, exact() * 100, exact)
-    assert judged(controls, exact() * 100, low_precision=True).findings == []
+    assert decided(controls, exact() * 100, low_precision=True).findings == []
     assert controls.asked == {}
 
 
@@ -78,26 +78,26 @@ def spiked(by: float) -> torch.Tensor:
 
 
 def test_twin_wrong_where_the_candidate_is_visibly_right_is_not_believed() -> None:
-    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), exact())
+    decisions = decided(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), exact())
     assert decisions.findings == []
     assert ["the float64 twin was not used" in note for note in decisions.notes] == [True]
 
 
 def test_twin_of_another_shape_is_not_used_and_that_is_said() -> None:
-    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
+    decisions = decided(Scripted(torch.bfloat16, exact(), lambda: exact()[1:]), exact())
     assert decisions.findings == []
     assert ["has another shape" in note for note in decisions.notes] == [True]
     assert decisions.limits["output[0]"] > 1e-3  # and the power is not the twin's
 
 
 def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
-    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
+    decisions = decided(Scripted(torch.bfloat16, exact(), lambda: spiked(1.0)), spiked(1.0))
     assert [(str(f.kind), "hides" in f.message) for f in decisions.findings] == [("logic", False)]
 
 
 def test_twin_wrong_within_the_noise_is_believed() -> None:
     candidate = spiked(2.0**-7)
-    decisions = judged(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
+    decisions = decided(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
     [finding] = decisions.findings
     assert finding.message.endswith("; the noise of bfloat16 hides how wrong")
 
@@ -106,6 +106,6 @@ def test_twin_wrong_within_the_noise_is_believed() -> None:
 def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...], kinds: list[str]) -> None:
     """A tie that few of the control runs break: more are made before the twin is believed."""
     controls = Scripted(torch.float32, exact(), lambda: spiked(0.1), jumps=jumps, noise=1e6)
-    decisions = judged(controls, exact() * (1 + 1e-3))
+    decisions = decided(controls, exact() * (1 + 1e-3))
     assert [str(finding.kind) for finding in decisions.findings] == kinds
     assert controls.asked["float64 noise"] == (2 if jumps == (1,) else 10)

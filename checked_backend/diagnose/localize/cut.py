@@ -1,4 +1,4 @@
-"""Cut a small trial out of a graph: the operator that errs, with as many of its neighbours as the error needs."""
+"""Cut a small case out of a graph: the operator that errs, with as many of its neighbours as the error needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from checked_backend.regions.inputs import copy_values
 __all__ = ["CallOracle", "Cut", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
 
 CallOracle = Callable[[GraphCase], Sequence[Finding]]
-"""Tries a trial and gives its failing findings. An error of the attempt itself is not a finding of the trial."""
+"""Tries a case and gives its failing findings. An error of the attempt itself is not a finding of the case."""
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
 """Operators in front of the faulty operator that a cut may have, tried in this order."""
@@ -39,15 +39,15 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A small trial that fails.
+    """A small case that fails.
 
     Attributes:
-        trial: The trial.
+        case: The case.
         node: The node that errs, in the whole graph.
-        finding: How the trial fails.
+        finding: How the case fails.
     """
 
-    trial: GraphCase
+    case: GraphCase
     node: fx.Node
     finding: Finding
 
@@ -69,12 +69,12 @@ def cut_out(
         inputs: Its inputs.
         node: The node whose compiled value is wrong.
         options: They name the candidate.
-        oracle: Tries a trial.
-        sure: Whether a finding is surely the wanted one. A trial with another finding is only taken if there is no
+        oracle: Tries a case.
+        sure: Whether a finding is surely the wanted one. A case with another finding is only taken if there is no
             better one.
 
     Returns:
-        The trial; None if no run of up to 64 operators fails by itself, nor the run of all the node's ancestors.
+        The case; None if no run of up to 64 operators fails by itself, nor the run of all the node's ancestors.
     """
     values = _eager_values(gm, inputs, node)
     viewed = [source for source in _views_behind(node) if not is_item(source)]
@@ -114,8 +114,8 @@ def cut_before(
                 break
             values[each] = next(given) if each.op == "placeholder" else interpreter.run_node(each)
     part, sources = part_of(gm, [node], [node])
-    trial = GraphCase(part, tuple(copy_values([values[source] for source in sources])), options, is_symbolic(gm))
-    return Cut(trial, node, finding)
+    case = GraphCase(part, tuple(copy_values([values[source] for source in sources])), options, is_symbolic(gm))
+    return Cut(case, node, finding)
 
 
 def shortest_wrong_prefix(
@@ -130,17 +130,17 @@ def shortest_wrong_prefix(
         gm: A graph.
         inputs: Its inputs.
         options: Name the candidate.
-        oracle: Tries a trial.
+        oracle: Tries a case.
 
     Returns:
         The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
     """
     calls = calls_of(gm)
     low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
-    found = _judged_prefix(gm, inputs, calls, options, oracle)
+    found = _checked_prefix(gm, inputs, calls, options, oracle)
     while found is not None and high - low > 1:
         middle = (low + high) // 2
-        shorter = _judged_prefix(gm, inputs, calls[:middle], options, oracle)
+        shorter = _checked_prefix(gm, inputs, calls[:middle], options, oracle)
         if shorter is not None:
             high, found = middle, shorter
         else:
@@ -151,15 +151,15 @@ def shortest_wrong_prefix(
 def wrong_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
-    """All calls of a graph up to a node, as a trial, if that trial fails. The arguments are those of `cut_out`."""
+    """All calls of a graph up to a node, as a case, if that case fails. The arguments are those of `cut_out`."""
     calls = calls_of(gm)
-    return _judged_prefix(gm, inputs, calls[: calls.index(node) + 1], options, oracle)
+    return _checked_prefix(gm, inputs, calls[: calls.index(node) + 1], options, oracle)
 
 
-def _judged_prefix(
+def _checked_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
-    # an operator with several results is judged by its items; without them, it would be dead code
+    # an operator with several results is compared by its items; without them, it would be dead code
     last = calls[-1]
     items = [made for node in calls for made in tensors_made(node)]
     calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
@@ -175,11 +175,11 @@ def _judged_prefix(
         return None
     part, sources = part_of(gm, calls, frontier)
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = oracle(trial)
+    case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
+    findings = oracle(case)
     while is_item(last) and isinstance(last.args[0], fx.Node):
         last = last.args[0]
-    return Cut(trial, last, findings[0]) if findings else None
+    return Cut(case, last, findings[0]) if findings else None
 
 
 def _tried(
@@ -197,9 +197,9 @@ def _tried(
         return None
     chosen = [*nodes, *(made for made in returned if made not in nodes)]
     part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
-    trial = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = oracle(trial)
-    return Cut(trial, node, findings[0]) if findings else None
+    case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
+    findings = oracle(case)
+    return Cut(case, node, findings[0]) if findings else None
 
 
 def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -51,7 +51,7 @@ class GradientSearch:
         """Bisect for the first operator up to which a gradient is wrong, and cut it out.
 
         Args:
-            oracle: Tries a trial.
+            oracle: Tries a case.
             tell: Called with each step as it begins.
 
         Returns:
@@ -98,16 +98,16 @@ class GradientSearch:
                 node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users)
             )
         ]
-        return self._judged(chosen, frontier, last, values.given, values, oracle)
+        return self._checked(chosen, frontier, last, values.given, values, oracle)
 
     def _tried(self, nodes: Sequence[fx.Node], node: fx.Node, values: _Values, oracle: CallOracle) -> Cut | None:
         made = tensors_made(node)
         chosen = [*nodes, *(one for one in made if one not in nodes)]
         if any(writes(one) for one in chosen):
             return None  # the values after a write are not those before it
-        return self._judged(chosen, made, node, values.made, values, oracle)
+        return self._checked(chosen, made, node, values.made, values, oracle)
 
-    def _judged(
+    def _checked(
         self,
         chosen: Sequence[fx.Node],
         returned: Sequence[fx.Node],
@@ -122,7 +122,7 @@ class GradientSearch:
         part, sources = part_of(self.graph, chosen, returned)
         if any(source not in given for source in sources):
             return None
-        trial = GraphCase(
+        case = GraphCase(
             part,
             tuple(given[source] for source in sources),
             self.options,
@@ -130,10 +130,10 @@ class GradientSearch:
             tuple(values.cotangent(one) for one in returned),
             frozenset(place for place, source in enumerate(sources) if source in values.differentiable),
         )
-        findings = [finding for finding in oracle(trial) if finding.about.is_gradient]
+        findings = [finding for finding in oracle(case) if finding.about.is_gradient]
         while is_item(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
-        return Cut(trial, node, findings[0]) if findings else None
+        return Cut(case, node, findings[0]) if findings else None
 
 
 @dataclass(frozen=True, slots=True)

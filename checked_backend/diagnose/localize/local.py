@@ -1,4 +1,4 @@
-"""Judge one operator by itself: given the compiled program's own inputs, is the compiled program's result right?
+"""Check one operator by itself: given the compiled program's own inputs, is the compiled program's result right?
 
 An operator whose inputs are wrong rightly gives a wrong result: that error is *inherited*. An operator has a *local*
 error if no rounding explains its result for its own inputs; it is the faulty one. Its noise is that of one operator,
@@ -114,7 +114,7 @@ class _CallControls:
 
     def one_zero(self, *, negative: bool) -> Values:
         del negative
-        raise ControlError("the sign of a zero is not judged here")
+        raise ControlError("the sign of a zero is not compared here")
 
     def draws(self) -> bool:
         return False
@@ -143,7 +143,7 @@ class _CallControls:
 
 
 def call_oracle(call: Call, expected: Any, actual: Any) -> Finding | None:
-    """Judge the compiled program's result of one operator call.
+    """Check the compiled program's result of one operator call.
 
     Args:
         call: The call, on the compiled program's own inputs.

@@ -1,4 +1,4 @@
-"""Find the wrong stage of a failed call of a region, the graph, the operator, and a small trial that fails."""
+"""Find the wrong stage of a failed call of a region, the graph, the operator, and a small case that fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locate(
     oracle: CallOracle,
     tell: Callable[[str], None] = lambda _text: None,
     *,
-    gross: CallOracle = lambda _trial: (),
+    gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
     hint: tuple[str, str] | None = None,
 ) -> Location:
@@ -41,9 +41,9 @@ def locate(
     Args:
         failure: The failed call.
         findings: The findings of its check.
-        oracle: Tries a trial, safely: the compiler may crash.
+        oracle: Tries a case, safely: the compiler may crash.
         tell: Called with each step as it begins.
-        gross: Tries a trial too, but finds only gross differences, without asking whether rounding explains them. It
+        gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
             is for a region without a part that is wrong by itself.
         known: Called with the location so far whenever more of it is known.
         hint: The kind of a graph and the name of a node that an earlier run found.
@@ -97,12 +97,12 @@ def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: Ch
     return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
 
 
-def _tried(failing: Sequence[Finding], oracle: CallOracle, trial: GraphCase) -> Sequence[Finding]:
-    return _alike(failing, oracle(trial))
+def _tried(failing: Sequence[Finding], oracle: CallOracle, case: GraphCase) -> Sequence[Finding]:
+    return _alike(failing, oracle(case))
 
 
-def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, trial: GraphCase) -> Sequence[Finding]:
-    found = oracle(trial)
+def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, case: GraphCase) -> Sequence[Finding]:
+    found = oracle(case)
     return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
 
 
@@ -139,7 +139,7 @@ def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings about a trial that may be the cause of the findings about the whole region.
+    """The findings about a case that may be the cause of the findings about the whole region.
 
     More is compared of a part than of the whole: strides and aliasing of values that are not results of the whole.
     """

@@ -1,7 +1,7 @@
-"""The probe: compile a graph once with its intermediate tensors as further outputs, and judge every operator.
+"""The probe: compile a graph once with its intermediate tensors as further outputs, and check every operator.
 
 The graph is walked in order. Each operator is run in eager on the compiled program's own inputs. So only an operator's
-local error shows, and an ill-conditioned successor is not accused of an inherited error. Values are freed after their
+local error shows, and an inherited error is no finding about an ill-conditioned successor. Values are freed after their
 last use.
 """
 
@@ -177,7 +177,7 @@ def _walk(
     exact: frozenset[int],
     uses: Mapping[fx.Node, fx.Node],
 ) -> Iterator[FaultyOperator]:
-    """Judge each call of a part. ``left`` has the inputs as the compiled part left them."""
+    """Check each call of a part. ``left`` has the inputs as the compiled part left them."""
     interpreter = fx.Interpreter(gm)
     written: dict[fx.Node, tuple[Call, Any]] = {}
     for node in _with_modes(gm, part):
@@ -205,7 +205,7 @@ def _walk(
         else:
             actual = _assembled(node, expected, known)
             values[node] = actual
-            # a draw depends on earlier draws, and a compiler may choose some of these; so draws are not judged
+            # a draw depends on earlier draws, and a compiler may choose some of these; so draws are not compared
             finding = call_oracle(call, expected, actual) if tape.empty else None
             if finding is not None:
                 yield FaultyOperator(node, finding)

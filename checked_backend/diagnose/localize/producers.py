@@ -36,25 +36,25 @@ def wrong_producer(
     """Find an operator before a cut's last one that gives wrong values to every reader.
 
     Args:
-        cut: A trial that fails, whose last operator is right by itself.
-        oracle: Tries a trial.
+        cut: A case that fails, whose last operator is right by itself.
+        oracle: Tries a case.
         explains: Whether a finding of another reader may explain the finding of the cut.
 
     Returns:
         The name of the node, and the finding about its value; None if the last operator itself is at fault, or if only
         the two together are wrong.
     """
-    gm = cut.trial.graph
+    gm = cut.case.graph
     current: fx.Node | None = next((node for node in calls_of(gm) if node.name == cut.node.name), None)
     blamed: tuple[str, Finding] | None = None
     tries = _READERS_TRIED
     while current is not None and not writes(current):
         following: fx.Node | None = None
-        for producer in _producers(current, through_views=cut.trial.cotangents is None):
+        for producer in _producers(current, through_views=cut.case.cotangents is None):
             if not tries:
                 return blamed
             tries -= 1
-            found = [one for one in _for_other_readers(cut.trial, producer, oracle) if explains(one, cut.finding)]
+            found = [one for one in _for_other_readers(cut.case, producer, oracle) if explains(one, cut.finding)]
             if found:
                 following, blamed = producer, (producer.name, found[0])
                 break
@@ -78,33 +78,33 @@ def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
     yield from sorted(seen, key=order.__getitem__, reverse=True)
 
 
-def _for_other_readers(trial: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:
+def _for_other_readers(case: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:
     """The findings if other operators read a value, and the value itself is not stored."""
     made = tensors_made(producer)
     if not any(_readers(recorded_value(node)) for node in made):
         return ()
-    calls = calls_of(trial.graph)
+    calls = calls_of(case.graph)
     before = calls[: calls.index(producer) + 1]
     chosen = [*before, *(node for node in made if node not in before)]
-    part, sources = part_of(trial.graph, chosen, made, finish=_read)
+    part, sources = part_of(case.graph, chosen, made, finish=_read)
     output = part.graph.output_node()
     read: Any = output.args[0]
     results: tuple[fx.Node, ...] = tuple(one for each in read for one in (each if isinstance(each, tuple) else (each,)))
-    if trial.cotangents is not None:
+    if case.cotangents is not None:
         results = (_sum_of_squares(part.graph, results),)  # one result, so that the gradients of siblings meet
     output.args = (results,)
     part.recompile()
-    values = dict(zip(trial.graph.graph.find_nodes(op="placeholder"), trial.inputs, strict=True))
+    values = dict(zip(case.graph.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
     places = {source: place for place, source in enumerate(values)}
-    cotangents = None if trial.cotangents is None else (torch.ones((), dtype=torch.float64),)
+    cotangents = None if case.cotangents is None else (torch.ones((), dtype=torch.float64),)
     try:
         return oracle(
             replace(
-                trial,
+                case,
                 graph=part,
                 inputs=tuple(values[source] for source in sources),
                 cotangents=cotangents,
-                wanted=frozenset(place for place, source in enumerate(sources) if places[source] in trial.wanted),
+                wanted=frozenset(place for place, source in enumerate(sources) if places[source] in case.wanted),
             )
         )
     except Exception:  # the readers do not fit, so nothing is known

@@ -67,9 +67,9 @@ class Search:
         dynamo: Dynamo's graph, which has the user's calls.
         options: They name the candidate.
         compiler: The first wrong stage, as a compiler.
-        oracle: Tries a trial.
-        killing: Like `oracle`, but a trial that kills its process is a finding too.
-        gross: Tries a trial, and only finds gross differences.
+        oracle: Tries a case.
+        killing: Like `oracle`, but a case that kills its process is a finding too.
+        gross: Tries a case, and only finds gross differences.
         tell: Called with each step as it begins.
         known: Called with the location so far.
         hint: The kind of a graph and the name of a node that an earlier run found.
@@ -169,7 +169,7 @@ class Search:
         _, faulty = slight
         least = MUCH * faulty.size
         found = replace(self, oracle=partial(_grosser, self.oracle, least))._bisected(stage, notes)
-        if found is None or found.cut is None or _has(found.cut.trial, faulty.node):
+        if found is None or found.cut is None or _has(found.cut.case, faulty.node):
             return None  # an operator that magnifies the slight error is not at fault
         notes.append(f"{faulty.node.name} ({faulty.node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(notes))
@@ -268,7 +268,7 @@ class Search:
         """A node alone, on eager's values. A graph that writes is not taken apart in any other way."""
         found = Finding(Kind.LOGIC, "output[0]", "")
         cut = cut_before(recorded.graph, copy_values(inputs), node, self.options, found)
-        findings = self.oracle(cut.trial)
+        findings = self.oracle(cut.case)
         return replace(cut, finding=findings[0]) if findings else None
 
     def _is_sure(self, finding: Finding) -> bool:
@@ -300,11 +300,11 @@ class Search:
         for recorded in self.graphs:
             if recorded.inputs is None:
                 continue
-            trial = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
-            findings = self.oracle(trial)
+            case = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
+            findings = self.oracle(case)
             if findings:
                 node = _output_node(recorded.graph, findings[0].subject)
-                cut = None if node is None else Cut(trial, node, findings[0])
+                cut = None if node is None else Cut(case, node, findings[0])
                 return Location(stage.name, recorded.kind, None, None, None, findings[0].message, cut, tuple(notes))
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
         notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
@@ -321,12 +321,12 @@ def _may_explain(found: Finding, wanted: Finding) -> bool:
     return share_of(wanted) <= MUCH * share_of(found)
 
 
-def _grosser(oracle: CallOracle, least: float, trial: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in oracle(trial) if share_of(finding) > least]
+def _grosser(oracle: CallOracle, least: float, case: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in oracle(case) if share_of(finding) > least]
 
 
-def _has(trial: GraphCase, node: fx.Node) -> bool:
-    return any(one.name == node.name and one.target == node.target for one in calls_of(trial.graph))
+def _has(case: GraphCase, node: fx.Node) -> bool:
+    return any(one.name == node.name and one.target == node.target for one in calls_of(case.graph))
 
 
 def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:

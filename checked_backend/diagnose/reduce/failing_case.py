@@ -1,4 +1,4 @@
-"""The program that is being reduced: a trial, and the result that is wrong."""
+"""The program that is being reduced: a case, and the result that is wrong."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _OUTPUT = re.compile(r"output\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class FailingCase:
-    """A trial and the subject that must stay wrong.
+    """A case and the subject that must stay wrong.
 
     Attributes:
-        trial: The graph has no attributes that are tensors; inputs correspond to placeholders.
+        case: The graph has no attributes that are tensors; inputs correspond to placeholders.
         subject: ``output[2]``, ``mutated[x]``, ``candidate``.
     """
 
-    trial: GraphCase
+    case: GraphCase
     subject: str
 
     @classmethod
-    def of(cls, trial: GraphCase, subject: str) -> FailingCase:
-        """Start from any trial: constants of its graph become inputs."""
-        draft = Draft(cls(trial, subject))
+    def of(cls, case: GraphCase, subject: str) -> FailingCase:
+        """Start from any case: constants of its graph become inputs."""
+        draft = Draft(cls(case, subject))
         for node in list(draft.graph.find_nodes(op="get_attr")):
             value = _attribute(draft.module, str(node.target))
             if isinstance(value, torch.Tensor):
@@ -51,13 +51,13 @@ class FailingCase:
 
     def placeholders(self) -> dict[str, Any]:
         """The inputs by the name of their placeholder."""
-        nodes = self.trial.graph.graph.find_nodes(op="placeholder")
-        return {node.name: value for node, value in zip(nodes, self.trial.inputs, strict=True)}
+        nodes = self.case.graph.graph.find_nodes(op="placeholder")
+        return {node.name: value for node, value in zip(nodes, self.case.inputs, strict=True)}
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> FailingCase:
         """The same graph on other inputs, given by name; those not given stay."""
         values = tuple(inputs.get(name, value) for name, value in self.placeholders().items())
-        return replace(self, trial=replace(self.trial, inputs=values))
+        return replace(self, case=replace(self.case, inputs=values))
 
 
 class Draft:
@@ -71,8 +71,8 @@ class Draft:
     """
 
     def __init__(self, program: FailingCase) -> None:
-        self._trial = program.trial
-        self.module = copy_graph(program.trial.graph)
+        self._case = program.case
+        self.module = copy_graph(program.case.graph)
         self.graph: fx.Graph = self.module.graph
         self.inputs = program.placeholders()
         self.subject = program.subject
@@ -125,7 +125,7 @@ class Draft:
         self.module.delete_all_unused_submodules()
         self.module.recompile()
         inputs = tuple(self.inputs[node.name] for node in self.graph.find_nodes(op="placeholder"))
-        return FailingCase(replace(self._trial, graph=self.module, inputs=inputs), self.subject)
+        return FailingCase(replace(self._case, graph=self.module, inputs=inputs), self.subject)
 
 
 def call_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -156,7 +156,7 @@ def record_values(program: FailingCase, names: frozenset[str] | None = None) -> 
             return value
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _Recorder(program.trial.graph).run(*copy_values(program.trial.inputs))
+        _Recorder(program.case.graph).run(*copy_values(program.case.inputs))
     return found
 
 

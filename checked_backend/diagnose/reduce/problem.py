@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checked_backend.diagnose.oracle import Oracle, screen_trials, verdict_oracle
+from checked_backend.diagnose.oracle import Oracle, screen_cases, verdict_oracle
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.journal import Journal
 from checked_backend.diagnose.reduce.races import has_race
@@ -42,7 +42,7 @@ class Progress:
 
     Attributes:
         step: The present step.
-        tried: Programs judged so far.
+        tried: Programs checked so far.
         size: Size of the smallest program so far.
         seconds_left: Seconds until the deadline.
     """
@@ -63,14 +63,14 @@ class Problem:
         program: The program to reduce.
         kind: The kind of the finding that must stay.
         deadline: A `time.monotonic` moment after which nothing is tried.
-        progress: Called before each program that is judged.
+        progress: Called before each program that is checked.
         journal: A file of verdicts, so that a second run continues where this one stops.
-        oracle: Judges one trial.
-        screen: Tells in advance which trials cannot go wrong.
+        oracle: Checks one case.
+        screen: Tells in advance which cases cannot go wrong.
 
     Attributes:
         best: The smallest program so far.
-        tried: How many programs were judged.
+        tried: How many programs were checked.
         step: The present step, in words.
         from_journal: Whether the best program was accepted by the journal's verdict alone.
     """
@@ -84,7 +84,7 @@ class Problem:
         progress: Callable[[Progress], None] | None = None,
         journal: Path | None = None,
         oracle: Oracle = verdict_oracle,
-        screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_trials,
+        screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_cases,
     ) -> None:
         self.best = program
         self.tried = 0
@@ -97,7 +97,7 @@ class Problem:
         self._screen = screen
         self._size = measure_size(program)
         self._signs: set[tuple[str, str]] = set()
-        self._journal = Journal(journal, program.trial.options, f"{kind} {program.subject}")
+        self._journal = Journal(journal, program.case.options, f"{kind} {program.subject}")
         self._timeout = 10 * MIN_TIMEOUT_S
         self._races = has_race(program)
 
@@ -112,10 +112,10 @@ class Problem:
         return self._deadline - time.monotonic()
 
     def is_interesting(self, program: FailingCase) -> bool:
-        """Whether a program goes wrong as wanted, judged anew.
+        """Whether a program goes wrong as wanted, checked anew.
 
         Raises:
-            OutOfTime: The deadline has passed, or passed while it was judged.
+            OutOfTime: The deadline has passed, or passed while it was checked.
         """
         left = self.seconds_left
         if left <= 0:
@@ -124,7 +124,7 @@ class Problem:
             self._progress(Progress(self.step, self.tried, self._size, left))
         self.tried += 1
         began = time.monotonic()
-        found = self._oracle(program.trial, min(self._timeout, left)) or ()
+        found = self._oracle(program.case, min(self._timeout, left)) or ()
         if self.seconds_left <= 0:
             raise OutOfTime
         signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
@@ -175,7 +175,7 @@ class Problem:
             return smaller
         if self.seconds_left <= 0:
             raise OutOfTime
-        flags = self._screen([program.trial for program in smaller], min(self._timeout, self.seconds_left))
+        flags = self._screen([program.case for program in smaller], min(self._timeout, self.seconds_left))
         return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
     def wrong_results(self, program: FailingCase) -> list[int]:
@@ -187,9 +187,9 @@ class Problem:
         left = self.seconds_left
         if left <= 0:
             raise OutOfTime
-        found = self._oracle(program.trial, min(self._timeout, left)) or ()
+        found = self._oracle(program.case, min(self._timeout, left)) or ()
         subjects = {item.subject for item in found if item.kind == self._kind}
-        count = len(outputs_of(program.trial.graph.graph))
+        count = len(outputs_of(program.case.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]
 
     def first_of(self, candidates: Sequence[FailingCase]) -> bool:

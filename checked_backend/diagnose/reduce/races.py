@@ -31,11 +31,11 @@ def has_race(program: FailingCase) -> bool:
     Returns:
         Whether there is such a write; what was seen so far if eager raises.
     """
-    if not any(map(_may_race, program.trial.graph.graph.nodes)):
+    if not any(map(_may_race, program.case.graph.graph.nodes)):
         return False
     watch = _Watch()
     with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
-        program.trial.graph(*copy_values(program.trial.inputs))
+        program.case.graph(*copy_values(program.case.inputs))
     return watch.found
 
 

@@ -1,4 +1,4 @@
-"""Reduce a trial: passes in order, again and again until nothing gets smaller."""
+"""Reduce a case: passes in order, again and again until nothing gets smaller."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Reduction:
     """The result of a reduction.
 
     Attributes:
-        trial: The smallest program that still goes wrong in the same way.
+        case: The smallest program that still goes wrong in the same way.
         subject: The name of the wrong result in it. Outputs move when others are dropped.
         kind: The kind of the finding, which stayed the same.
-        shown: Whether the trial that was handed in showed the finding in a worker process. If not, ``trial`` is that
-            trial, and nothing was reduced.
+        shown: Whether the case that was handed in showed the finding in a worker process. If not, ``case`` is that
+            case, and nothing was reduced.
         stopped: Why it ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
-        tried: Programs judged.
-        size: The size of ``trial``.
+        tried: Programs checked.
+        size: The size of ``case``.
     """
 
-    trial: GraphCase
+    case: GraphCase
     subject: str
     kind: Kind
     shown: bool
@@ -73,7 +73,7 @@ class Reduction:
 
 
 def reduce(
-    trial: GraphCase,
+    case: GraphCase,
     *,
     subject: str,
     kind: Kind,
@@ -84,24 +84,24 @@ def reduce(
 ) -> Reduction:
     """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
 
-    Each program is compiled and judged in a worker process with a time limit, without compile caches.
+    Each program is compiled and checked in a worker process with a time limit, without compile caches.
 
     Args:
-        trial: The program that goes wrong. It is not changed.
+        case: The program that goes wrong. It is not changed.
         subject: The wrong result, as in its finding.
         kind: The kind of that finding.
         deadline: A `time.monotonic` moment; the best until then is returned.
         progress: Called before each program that is tried; ``str(progress)`` is a line for people.
         journal: A file of verdicts: a second run with the same file continues where the first one stopped.
-        oracle: Judges one trial, for tests.
+        oracle: Checks one case, for tests.
 
     Returns:
         The smallest program found, also after the deadline and after Ctrl-C.
     """
-    program = FailingCase.of(trial, subject)
+    program = FailingCase.of(case, subject)
     problem = Problem(program, kind, deadline, progress=progress, journal=journal, oracle=oracle)
     shown = False
-    warm_up(trial)
+    warm_up(case)
     stopped: Literal["done", "deadline", "interrupted"] = "done"
     try:
         shown = problem.is_interesting(program)
@@ -115,7 +115,7 @@ def reduce(
     except KeyboardInterrupt:
         stopped = "interrupted"
     best = problem.best
-    return Reduction(best.trial, best.subject, kind, shown, stopped, problem.tried, problem.size)
+    return Reduction(best.case, best.subject, kind, shown, stopped, problem.tried, problem.size)
 
 
 def _fitting(kind: Kind) -> tuple[_Steps, _Steps]:

@@ -63,14 +63,14 @@ class Size:
 
 def measure_size(program: FailingCase) -> Size:
     """The size of a program."""
-    graph = program.trial.graph.graph
+    graph = program.case.graph.graph
     calls = call_nodes(graph)
-    tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
+    tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
     return Size(
         calls=len(calls),
         outputs=len(outputs_of(graph)),
-        dynamic=int(program.trial.dynamic),
-        inputs=len(program.trial.inputs),
+        dynamic=int(program.case.dynamic),
+        inputs=len(program.case.inputs),
         elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),
         dimensions=sum(tensor.dim() for tensor in tensors),
         nodes=len(graph.nodes),
@@ -83,9 +83,9 @@ def measure_size(program: FailingCase) -> Size:
 
 def fingerprint(program: FailingCase) -> str:
     """A digest of everything that decides what a program does, apart from its compiler."""
-    digest = hashlib.sha256(program.trial.graph.code.encode())
-    digest.update(f"{program.subject} {program.trial.dynamic}".encode())
-    for value in program.trial.inputs:
+    digest = hashlib.sha256(program.case.graph.code.encode())
+    digest.update(f"{program.subject} {program.case.dynamic}".encode())
+    for value in program.case.inputs:
         if not isinstance(value, torch.Tensor):
             digest.update(repr(value).encode())
             continue

@@ -55,7 +55,7 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
         settings: Settings of the process that the script must have too, by module of torch.
         random: Whether the program is about random numbers; found out if not given.
     """
-    options = program.trial.options
+    options = program.case.options
     given = dict(options.compiler_options)
     random = is_random(program) if random is None else random
     if not random:  # the checker sets it everywhere
@@ -79,29 +79,29 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
     arguments = [f"backend={backend}"]
     if given:
         arguments.append(f"options={given!r}")
-    if program.trial.dynamic:
+    if program.case.dynamic:
         arguments.append("dynamic=True")
     return CompileCode(", ".join(arguments), tuple(lines), problem, any(line.startswith("\n") for line in lines))
 
 
 def is_random(program: FailingCase) -> bool:
     """Whether a program draws random numbers, or may do so: found by running it on fake tensors."""
-    return find_effects(program.trial.graph, program.trial.inputs).random
+    return find_effects(program.case.graph, program.case.inputs).random
 
 
-def settings_that_matter(trial: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
+def settings_that_matter(case: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
     """Settings of this process that are not torch's defaults, and that the bug needs to show.
 
     Args:
-        trial: A trial that shows the bug here.
-        shows: Whether a trial shows it.
+        case: A case that shows the bug here.
+        shows: Whether a case shows it.
     """
     left: dict[str, dict[str, Any]] = {
         module: {name: value for name, value in found.items() if _matters(name, value)}
         for module, found in changed_settings().items()
     }
     names = [(module, name) for module, found in left.items() for name in found]
-    if not names or shows(_with_defaults(trial, left)):
+    if not names or shows(_with_defaults(case, left)):
         return {}
     for module, name in names:
         value = left[module].pop(name)
@@ -109,7 +109,7 @@ def settings_that_matter(trial: GraphCase, shows: Callable[[GraphCase], bool]) -
         for home, other in names:
             if other not in left[home]:
                 dropped.setdefault(home, []).append(other)
-        if not shows(_with_defaults(trial, dropped)):
+        if not shows(_with_defaults(case, dropped)):
             left[module][name] = value
     return {module: found for module, found in left.items() if found}
 
@@ -123,16 +123,16 @@ def _matters(name: str, value: Any) -> bool:
         return False
 
 
-def _with_defaults(trial: GraphCase, names: Mapping[str, Iterable[str]]) -> GraphCase:
-    """The trial with a compiler that sets these settings to their defaults first."""
+def _with_defaults(case: GraphCase, names: Mapping[str, Iterable[str]]) -> GraphCase:
+    """The case with a compiler that sets these settings to their defaults first."""
     chosen = {module: tuple(found) for module, found in names.items()}
-    inner = resolve_compiler(trial.options)
+    inner = resolve_compiler(case.options)
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with default_settings(chosen):
             return inner(gm, example_inputs)
 
-    return replace(trial, options=trial.options.model_copy(update={"compiler": compiler, "compiler_options": {}}))
+    return replace(case, options=case.options.model_copy(update={"compiler": compiler, "compiler_options": {}}))
 
 
 def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:

@@ -49,7 +49,7 @@ class Repro:
 
 
 def write_repro(
-    trial: GraphCase,
+    case: GraphCase,
     folder: Path,
     *,
     name: str,
@@ -61,13 +61,13 @@ def write_repro(
     oracle: Oracle = verdict_oracle,
     known: Finding | None = None,
 ) -> Repro:
-    """Write a trial as a script, and run it from disk in a fresh process.
+    """Write a case as a script, and run it from disk in a fresh process.
 
     The script exits 1 while the bug is there and 0 when it is gone. It calls plain ``torch`` functions if they do the
     same and the bug shows with them, else operators.
 
     Args:
-        trial: A small program that goes wrong.
+        case: A small program that goes wrong.
         folder: The folder of the script; made if it does not exist.
         name: The topic of the script, for its file name: ``repro_<name>.py``.
         subject: The wrong result.
@@ -75,8 +75,8 @@ def write_repro(
         source: The user's line in which the bug was found.
         about: Further lines for the script's docstring.
         timeout: Seconds for each run.
-        oracle: Judges one trial.
-        known: The finding, for a trial that no oracle can judge because it raises in eager.
+        oracle: Checks one case.
+        known: The finding, for a case that no oracle can check because it raises in eager.
 
     Returns:
         The script, and whether it showed the bug.
@@ -85,18 +85,18 @@ def write_repro(
         Untranslatable: The program cannot be written as a script.
         OSError: The folder cannot be written to.
     """
-    program = FailingCase.of(trial, subject)
-    warm_up(trial)
-    finding = None if known is not None else _finding(program.trial, subject, kind, oracle, timeout)
+    program = FailingCase.of(case, subject)
+    warm_up(case)
+    finding = None if known is not None else _finding(program.case, subject, kind, oracle, timeout)
     if finding is not None and is_drowned(finding):
         wide = in_float64(program)
-        there = _finding(wide.trial, subject, kind, oracle, timeout)
+        there = _finding(wide.case, subject, kind, oracle, timeout)
         if there is not None and not is_drowned(there):
             program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
     settings: Settings = {}
     if finding is not None:  # without a finding nothing tells which settings matter
         settings = settings_that_matter(
-            program.trial, lambda other: _finding(other, subject, kind, oracle, timeout) is not None
+            program.case, lambda other: _finding(other, subject, kind, oracle, timeout) is not None
         )
     compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
@@ -149,8 +149,8 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     return Repro(path, confirmed, output)
 
 
-def _finding(trial: GraphCase, subject: str, kind: Kind, oracle: Oracle, timeout: float) -> Finding | None:
-    found = oracle(trial, timeout) or ()
+def _finding(case: GraphCase, subject: str, kind: Kind, oracle: Oracle, timeout: float) -> Finding | None:
+    found = oracle(case, timeout) or ()
     return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
 
 

@@ -168,7 +168,7 @@ def write_script(
         Untranslatable: The program cannot be written.
     """
     written = write_program(program, plain=plain)
-    inputs = write_inputs(dict(zip(written.parameters, program.trial.inputs, strict=True)))
+    inputs = write_inputs(dict(zip(written.parameters, program.case.inputs, strict=True)))
     tail = _tail(program, finding)
     body = "\n".join(written.lines)
     uses_death = "os.fork()" in tail
@@ -241,11 +241,11 @@ def safe(text: str) -> str:
 
 
 def _tail(program: FailingCase, finding: Finding) -> str:
-    returned = outputs_of(program.trial.graph.graph)
+    returned = outputs_of(program.case.graph.graph)
     tracked = program.tracked
     index = "" if len(returned) == 1 else f"[{tracked or 0}]"
     tolerance, why = _tolerance(finding)
-    tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
+    tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
     wide = "complex128" if any(tensor.is_complex() for tensor in tensors) else "float64"
     numbers = {"index": index, "tolerance": tolerance, "why": why, "wide": wide}
     if finding.kind is Kind.ALIAS:

@@ -58,9 +58,9 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
     if plain:
         with contextlib.suppress(Exception):  # a program that raises in eager has no results to compare
             values |= record_values(program)
-    writer = _Writer(program.trial.graph, values)
+    writer = _Writer(program.case.graph, values)
     lines = writer.body()
-    returned = [writer.text(value) for value in outputs_of(program.trial.graph.graph)]
+    returned = [writer.text(value) for value in outputs_of(program.case.graph.graph)]
     if lines and len(returned) == 1 and lines[-1].startswith(f"{returned[0]} = "):
         lines[-1] = f"return {lines[-1].partition(' = ')[2]}"
     else:

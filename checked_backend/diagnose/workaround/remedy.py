@@ -80,7 +80,7 @@ class WorkaroundSearch:
     Attributes:
         failure: The failed call, in which the workaround must help.
         findings: The findings of its check.
-        oracle: Judges one trial of the small program.
+        oracle: Checks one case of the small program.
         deadline: A `time.monotonic` moment.
         tell: Called with each step as it begins.
         evidence: Receives the steps that were tried, for people.
@@ -93,27 +93,27 @@ class WorkaroundSearch:
     tell: Callable[[str], None]
     evidence: dict[str, str]
 
-    def cheapest(self, trial: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
+    def cheapest(self, case: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
         """Find a workaround: cheap ones are tried first; among expensive ones the cheapest is taken.
 
         Args:
-            trial: The small program; None if eager raises, so that there are no results to judge it by.
+            case: The small program; None if eager raises, so that there are no results to compare.
             operator: The operator that errs, if it is known.
 
         Returns:
             The workaround, which was seen to make the region right. Its code says what it costs.
         """
         attempts: list[Callable[[], Workaround | None]] = []
-        if trial is not None:
-            attempts.append(lambda: self.setting(trial, costly=()))
+        if case is not None:
+            attempts.append(lambda: self.setting(case, costly=()))
         if operator is not None:
             attempts.append(lambda: self.line(operator.op, operator.source))
-        if trial is not None:
-            attempts.append(lambda: self.setting(trial, costly=COSTLY, cheap=False))
-            attempts.append(lambda: self.setting(trial, costly=EAGER, cheap=False))
+        if case is not None:
+            attempts.append(lambda: self.setting(case, costly=COSTLY, cheap=False))
+            attempts.append(lambda: self.setting(case, costly=EAGER, cheap=False))
         found: list[tuple[Cost | None, Workaround]] = []
         for place, attempt in enumerate(attempts):
-            if place and place == len(attempts) - 1 and trial is not None and found:
+            if place and place == len(attempts) - 1 and case is not None and found:
                 break  # only eager is left
             workaround = attempt()
             if workaround is None:
@@ -166,11 +166,11 @@ class WorkaroundSearch:
             return without_line(resolve_compiler(self.options), workaround.source)
         return None
 
-    def setting(self, trial: GraphCase, *, costly: Sequence[Setting], cheap: bool = True) -> Workaround | None:
+    def setting(self, case: GraphCase, *, costly: Sequence[Setting], cheap: bool = True) -> Workaround | None:
         """Find a setting that helps the small program, and the region too.
 
         Args:
-            trial: The small program.
+            case: The small program.
             costly: Settings that slow the whole model down.
             cheap: Whether cheap settings are tried before these.
         """
@@ -188,7 +188,7 @@ class WorkaroundSearch:
             return not answer.why
 
         limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
-        search = partial(find_workaround, trial, deadline=limit, confirm=confirmed, costly=costly, oracle=self.oracle)
+        search = partial(find_workaround, case, deadline=limit, confirm=confirmed, costly=costly, oracle=self.oracle)
         found = search() if cheap else search(settings=(), process=(), fallbacks=False)
         if refused:
             helped = "helps" if len(refused) == 1 else "help"

@@ -273,9 +273,9 @@ def together(settings: Sequence[Setting]) -> Setting:
     return Setting(" and ".join(setting.name for setting in settings), patches)
 
 
-def flags_not_set(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
+def flags_not_set(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
     """The settings of the process that this version of torch has, that are not set already, and fit the devices."""
-    devices = _devices(trial)
+    devices = _devices(case)
     return [setting for setting in settings if devices & set(setting.devices) and _differs(setting)]
 
 
@@ -286,14 +286,14 @@ def _differs(setting: Setting) -> bool:
         return False
 
 
-def _devices(trial: GraphCase) -> set[str]:
-    return {value.device.type for value in trial.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+def _devices(case: GraphCase) -> set[str]:
+    return {value.device.type for value in case.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
 
 
-def applicable(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
+def applicable(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
     """The settings that this version of Inductor has, that are not set like this already, and that fit the devices."""
-    present = {**inductor_settings(), **trial.options.compiler_options}
-    devices = _devices(trial)
+    present = {**inductor_settings(), **case.options.compiler_options}
+    devices = _devices(case)
     return [
         setting
         for setting in settings
@@ -303,9 +303,9 @@ def applicable(settings: Sequence[Setting], trial: GraphCase) -> list[Setting]:
     ]
 
 
-def operator_fallbacks(trial: GraphCase) -> Iterator[Setting]:
+def operator_fallbacks(case: GraphCase) -> Iterator[Setting]:
     """For each operator of a graph, a setting that leaves it to eager's kernel. Composite operators have no kernel."""
-    targets = dict.fromkeys(node.target for node in trial.graph.graph.nodes if isinstance(node.target, OpOverload))
+    targets = dict.fromkeys(node.target for node in case.graph.graph.nodes if isinstance(node.target, OpOverload))
     for op in reversed(targets):
         if isinstance(op, OpOverload) and not is_composite(op) and not op.is_view:
             yield Setting(f"eager's kernel for {op}", fallback=op)

@@ -54,7 +54,7 @@ class Workaround:
 
 
 def find_workaround(
-    trial: GraphCase,
+    case: GraphCase,
     *,
     deadline: float,
     confirm: Callable[[Setting], bool] = lambda _setting: True,
@@ -70,7 +70,7 @@ def find_workaround(
     that change eager too, and settings that slow the whole model down.
 
     Args:
-        trial: A small program that goes wrong.
+        case: A small program that goes wrong.
         deadline: A `time.monotonic` moment.
         confirm: Whether a setting that helps the program also helps the region that it was cut from. If not, the next
             one is tried.
@@ -78,33 +78,33 @@ def find_workaround(
         process: Settings of the whole process.
         costly: Settings that slow the whole model down.
         fallbacks: Whether eager's kernels for single operators are tried.
-        oracle: Judges one trial.
+        oracle: Checks one case.
 
     Returns:
         The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
     """
-    if trial.options.compiler != "inductor":
+    if case.options.compiler != "inductor":
         return None
-    warm_up(trial)
-    search = _Search(trial, confirm, deadline, oracle)
+    warm_up(case)
+    search = _Search(case, confirm, deadline, oracle)
     alone = cannot_fork() is None  # some settings change the whole process
-    found = search.one_of(applicable(settings, trial))
+    found = search.one_of(applicable(settings, case))
     if found is not None and alone and found.patches.keys() & ABOUT_PASSES:
-        found = search.one_of(pass_settings(_passes_of(trial, deadline))) or found
+        found = search.one_of(pass_settings(_passes_of(case, deadline))) or found
     if found is None and alone:
-        found = search.first_of([*(operator_fallbacks(trial) if fallbacks else ()), *flags_not_set(process, trial)])
+        found = search.first_of([*(operator_fallbacks(case) if fallbacks else ()), *flags_not_set(process, case)])
     if found is None:
-        found = search.first_of(applicable(costly, trial))
+        found = search.first_of(applicable(costly, case))
     return None if found is None else Workaround(found.name, found.code, found)
 
 
-def _passes_of(trial: GraphCase, deadline: float) -> list[str]:
-    """The graph passes that Inductor runs on a trial."""
+def _passes_of(case: GraphCase, deadline: float) -> list[str]:
+    """The graph passes that Inductor runs on a case."""
 
     def produce() -> str:
         names: list[str] = []
         with without_compile_caches(), inductor_graph_passes(names):
-            trial.findings()
+            case.findings()
         return json.dumps(names)
 
     try:
@@ -114,16 +114,16 @@ def _passes_of(trial: GraphCase, deadline: float) -> list[str]:
     return [] if isinstance(answer, Death) else list(json.loads(answer))
 
 
-def helps(setting: Setting, trial: GraphCase, *, timeout: float, oracle: Oracle = verdict_oracle) -> bool:
-    """Whether a trial is right under a setting: there is no failing finding.
+def helps(setting: Setting, case: GraphCase, *, timeout: float, oracle: Oracle = verdict_oracle) -> bool:
+    """Whether a case is right under a setting: there is no failing finding.
 
     Args:
         setting: The setting.
-        trial: A trial that goes wrong without it.
+        case: A case that goes wrong without it.
         timeout: Seconds.
-        oracle: Judges one trial.
+        oracle: Checks one case.
     """
-    findings = oracle(replace(trial, options=setting.on(trial.options)), timeout)
+    findings = oracle(replace(case, options=setting.on(case.options)), timeout)
     return findings is not None and not any(found.kind.fails for found in findings)
 
 
@@ -209,8 +209,8 @@ def _names(part: ast.comprehension) -> list[ast.Name]:
 class _Search:
     """Tries settings until the deadline."""
 
-    def __init__(self, trial: GraphCase, confirm: Callable[[Setting], bool], deadline: float, oracle: Oracle) -> None:
-        self._trial = trial
+    def __init__(self, case: GraphCase, confirm: Callable[[Setting], bool], deadline: float, oracle: Oracle) -> None:
+        self._case = case
         self._confirm = confirm
         self._deadline = deadline
         self._oracle = oracle
@@ -251,7 +251,7 @@ class _Search:
 
     def _helps(self, setting: Setting) -> bool:
         seconds = self._deadline - time.monotonic()
-        return seconds > 0 and helps(setting, self._trial, timeout=seconds, oracle=self._oracle)
+        return seconds > 0 and helps(setting, self._case, timeout=seconds, oracle=self._oracle)
 
     def _confirmed(self, setting: Setting) -> bool:
         return time.monotonic() < self._deadline and self._confirm(setting)

@@ -49,7 +49,7 @@ _OTHER = (
     "compiled is not: {}"
 )
 _INSIDE = (
-    "judged together with what reads them, because the compiler gets the region wrong where they are handed out, and "
+    "checked together with what reads them, because the compiler gets the region wrong where they are handed out, and "
     "only there: {}"
 )
 
@@ -127,7 +127,7 @@ class OperatorCheck:
                 self._check_operators(inputs, rng, subjects, decisions)
         except Exception as error:  # the region as a whole is compared all the same
             decisions.checked, decisions.reason = 0, short(error)
-            decisions.skips.append(Skip(SUBJECT, f"not judged: {short(error)}"))
+            decisions.skips.append(Skip(SUBJECT, f"not checked: {short(error)}"))
         return decisions
 
     def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
@@ -137,7 +137,7 @@ class OperatorCheck:
             if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(inputs):
                 raise
             decisions.reason = short(error)
-            decisions.skips.append(Skip(GRADIENTS, f"not judged: {short(error)}"))
+            decisions.skips.append(Skip(GRADIENTS, f"not checked: {short(error)}"))
             self._make_anew(gradients=False)
             doubtful = self._check_probe(inputs, rng, subjects, decisions)
         if doubtful and not self._hidden:
@@ -294,7 +294,7 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 def _told(unchecked: Mapping[str, str]) -> str:
-    return f"not judged: {_names(unchecked)} ({next(iter(unchecked.values()))})"
+    return f"not checked: {_names(unchecked)} ({next(iter(unchecked.values()))})"
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     if first.output is not None:
         what = f"what is returned of {name}"
     evidence: dict[str, object] = {
-        EvidenceKey.JUDGED: "by itself, on the compiled program's own inputs"
+        EvidenceKey.CHECKED: "by itself, on the compiled program's own inputs"
         + (" and gradients" if first.gradient else "")
         + ", with its intermediate tensors handed out",
         EvidenceKey.OPERATOR_ERROR: error.relative,

@@ -22,7 +22,7 @@ __all__ = ["OperatorStep"]
 
 _HIDDEN = (
     "its noise would hide an error of 100 % of a kernel in this precision alone, and the operators in front of it were "
-    "not judged by themselves: {}"
+    "not checked by themselves: {}"
 )
 
 SLACK = 4.0

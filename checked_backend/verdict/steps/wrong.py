@@ -40,12 +40,12 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
         )
         return
     if case.envelope is None and case.high_precision is None:
-        reason = "no control could run, so it was not judged"
+        reason = "no control could run, so there is no verdict on it"
         context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
         close_as(context, case, UNSUPPORTED)
         return
     if case.envelope is None and not case.logic_differs and _has_half_of_its_digits(case):
-        reason = "its noise could not be found out, and half of its digits agree with float64, so it was not judged"
+        reason = "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
         close_undecided(context, case, reason)
         return
     if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:

@@ -127,7 +127,7 @@ def _be_patient(times: float, *, settings: bool) -> None:
     global TIME_LIMIT
     TIME_LIMIT *= times
     module = sys.modules["checked_backend.diagnose.investigate"]
-    for limit in ("TIME_LIMIT", "TRIAL_LIMIT", "REDUCTION_LIMIT", "LEAST_SCRIPT_LIMIT"):
+    for limit in ("TIME_LIMIT", "CASE_LIMIT", "REDUCTION_LIMIT", "LEAST_SCRIPT_LIMIT"):
         setattr(module, limit, getattr(module, limit) * times)
     if not settings:
         module._Search._workaround = lambda _search, _reduced: None  # type: ignore[attr-defined]
@@ -225,8 +225,8 @@ def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, told: di
             location = locate(
                 failure,
                 findings,
-                lambda trial: _failing(verdict_oracle(trial, 60)),
-                gross=lambda trial: gross_error_oracle(trial, 60) or (),
+                lambda case: _failing(verdict_oracle(case, 60)),
+                gross=lambda case: gross_error_oracle(case, 60) or (),
             )
             told.update(_located(location, findings))
         return findings
@@ -242,7 +242,7 @@ def _failing(findings: Sequence[Finding] | None) -> Sequence[Finding]:
 def _located(location: Location, findings: Sequence[Finding]) -> dict[str, Any]:
     cut = None
     if location.cut is not None:
-        cut = sum(node.op == "call_function" for node in location.cut.trial.graph.graph.nodes)
+        cut = sum(node.op == "call_function" for node in location.cut.case.graph.graph.nodes)
     return {
         "op": location.op,
         "node": location.node and location.node.name,

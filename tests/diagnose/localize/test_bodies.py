@@ -68,7 +68,7 @@ def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], call
     location = located(program, function, wrong_everywhere("aten.exp.default"))
     assert operator_of(location) == "aten.exp.default"
     assert location.cut is not None
-    assert calls(location.cut.trial) == ["aten.exp.default"]
+    assert calls(location.cut.case) == ["aten.exp.default"]
     assert any(f"({'torch.ops.higher_order.' + caller}) calls" in note for note in location.notes)
 
 

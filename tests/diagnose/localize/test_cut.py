@@ -1,4 +1,4 @@
-"""Small trials cut out of a graph, and bisection over its prefixes."""
+"""Small cases cut out of a graph, and bisection over its prefixes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults, planting
 
 
-def oracle(trial: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in trial.findings() if finding.kind.fails]
+def oracle(case: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in case.findings() if finding.kind.fails]
 
 
 def chain(x: Tensor) -> tuple[Tensor, ...]:
@@ -46,9 +46,9 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     gm = traced(chain, x)
     tried: list[int] = []
 
-    def counted(trial: GraphCase) -> Sequence[Finding]:
-        tried.append(len(calls_of(trial.graph)))
-        return oracle(trial)
+    def counted(case: GraphCase) -> Sequence[Finding]:
+        tried.append(len(calls_of(case.graph)))
+        return oracle(case)
 
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     found = shortest_wrong_prefix(gm, (x,), options, counted)
@@ -56,7 +56,7 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     assert str(found.node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
     assert found.node.args[0] is named(gm, "aten.tanh.default")
     assert found.finding.kind.fails
-    assert oracle(found.trial)
+    assert oracle(found.case)
     assert len(tried) <= 6  # 18 calls
 
 
@@ -72,7 +72,7 @@ def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
     reader = next(iter(named(gm, "aten.tanh.default").users))
     cut = cut_out(gm, (x,), reader, options, oracle)
     assert cut is not None
-    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.tanh.default", "aten.cos.default"]
+    assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.tanh.default", "aten.cos.default"]
     assert cut.finding.kind.fails
 
 
@@ -90,7 +90,7 @@ def test_the_recorded_values_are_eagers() -> None:
     expected = x
     for _ in range(4):
         expected = torch.sin(expected) * 2
-    assert torch.equal(cut.trial.inputs[0], expected)
+    assert torch.equal(cut.case.inputs[0], expected)
 
 
 def test_nothing_is_cut_out_of_what_is_right() -> None:
@@ -148,8 +148,8 @@ def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
     assert faulty.node is named(gm, "aten.copy_.default")
     cut = cut_out(gm, inputs, faulty.node, CheckOptions(compiler=dropped), oracle)
     assert cut is not None
-    assert [str(node.target) for node in calls_of(cut.trial.graph)] == ["aten.copy_.default"]
-    assert oracle(cut.trial)
+    assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.copy_.default"]
+    assert oracle(cut.case)
 
 
 def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
@@ -188,6 +188,6 @@ def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
     x = torch.randn(4, 8)
     gm = traced(program, x)
     options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
-    found = shortest_wrong_prefix(gm, (x,), options, lambda trial: [one for one in trial.findings() if one.kind.fails])
+    found = shortest_wrong_prefix(gm, (x,), options, lambda case: [one for one in case.findings() if one.kind.fails])
     assert found is not None
     assert found.node is named(gm, "aten.relu.default")

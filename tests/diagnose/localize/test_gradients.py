@@ -63,7 +63,7 @@ def test_a_pooling_in_a_network_whose_gradient_is_wrong(
     assert location.graph == "dynamo"
     assert location.cut is not None
     assert location.cut.finding.subject.startswith("grad[")
-    assert len([node for node in location.cut.trial.graph.graph.nodes if node.op == "call_function"]) == 1
+    assert len([node for node in location.cut.case.graph.graph.nodes if node.op == "call_function"]) == 1
     assert any("forward and backward are compiled together" in note for note in location.notes)
 
 
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_lost_between_sibling_outputs(part: Callable[[Tensor]
 
 
 def test_siblings_of_which_one_is_lost_in_the_backward_graph() -> None:
-    """The product that reads both is innocent: stored, both parts are right, and so is the product."""
+    """The product that reads both is right: stored, both parts are right, and so is the product."""
 
     def program(compiled: Callable[..., Any]) -> None:
         compiled(torch.randn(5, 6)).square().sum().backward()

@@ -131,7 +131,7 @@ def test_bisection_goes_past_modes_too() -> None:
     assert operator_of(location) == "Tensor.mul_"
     assert "bisection" in location.notes[-1]
     assert location.cut is not None
-    assert calls(location.cut.trial) == ["mul_"]  # alone, on the values that eager had there
+    assert calls(location.cut.case) == ["mul_"]  # alone, on the values that eager had there
 
 
 def test_an_operator_that_should_have_raised_under_a_mode() -> None:
@@ -193,7 +193,7 @@ def test_blocks_can_be_traced_and_written() -> None:
 def test_a_graph_with_modes_that_is_right_has_no_wrong_prefix() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
     found = shortest_wrong_prefix(
-        graph_of(in_half, x, w), [x, w], _options(), lambda trial: trial.findings(thorough=False)
+        graph_of(in_half, x, w), [x, w], _options(), lambda case: case.findings(thorough=False)
     )
     assert found is None
 

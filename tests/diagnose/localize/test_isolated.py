@@ -30,8 +30,8 @@ def function(x: Tensor) -> Tensor:
     return torch.cos(y).softmax(-1)
 
 
-def oracle(trial: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in verdict_oracle(trial, 60) or () if finding.kind.fails]
+def oracle(case: GraphCase) -> Sequence[Finding]:
+    return [finding for finding in verdict_oracle(case, 60) or () if finding.kind.fails]
 
 
 def located(compiler: Any) -> Location:
@@ -75,4 +75,4 @@ def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> No
     assert location.op == "aten.relu.default"
     assert location.cut is not None
     assert location.cut.finding.kind is Kind.LOGIC
-    assert len(calls_of(location.cut.trial.graph)) == 2
+    assert len(calls_of(location.cut.case.graph)) == 2

@@ -1,4 +1,4 @@
-"""From a failed call to the stage, the graph, the operator, and a small trial of it."""
+"""From a failed call to the stage, the graph, the operator, and a small case of it."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_the_operator_that_is_wrong_is_named(program: Callable[..., Any], operat
     assert line_of(location) == line
     assert (location.stage, location.graph) == ("compiled", "inference" if program is inference else "forward")
     assert location.cut is not None
-    assert calls(location.cut.trial)[0] == operator  # besides it only the items of its tuple
-    assert oracle(location.cut.trial)
+    assert calls(location.cut.case)[0] == operator  # besides it only the items of its tuple
+    assert oracle(location.cut.case)
 
 
 @pytest.mark.parametrize("operator", ["aten.tanh_backward.default", "aten.gelu_backward.default", "aten.mm.default"])
@@ -120,7 +120,7 @@ def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
     location = located(lambda compiled: compiled(torch.randn(6)), function, wrong)
     assert operator_of(location) == "aten.exp.default"
     assert location.cut is not None  # so there is something to reduce
-    assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.trial))
+    assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.case))
 
 
 def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
@@ -134,7 +134,7 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     location = located(inference, Net(), planting.interpreted(result, "aot"))
     assert operator_of(location) == "aten.gelu.default"
     assert location.cut is not None
-    assert calls(location.cut.trial) == ["aten.gelu.default"]
+    assert calls(location.cut.case) == ["aten.gelu.default"]
     assert "bisection" in location.notes[0]
     assert "far too slightly" in location.notes[1]
 
@@ -255,7 +255,7 @@ def test_a_result_that_is_laid_out_otherwise() -> None:
     assert operator_of(location) == "aten.sin.default"
     assert location.cut is not None
     assert location.cut.finding.detail == "structure.stride"
-    assert calls(location.cut.trial) == ["aten.sin.default"]
+    assert calls(location.cut.case) == ["aten.sin.default"]
 
 
 def test_a_result_of_another_dtype() -> None:
@@ -291,8 +291,8 @@ def test_a_bug_that_only_dynamic_sizes_have() -> None:
     location = located(program, function, faults.wrong_if_symbolic("aten.sin.default"))
     assert operator_of(location) == "aten.sin.default"
     assert location.cut is not None
-    assert location.cut.trial.dynamic
-    assert calls(location.cut.trial) == ["aten.sin.default"]
+    assert location.cut.case.dynamic
+    assert calls(location.cut.case) == ["aten.sin.default"]
 
 
 def test_an_operator_that_should_have_raised() -> None:
@@ -308,8 +308,8 @@ def test_an_operator_that_should_have_raised() -> None:
     assert (location.op or "").startswith("aten.linalg_cholesky")
     assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
     assert location.cut is not None
-    assert calls(location.cut.trial) == [str(torch.linalg.cholesky)]  # alone, on the values that eager had there
-    assert torch.equal(location.cut.trial.inputs[0], torch.sin(torch.eye(3)) - 10)
+    assert calls(location.cut.case) == [str(torch.linalg.cholesky)]  # alone, on the values that eager had there
+    assert torch.equal(location.cut.case.inputs[0], torch.sin(torch.eye(3)) - 10)
 
 
 def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,9 +354,7 @@ def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
     found: list[Location] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        found.append(
-            locate(failure, findings, lambda _trial: (), gross=lambda trial: gross_error_oracle(trial, 60) or ())
-        )
+        found.append(locate(failure, findings, lambda _case: (), gross=lambda case: gross_error_oracle(case, 60) or ()))
         return findings
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -24,16 +24,16 @@ aten = torch.ops.aten
 
 
 def calls(name: str) -> Callable[[GraphCase], bool]:
-    return lambda trial: name in targets(trial)
+    return lambda case: name in targets(case)
 
 
 def run(which: Callable[[Problem], None], wrong: Callable[[GraphCase], bool], function: Any, *inputs: Any) -> GraphCase:
     problem = problem_where(wrong, program_of(function, *inputs))
     which(problem)
-    assert wrong(problem.best.trial)
-    results = problem.best.trial.graph(*problem.best.trial.inputs)
+    assert wrong(problem.best.case)
+    results = problem.best.case.graph(*problem.best.case.inputs)
     assert len(results) >= 1
-    return problem.best.trial
+    return problem.best.case
 
 
 def long_chain(x: Tensor) -> tuple[Tensor, ...]:
@@ -53,7 +53,7 @@ def test_calls_that_do_not_matter_are_recorded_or_left_out() -> None:
 
 
 def test_what_is_far_from_the_output_is_recorded() -> None:
-    left = run(passes.near_output, lambda trial: targets(trial)[-1:] == ["aten.mul.Tensor"], long_chain, torch.ones(3))
+    left = run(passes.near_output, lambda case: targets(case)[-1:] == ["aten.mul.Tensor"], long_chain, torch.ones(3))
     assert targets(left) == ["aten.mul.Tensor"]
     # what was recorded is what the calls before gave: (1 + 6) * 2 ** 5
     assert torch.equal(left.inputs[0], torch.full((3,), 224.0))
@@ -62,13 +62,13 @@ def test_what_is_far_from_the_output_is_recorded() -> None:
 def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
     tried: list[GraphCase] = []
 
-    def wrong(trial: GraphCase) -> bool:
-        tried.append(trial)
-        return "aten.relu.default" in targets(trial)
+    def wrong(case: GraphCase) -> bool:
+        tried.append(case)
+        return "aten.relu.default" in targets(case)
 
     left = run(passes.each_alone, wrong, long_chain, torch.randn(3))
     assert targets(left) == ["aten.relu.default"]
-    assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).trial))
+    assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).case))
 
 
 def test_the_output_moves_to_where_it_is_wrong_first() -> None:
@@ -83,7 +83,7 @@ def test_outputs_are_dropped_and_the_tracked_one_stays_tracked() -> None:
     program = replace(program_of(three, torch.randn(3)), subject="output[1]")
     problem = problem_where(calls("aten.relu.default"), program)
     passes.drop_outputs(problem)
-    assert targets(problem.best.trial) == ["aten.relu.default"]
+    assert targets(problem.best.case) == ["aten.relu.default"]
     assert problem.best.subject == "output[0]"
 
 
@@ -110,7 +110,7 @@ def test_sizes_shrink_and_arguments_follow() -> None:
     assert count(left) <= 4
     smaller = resized(program_of(attention_like, *inputs), {4: 2})
     assert smaller is not None
-    assert smaller.trial.graph(*smaller.trial.inputs)[0].shape == (2, 6, 64)
+    assert smaller.case.graph(*smaller.case.inputs)[0].shape == (2, 6, 64)
 
 
 def test_sizes_that_depend_on_each_other_shrink_together() -> None:
@@ -152,7 +152,7 @@ def test_indices_stay_in_bounds() -> None:
 def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> None:
     left = run(
         passes.simplify_values,
-        lambda trial: wrong(trial.inputs[0]),
+        lambda case: wrong(case.inputs[0]),
         lambda x: (aten.exp.default(x),),
         torch.randn(2, 3),
     )
@@ -160,7 +160,7 @@ def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> Non
 
 
 def test_values_on_which_eager_gives_zeros_alone_prove_little() -> None:
-    left = run(passes.simplify_values, lambda _trial: True, lambda x: (aten.relu.default(x),), torch.randn(2, 3))
+    left = run(passes.simplify_values, lambda _case: True, lambda x: (aten.relu.default(x),), torch.randn(2, 3))
     assert form_of(left.inputs[0]).text == "torch.ones(2, 3)"
 
 
@@ -184,7 +184,7 @@ def test_dimensions_of_size_one_go() -> None:
 def test_a_layout_that_matters_stays() -> None:
     x = torch.randn(3, 4).t()
     left = run(
-        passes.simplify_values, lambda trial: not trial.inputs[0].is_contiguous(), lambda x: (aten.relu.default(x),), x
+        passes.simplify_values, lambda case: not case.inputs[0].is_contiguous(), lambda x: (aten.relu.default(x),), x
     )
     assert left.inputs[0].stride() == (1, 4)
     assert form_of(left.inputs[0].contiguous()).text == "torch.ones(4, 3)"
@@ -205,12 +205,12 @@ def test_statements_of_a_dynamo_graph_stay() -> None:
         z.mul_(y)
         return torch.neg(z), torch.exp(y)
 
-    left = run(passes.drop_outputs, lambda _trial: True, program, torch.ones(3), torch.ones(3))
+    left = run(passes.drop_outputs, lambda _case: True, program, torch.ones(3), torch.ones(3))
     assert names(left) == ["relu", "mul_", "neg"]
 
 
-def names(trial: GraphCase) -> list[str]:
-    calls_made = [node.target for node in trial.graph.graph.nodes if node.op.startswith("call_")]
+def names(case: GraphCase) -> list[str]:
+    calls_made = [node.target for node in case.graph.graph.nodes if node.op.startswith("call_")]
     return [str(getattr(target, "__name__", target)) for target in calls_made]
 
 
@@ -223,6 +223,6 @@ def test_the_output_does_not_move_to_a_tuple() -> None:
     start = FailingCase.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
     problem = problem_where(calls("aten.max.dim"), start)
     passes.earlier_output(problem)
-    [result] = problem.best.trial.graph(torch.ones(2, 3))
+    [result] = problem.best.case.graph(torch.ones(2, 3))
     assert isinstance(result, Tensor)
-    assert "aten.neg.default" not in targets(problem.best.trial)
+    assert "aten.neg.default" not in targets(problem.best.case)

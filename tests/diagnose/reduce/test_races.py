@@ -55,12 +55,12 @@ def test_sums_do_not_race() -> None:
 
 
 def test_a_reduction_does_not_end_at_a_race() -> None:
-    def wrong(trial: GraphCase) -> bool:
-        return "index_put" in str(targets(trial)) and trial.inputs[2].unique().numel() > 2
+    def wrong(case: GraphCase) -> bool:
+        return "index_put" in str(targets(case)) and case.inputs[2].unique().numel() > 2
 
     problem = problem_where(wrong, program_of(put, torch.randn(3, 2), torch.tensor([2, 0]), torch.randn(2, 2)))
     passes.simplify_values(problem)
-    x, at, _ = problem.best.trial.inputs
+    x, at, _ = problem.best.case.inputs
     assert torch.equal(x, torch.zeros(3, 2))  # what could be made simpler was
     assert at.unique().numel() == 2
     assert not has_race(problem.best)

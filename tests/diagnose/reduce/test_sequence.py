@@ -19,7 +19,7 @@ from checked_backend.diagnose.reduce.sequence import _STRUCTURE
 from checked_backend.findings import Finding, Kind
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
-from tests.support.reduce_tools import targets, trial_of
+from tests.support.reduce_tools import case_of, targets
 
 aten = torch.ops.aten
 
@@ -32,17 +32,17 @@ def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return aten.exp.default(y), d, aten.neg.default(b)
 
 
-def reduced(trial: GraphCase, subject: str, **further: Any) -> Reduction:
-    return reduce(trial, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
+def reduced(case: GraphCase, subject: str, **further: Any) -> Reduction:
+    return reduce(case, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
 
 
 def test_one_wrong_operator_is_all_that_stays() -> None:
-    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
-    reduction = reduced(trial, "output[1]")
+    case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
+    reduction = reduced(case, "output[1]")
     assert (reduction.shown, reduction.stopped) == (True, "done")
     assert targets(reduction) == ["aten.relu.default"]
     assert reduction.subject == "output[0]"
-    again = verdict_oracle(reduction.trial, 60)
+    again = verdict_oracle(reduction.case, 60)
     assert again is not None
     assert [(found.kind, found.subject) for found in again] == [(Kind.LOGIC, "output[0]")]
 
@@ -54,29 +54,29 @@ def test_what_should_have_raised_is_reduced() -> None:
     def lenient(gm: fx.GraphModule, _examples: Sequence[Any]) -> Any:
         return lambda x, at: gm(x, at.clamp(max=len(x) - 1))
 
-    trial = trial_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
+    case = case_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
     reduction = reduce(
-        trial, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, oracle=exception_oracle
+        case, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, oracle=exception_oracle
     )
-    x, at = reduction.trial.inputs
+    x, at = reduction.case.inputs
     assert reduction.shown
     assert (x.numel(), at.numel()) == (1, 1)
     assert at.item() >= len(x)
-    [finding] = exception_oracle(reduction.trial, 60) or ()
+    [finding] = exception_oracle(reduction.case, 60) or ()
     assert (finding.kind, finding.detail) == (Kind.EXCEPTION, "exception.missing")
     assert "index out of range" in finding.message
-    strict = trial_of(looked_up, *trial.inputs, compiler="eager")
+    strict = case_of(looked_up, *case.inputs, compiler="eager")
     assert exception_oracle(strict, 60) == ()
 
 
 def test_what_is_right_is_not_reduced() -> None:
-    reduction = reduced(trial_of(chain, torch.randn(4), torch.randn(4), compiler="eager"), "output[1]")
+    reduction = reduced(case_of(chain, torch.randn(4), torch.randn(4), compiler="eager"), "output[1]")
     assert not reduction.shown
     assert len(targets(reduction)) == 6
 
 
 def test_at_the_deadline_and_at_ctrl_c_the_best_so_far_stays(tmp_path: Path) -> None:
-    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
+    case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
     seen: list[str] = []
 
     def interrupt(progress: Progress) -> None:
@@ -85,33 +85,33 @@ def test_at_the_deadline_and_at_ctrl_c_the_best_so_far_stays(tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     journal = tmp_path / "journal"
-    stopped = reduced(trial, "output[1]", progress=interrupt, journal=journal)
+    stopped = reduced(case, "output[1]", progress=interrupt, journal=journal)
     assert stopped.stopped == "interrupted"
     assert 1 < len(targets(stopped)) < 6
     assert "s left" in seen[-1]
-    late = reduce(trial, subject="output[1]", kind=Kind.LOGIC, deadline=time.monotonic())
+    late = reduce(case, subject="output[1]", kind=Kind.LOGIC, deadline=time.monotonic())
     assert (late.stopped, late.tried, len(targets(late))) == ("deadline", 0, 6)
 
-    whole = reduced(trial, "output[1]", journal=tmp_path / "other")
-    continued = reduced(trial, "output[1]", journal=journal)
+    whole = reduced(case, "output[1]", journal=tmp_path / "other")
+    continued = reduced(case, "output[1]", journal=journal)
     assert targets(continued) == targets(whole)
     assert continued.tried < whole.tried
 
 
 def test_a_journal_that_is_out_of_date_is_not_believed(tmp_path: Path) -> None:
-    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler="eager")
+    case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler="eager")
     now = {"wrong": "aten.relu.default"}
 
-    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
-        wrong = now["wrong"] in targets(trial)
+    def oracle(case: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        wrong = now["wrong"] in targets(case)
         return tuple(Finding(Kind.LOGIC, f"output[{place}]", "planted") for place in range(3)) if wrong else ()
 
     journal = tmp_path / "journal"
-    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.relu.default"]
+    assert targets(reduced(case, "output[1]", journal=journal, oracle=oracle)) == ["aten.relu.default"]
     now["wrong"] = "aten.mul.Tensor"
-    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
+    assert targets(reduced(case, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
     journal.write_bytes(b"\xff\x00 1\nno journal at all\n")
-    assert targets(reduced(trial, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
+    assert targets(reduced(case, "output[1]", journal=journal, oracle=oracle)) == ["aten.mul.Tensor"]
 
 
 def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, m
             os.abort()
         return right(gm, inputs)
 
-    trial = trial_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=compiler)
-    reduction = reduced(trial, "output[1]")
+    case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=compiler)
+    reduction = reduced(case, "output[1]")
     assert (reduction.shown, reduction.stopped) == (True, "done")
     assert targets(reduction)[0] == "aten.relu.default"
     assert len(targets(reduction)) <= 3
@@ -147,7 +147,7 @@ def test_a_step_that_fails_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> No
 
     structure = tuple(("failing", fails) if name == "dropping outputs" else (name, step) for name, step in _STRUCTURE)
     monkeypatch.setattr("checked_backend.diagnose.reduce.sequence._STRUCTURE", structure)
-    trial = trial_of(chain, torch.randn(4, 4), torch.randn(4, 4), compiler=faults.wrong_operator("aten.relu.default"))
-    found = reduced(trial, "output[1]")
+    case = case_of(chain, torch.randn(4, 4), torch.randn(4, 4), compiler=faults.wrong_operator("aten.relu.default"))
+    found = reduced(case, "output[1]")
     assert found.stopped == "done"
     assert found.size.calls < 5

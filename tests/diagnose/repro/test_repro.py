@@ -27,7 +27,7 @@ from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
-from tests.support.reduce_tools import trial_of
+from tests.support.reduce_tools import case_of
 
 aten = torch.ops.aten
 
@@ -71,18 +71,18 @@ def relu_then(x: Tensor) -> tuple[Tensor]:
 def test_a_difference_that_may_be_rounding_confirms_nothing(
     wrong_backend: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    trial = trial_of(relu_then, torch.tensor([0.1, -2.0]), compiler=wrong_backend("relu"))
+    case = case_of(relu_then, torch.tensor([0.1, -2.0]), compiler=wrong_backend("relu"))
     repro = write_repro(
-        trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, oracle=lambda _trial, _seconds: ()
+        case, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, oracle=lambda _case, _seconds: ()
     )
     assert not repro.confirmed
     assert "did not show" in repro.output
 
 
 def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
-    trial = trial_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
+    case = case_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
     repro = write_repro(
-        trial, tmp_path / "reports", name="relu.default", subject="output[0]", kind=Kind.LOGIC, source="m.py:3 in f"
+        case, tmp_path / "reports", name="relu.default", subject="output[0]", kind=Kind.LOGIC, source="m.py:3 in f"
     )
     assert repro.confirmed, repro.output
     text = repro.path.read_text()
@@ -101,8 +101,8 @@ def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], An
 
 
 def test_a_backend_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
-    trial = trial_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
-    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    case = case_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
+    repro = write_repro(case, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
     assert not repro.confirmed
     assert "cannot be imported" in repro.output
     assert "not named" in repro.output
@@ -119,7 +119,7 @@ def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
     )
     module = importlib.reload(module)
     monkeypatch.setitem(registry._COMPILER_FNS, "planted", module.wrong)
-    program = FailingCase.of(trial_of(relu_then, torch.ones(2)), "output[0]")
+    program = FailingCase.of(case_of(relu_then, torch.ones(2)), "output[0]")
     for compiler, name in (
         (module.wrong, "wrong"),
         ("planted", "wrong"),  # a fresh process does not know it by the name it was registered under
@@ -127,7 +127,7 @@ def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
         (module.nameless, "nameless"),
     ):
         options = CheckOptions(compiler=compiler)
-        code = write_compile(replace(program, trial=replace(program.trial, options=options)), {})
+        code = write_compile(replace(program, case=replace(program.case, options=options)), {})
         assert code.arguments == f"backend={name}"
         assert code.lines[-1] == f"from wrong_relu import {name.partition('.')[0]}"
         assert not code.problem
@@ -147,8 +147,8 @@ def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path)
     def made_here(gm: torch.fx.GraphModule, _example_inputs: NotImported) -> Callable[..., Any]:  # noqa: F821
         return lambda *args: tuple(result * factor for result in Shifted(gm).run(*args))
 
-    trial = trial_of(relu_then, torch.tensor([1.0]), compiler=made_here)
-    repro = write_repro(trial, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    case = case_of(relu_then, torch.tensor([1.0]), compiler=made_here)
+    repro = write_repro(case, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
     assert repro.confirmed, repro.output
     text = repro.path.read_text()
     assert "factor = 3" in text
@@ -158,19 +158,19 @@ def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path)
 
 
 def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) -> None:
-    repro = write_repro(trial_of(relu_then, torch.ones(2)), tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
+    repro = write_repro(case_of(relu_then, torch.ones(2)), tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
     assert not repro.confirmed
     assert BUG_GONE in repro.output
 
 
-def wrote(trial: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
+def wrote(case: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
     """A script for a finding that is taken for granted."""
     finding = Finding(kind, "output[0]", "planted", detail)
 
-    def oracle(_trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+    def oracle(_case: GraphCase, _timeout: float) -> tuple[Finding, ...]:
         return (finding,)
 
-    return write_repro(trial, folder, name=f"{kind}", subject="output[0]", kind=kind, oracle=oracle, **further)
+    return write_repro(case, folder, name=f"{kind}", subject="output[0]", kind=kind, oracle=oracle, **further)
 
 
 OTHER_BACKENDS = """
@@ -229,14 +229,14 @@ def test_every_kind_of_finding_has_its_script(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "other_backends", raising=False)
     backend = getattr(__import__("other_backends"), name)
-    trial = trial_of(lambda x: (aten.clone.default(x),), torch.ones(2, 3), compiler=backend)
-    repro = wrote(trial, tmp_path / "reports", kind, detail)
+    case = case_of(lambda x: (aten.clone.default(x),), torch.ones(2, 3), compiler=backend)
+    repro = wrote(case, tmp_path / "reports", kind, detail)
     assert repro.confirmed, repro.output
 
 
 def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     x = torch.rand(7, 9).t()
-    repro = wrote(trial_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)
+    repro = wrote(case_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)
     assert repro.confirmed, repro.output
     assert "safetensors" in repro.path.read_text()
     assert repro.path.with_suffix(".safetensors").exists()
@@ -246,9 +246,9 @@ def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], A
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_a_noisy_result_needs_more_than_noise(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
-    trial = trial_of(lambda x: (aten._softmax.default(x, 0, False),), torch.randn(5), compiler=wrong_backend("softmax"))
-    [found] = verdict_oracle(trial, 60) or ()
-    repro = write_repro(trial, tmp_path, name="softmax", subject="output[0]", kind=found.kind)
+    case = case_of(lambda x: (aten._softmax.default(x, 0, False),), torch.randn(5), compiler=wrong_backend("softmax"))
+    [found] = verdict_oracle(case, 60) or ()
+    repro = write_repro(case, tmp_path, name="softmax", subject="output[0]", kind=found.kind)
     assert repro.confirmed, repro.output
     [tolerance] = [
         node.value.value
@@ -269,10 +269,10 @@ def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
         return (aten.sum.dim_IntList(aten.mul.Tensor(x, 0.1), [0]),)
 
     x = torch.tensor([3e8, 1.7, -3e8]).repeat(500)
-    trial = trial_of(cancels, x, compiler=wrong_backend("sum"))
-    [found] = verdict_oracle(trial, 60) or ()
+    case = case_of(cancels, x, compiler=wrong_backend("sum"))
+    [found] = verdict_oracle(case, 60) or ()
     assert is_drowned(found), found
-    repro = write_repro(trial, tmp_path, name="sum", subject="output[0]", kind=found.kind)
+    repro = write_repro(case, tmp_path, name="sum", subject="output[0]", kind=found.kind)
     assert repro.confirmed, repro.output
     text = repro.path.read_text()
     assert "float64" in text
@@ -304,9 +304,9 @@ def test_a_full_disk_leaves_nothing_half_written(
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr("checked_backend.diagnose.repro.repro.save_file", full)
-    trial = trial_of(relu_then, torch.rand(7, 9).t(), compiler=wrong_backend("relu"))
+    case = case_of(relu_then, torch.rand(7, 9).t(), compiler=wrong_backend("relu"))
     with pytest.raises(OSError, match="No space left"):
-        wrote(trial, tmp_path / "reports", Kind.LOGIC)
+        wrote(case, tmp_path / "reports", Kind.LOGIC)
     assert list((tmp_path / "reports").iterdir()) == []
 
 
@@ -320,6 +320,6 @@ def test_a_script_that_takes_too_long_is_not_run_again(
         raise subprocess.TimeoutExpired(["python"], timeout)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    repro = wrote(trial_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
+    repro = wrote(case_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
     assert (repro.confirmed, runs) == (False, [9])
     assert "timed out after 9 seconds" in repro.output

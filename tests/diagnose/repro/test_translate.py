@@ -40,8 +40,8 @@ def dynamo_graph(function: Callable[..., Any], *inputs: Any, dynamic: bool = Fal
 
 def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[Written, FailingCase]:
     gm, given = dynamo_graph(function, *inputs, dynamic=dynamic)
-    trial = GraphCase(gm, tuple(given), CheckOptions(), dynamic)
-    program = FailingCase.of(trial, "output[0]")
+    case = GraphCase(gm, tuple(given), CheckOptions(), dynamic)
+    program = FailingCase.of(case, "output[0]")
     return write_program(program, plain=True), program
 
 
@@ -55,7 +55,7 @@ def executed(text: Written, program: FailingCase) -> Any:
     ]
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
-    return names["program"](*copy_values(program.trial.inputs))
+    return names["program"](*copy_values(program.case.inputs))
 
 
 def signs(x: Tensor, y: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def searched(
 ) -> tuple[Workaround | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
-    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
+    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
         return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
 
     monkeypatch.setattr(remedy, "find_workaround", find)
@@ -162,7 +162,7 @@ def chosen(
     """Offer these compilers as settings; the region is compiled by one that takes so many seconds."""
     offered = {id(remedy.COSTLY): costly, id(remedy.EAGER): eager}
 
-    def find(_trial: GraphCase, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
+    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
         names = offered.get(id(costly), cheap)
         return next((Workaround(name, name, Setting(name)) for name in names if confirm(Setting(name))), None)
 

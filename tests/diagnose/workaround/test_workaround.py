@@ -38,19 +38,19 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import run_in_worker
 from checked_backend.regions.graph_case import GraphCase
-from tests.support.reduce_tools import trial_of
+from tests.support.reduce_tools import case_of
 
 aten = torch.ops.aten
 
-TRIAL = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2), compiler="inductor")
+CASE = case_of(lambda x: (aten.relu.default(x),), torch.ones(2), compiler="inductor")
 WRONG = (Finding(Kind.LOGIC, "output[0]", "wrong"),)
 
 
 def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping[str, Any]]) -> Any:
-    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
-        tried.append(trial.options.compiler_options)
-        plain = trial.options.compiler == "inductor"
-        return () if plain and condition(trial.options.compiler_options) else WRONG
+    def oracle(case: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        tried.append(case.options.compiler_options)
+        plain = case.options.compiler == "inductor"
+        return () if plain and condition(case.options.compiler_options) else WRONG
 
     return oracle
 
@@ -59,7 +59,7 @@ def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping
 def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     tried: list[Mapping[str, Any]] = []
     oracle = right_if(lambda options: patches.items() <= options.items(), tried)
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=oracle)
+    found = find_workaround(CASE, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\nmodel = torch.compile(model, options={patches!r})")
     assert len(tried) <= 10
@@ -68,11 +68,11 @@ def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
 def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_none() -> None:
     tried: list[Mapping[str, Any]] = []
     never = right_if(lambda options: False, tried)
-    assert find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=never) is None
+    assert find_workaround(CASE, deadline=time.monotonic() + 300, oracle=never) is None
     assert len(tried) <= 2 + len((*COSTLY, *EAGER))  # all cheap ones together, the operator's fallback, the costly ones
     always = right_if(lambda options: True, tried)
-    assert find_workaround(TRIAL, deadline=time.monotonic(), oracle=always) is None
-    other = trial_of(lambda x: (aten.relu.default(x),), torch.ones(2))
+    assert find_workaround(CASE, deadline=time.monotonic(), oracle=always) is None
+    other = case_of(lambda x: (aten.relu.default(x),), torch.ones(2))
     assert find_workaround(other, deadline=time.monotonic() + 300, oracle=always) is None
 
 
@@ -85,11 +85,11 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
         return "reorder_for_locality" in setting.code
 
     found = find_workaround(
-        TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried), settings=SETTINGS[-8:]
+        CASE, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried), settings=SETTINGS[-8:]
     )
     assert found is None  # none of those is the one
     assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried))
+    found = find_workaround(CASE, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried))
     assert found is not None
     assert "reorder_for_locality" in found.code
 
@@ -98,7 +98,7 @@ def test_settings_that_help_only_together_are_found_together() -> None:
     tried: list[Mapping[str, Any]] = []
     both = {"pattern_matcher": False, "inplace_buffers": False}
     oracle = right_if(lambda options: both.items() <= options.items(), tried)
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, settings=SETTINGS[5:], oracle=oracle)
+    found = find_workaround(CASE, deadline=time.monotonic() + 300, settings=SETTINGS[5:], oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
     assert len(tried) <= 15
@@ -120,7 +120,7 @@ def test_what_a_setting_changes_in_the_process_is_taken_back() -> None:
 
 
 def _compile_and_fail(setting: Setting) -> None:
-    compiler: Any = setting.on(TRIAL.options).compiler
+    compiler: Any = setting.on(CASE.options).compiler
     torch.compile(torch.nn.functional.gelu, backend=compiler)(torch.ones(3))
     raise RuntimeError("wrong")
 
@@ -129,7 +129,7 @@ def test_the_table_names_settings_that_exist() -> None:
     present = inductor_settings()
     unknown = {key for setting in (*SETTINGS, *COSTLY, *EAGER) for key in setting.patches if key not in present}
     # what another version of Inductor has is left out, not tried
-    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL))
+    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE))
     assert len(unknown) <= 5
 
 
@@ -150,21 +150,21 @@ def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
 
 
 def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["remove_noop_ops", "decompose_something", "guilty", "pass_pattern_0", "guilty"]
+    names = ["remove_noop_ops", "decompose_something", "wrong_pass", "pass_pattern_0", "wrong_pass"]
     monkeypatch.setattr("checked_backend.diagnose.workaround.workaround._passes_of", lambda *_: names)
     tried: list[Mapping[str, Any]] = []
 
     def right(options: Mapping[str, Any]) -> bool:
         passes = str(options.get("disabled_passes", ""))
         assert "decompose_something" not in passes  # Inductor cannot do without it
-        return options.get("use_post_grad_passes") is False or "guilty" in passes.split(",")
+        return options.get("use_post_grad_passes") is False or "wrong_pass" in passes.split(",")
 
-    found = find_workaround(TRIAL, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
+    found = find_workaround(CASE, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
     assert found is not None
-    assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'guilty'})")
-    given = TRIAL.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
+    assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
+    given = CASE.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
     assert found.setting is not None
-    assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,guilty"}
+    assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
 
 
 @pytest.mark.slow
@@ -178,8 +178,8 @@ def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.Mon
             node.target = aten.abs.default
 
     monkeypatch.setattr(post_grad, "remove_assert_ops", spoils)
-    trial = trial_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
-    found = find_workaround(trial, deadline=time.monotonic() + 600)
+    case = case_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
+    found = find_workaround(case, deadline=time.monotonic() + 600)
     assert found is not None
     assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
 
@@ -200,27 +200,27 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
         "checked_backend.diagnose.workaround.settings.resolve_compiler", lambda _options: lambda gm, _inputs: gm
     )
 
-    def oracle(trial: GraphCase, _timeout: float) -> tuple[Finding, ...]:
-        if not callable(trial.options.compiler):
+    def oracle(case: GraphCase, _timeout: float) -> tuple[Finding, ...]:
+        if not callable(case.options.compiler):
             return WRONG
 
         def produce() -> str:
-            assert callable(trial.options.compiler)
-            trial.options.compiler(trial.graph, ())
+            assert callable(case.options.compiler)
+            case.options.compiler(case.graph, ())
             return str(torch.backends.cuda.matmul.allow_tf32)
 
         return () if run_in_worker(produce, timeout=60) == "False" else WRONG
 
-    view = trial_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
+    view = case_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
     found = find_workaround(
         view, deadline=time.monotonic() + 300, settings=(), process=(precise,), costly=(), oracle=oracle
     )
     assert found is not None
     assert found.code.endswith(f"\ntorch.{name} = False")
     assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
-    assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], TRIAL)
-    assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], TRIAL)
-    assert not flags_not_set([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], TRIAL)
+    assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], CASE)
+    assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], CASE)
+    assert not flags_not_set([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], CASE)
     assert any(name in setting.flags for setting in PROCESS)
 
 
@@ -246,7 +246,7 @@ def test_a_line_can_be_left_to_eager() -> None:
     assert compiled_calls == [["sin"], ["cos"]]
     torch._dynamo.reset()
     with pytest.raises(LookupError, match="no call from elsewhere"):
-        without_line(compiler, "elsewhere")(TRIAL.graph, ())
+        without_line(compiler, "elsewhere")(CASE.graph, ())
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,9 @@ def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None
 
 def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
     """With its imports, and with the names and values that this version of Inductor has."""
-    codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], TRIAL)]
-    codes += [setting.code for setting in (*operator_fallbacks(TRIAL), *pass_settings(["some_pass"]))]
-    codes += [setting.code for setting in PROCESS if "cpu" in setting.devices and flags_not_set([setting], TRIAL)]
+    codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE)]
+    codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings(["some_pass"]))]
+    codes += [setting.code for setting in PROCESS if "cpu" in setting.devices and flags_not_set([setting], CASE)]
     script = tmp_path / "pasted.py"
     script.write_text(
         "import json, sys, warnings\nwarnings.simplefilter('ignore')\nfrom torch import nn\n"
@@ -302,9 +302,9 @@ def test_what_the_program_hands_to_inductor_stays() -> None:
     def own_pass(_graph: fx.Graph) -> None: ...
 
     own = {"disabled_passes": "mine", "max_autotune": True, "post_grad_custom_pre_pass": own_pass}
-    code = Setting("", {"disabled_passes": "guilty"}).code_with(own)
+    code = Setting("", {"disabled_passes": "wrong_pass"}).code_with(own)
     stub = SimpleNamespace(compile=lambda model, options: options)
     names: dict[str, Any] = {"torch": stub, "model": 1}
     exec(code.replace("import torch\n", ""), names)
-    assert names["model"] == {"disabled_passes": "mine,guilty", "max_autotune": True}
+    assert names["model"] == {"disabled_passes": "mine,wrong_pass", "max_autotune": True}
     assert "own = {}  # your own values of 'post_grad_custom_pre_pass' belong here" in code

@@ -38,7 +38,7 @@ def test_region_for_any_size_is_compiled_for_them_once(rows: Sequence[int]) -> N
     assert len({size for size in sizes if sizes.count(size) == 1}) >= 1
 
 
-def test_operators_that_were_not_judged_are_in_the_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_that_were_not_checked_are_in_the_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_check, "LARGEST", 100)
     report = gathered(lambda: checked(lambda x: x.sin() * 2, "eager")(torch.randn(99, dtype=torch.bfloat16)))
     assert report.verdict is cb.Verdict.PASS
@@ -47,7 +47,7 @@ def test_operators_that_were_not_judged_are_in_the_coverage(monkeypatch: pytest.
     assert "at most 9.3e-08 GiB are handed out" in skip.reason
 
 
-def test_compiler_that_cannot_compile_the_probe_is_judged_without() -> None:
+def test_compiler_that_cannot_compile_the_probe_is_checked_without() -> None:
     def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
         if len(gm.graph.find_nodes(op="output")[0].args[0]) > 1:
             raise RuntimeError("no more than one result")
@@ -58,7 +58,7 @@ def test_compiler_that_cannot_compile_the_probe_is_judged_without() -> None:
     assert "RuntimeError: no more than one result" in report.coverage.skipped[0].reason
 
 
-def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_operators_judged() -> None:
+def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_operators_checked() -> None:
     wrong = faults.wrong_operator("aten.gelu.default", times(1.05), "aot")
 
     def compiler(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_opera
     assert "no taps here" in skip.reason
 
 
-def test_check_judges_operators_too() -> None:
+def test_check_checks_operators_too() -> None:
     x = torch.randn(64, 32, dtype=torch.float16)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)).to(torch.float16)
     report = cb.check(model, (x,), compiler=faults.wrong_operator("aten.gelu.default", times(1.004), "aot"))

@@ -1,4 +1,4 @@
-"""Gradients that pass writes in place, each operator by itself: judged where the write can be spelled otherwise."""
+"""Gradients that pass writes in place, each operator by itself: checked where the write can be spelled otherwise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _without_history(h: Tensor) -> Tensor:
     return h
 
 
-JUDGED: dict[str, Callable[[Tensor], Tensor]] = {
+CHECKED: dict[str, Callable[[Tensor], Tensor]] = {
     "method": lambda h: h.relu_(),
     "named": lambda h: F.relu(h, inplace=True),
     "by position": lambda h: F.leaky_relu(h, 0.1, True),
@@ -86,16 +86,16 @@ def report(write: Callable[[Tensor], Tensor], factor: float) -> cb.Report:
     return gathered(lambda: run(torch.randn(40, 16, dtype=torch.bfloat16)).backward())
 
 
-@pytest.mark.parametrize("name", JUDGED)
-def test_gradients_that_pass_writes_in_place_are_judged(name: str) -> None:
-    clean = report(JUDGED[name], 1.0)
+@pytest.mark.parametrize("name", CHECKED)
+def test_gradients_that_pass_writes_in_place_are_checked(name: str) -> None:
+    clean = report(CHECKED[name], 1.0)
     assert agreed(clean)
     assert not clean.coverage.skipped
-    assert report(JUDGED[name], 1.03).verdict is cb.Verdict.FAIL
+    assert report(CHECKED[name], 1.03).verdict is cb.Verdict.FAIL
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_where_they_cannot_be_judged_the_coverage_says_so(name: str) -> None:
+def test_where_they_cannot_be_checked_the_coverage_says_so(name: str) -> None:
     clean = report(TOLD[name], 1.0)
     assert agreed(clean)
     [skip] = clean.coverage.skipped

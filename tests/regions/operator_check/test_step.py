@@ -27,7 +27,7 @@ def test_own_precision_power_is_that_of_the_worst_operator() -> None:
     assert 0.004 < told < 0.03
 
 
-def test_where_noise_hides_all_and_operators_are_not_judged_nothing_is_passed() -> None:
+def test_where_noise_hides_all_and_operators_are_not_checked_nothing_is_passed() -> None:
     """Cancellation: in bfloat16 the result is all noise, and in float64 it is right."""
 
     def body(x: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ def test_what_is_written_in_place_random_and_cast_is_walked_through() -> None:
         assert report.coverage.checked["operators"] > 5
 
 
-def test_a_choice_of_few_elements_that_differs_is_told_as_not_judged() -> None:
+def test_a_choice_of_few_elements_that_differs_is_told_as_not_checked() -> None:
     x = torch.linspace(0.1, 5, 20).to(torch.float16)
     wrong = faults.wrong_operator("aten.frac.default", times(1.0005), "aot")
     report = gathered(lambda: checked(lambda x: torch.frac(x) * 2, wrong)(x))
@@ -84,7 +84,7 @@ def with_junk(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_memory_that_nothing_was_written_to_is_not_judged(dtype: torch.dtype) -> None:
+def test_memory_that_nothing_was_written_to_is_not_checked(dtype: torch.dtype) -> None:
     parts = [torch.randn(4, 64).to(dtype) for _ in range(2)]
     compiled = checked(joined, with_junk(lambda gm, _inputs: gm.forward))
     report = gathered(lambda: compiled(*parts))

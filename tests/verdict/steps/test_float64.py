@@ -75,7 +75,7 @@ def test_singular_programs_that_are_compiled_rightly_are_not_reported(name, dtyp
 
 
 @pytest.mark.parametrize("where", ["regular", "singular"])
-def test_elements_that_float64_knows_are_judged_by_it_and_others_are_not(where):
+def test_elements_that_float64_knows_are_compared_with_it_and_others_are_not(where):
     x = torch.cat([regular(), singular()])
     known = slice(0, 32) if where == "regular" else slice(32, None)
 

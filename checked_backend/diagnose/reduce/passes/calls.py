@@ -49,14 +49,14 @@ def in_float64(program: FailingCase) -> FailingCase:
 
 
 def _dtypes(program: FailingCase) -> set[torch.dtype]:
-    found = {value.dtype for value in program.trial.inputs if isinstance(value, torch.Tensor)}
+    found = {value.dtype for value in program.case.inputs if isinstance(value, torch.Tensor)}
 
     def note(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
             found.add(leaf)
         return leaf
 
-    for node in call_nodes(program.trial.graph.graph):
+    for node in call_nodes(program.case.graph.graph):
         fx.node.map_aggregate((node.args, dict(node.kwargs)), note)
     return found
 
@@ -86,7 +86,7 @@ def drop_optional_tensors(problem: Problem) -> None:
 
 
 def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
-    for node in call_nodes(program.trial.graph.graph):
+    for node in call_nodes(program.case.graph.graph):
         if isinstance(node.target, OpOverload):
             for position, declared in enumerate(node.target._schema.arguments[: len(node.args)]):
                 if str(declared.type) == "Optional[Tensor]" and isinstance(node.args[position], fx.Node):
@@ -102,7 +102,7 @@ def _without(program: FailingCase, places: list[tuple[str, int]]) -> FailingCase
 
 def round_arguments(problem: Problem) -> None:
     """Replace floating-point numbers in calls by 1, 2, 0.5 or a number with one digit."""
-    for name in [node.name for node in call_nodes(problem.best.trial.graph.graph)]:
+    for name in [node.name for node in call_nodes(problem.best.case.graph.graph)]:
         for position in range(_argument_count(problem.best, name)):
             value = _node(problem.best, name).args[position]
             if isinstance(value, float) and value not in (0.0, 1.0, 2.0, 0.5):

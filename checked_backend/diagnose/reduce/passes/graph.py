@@ -28,7 +28,7 @@ _MANY = 60
 def drop_outputs(problem: Problem) -> None:
     """Return the tracked output alone, or as few outputs as it needs beside it."""
     program = problem.best
-    total = len(outputs_of(program.trial.graph.graph))
+    total = len(outputs_of(program.case.graph.graph))
     if total <= 1:
         return
     tracked = program.tracked
@@ -37,9 +37,9 @@ def drop_outputs(problem: Problem) -> None:
     chunk = total // 2
     while chunk:
         place = 0
-        while place < len(outputs_of(problem.best.trial.graph.graph)):
+        while place < len(outputs_of(problem.best.case.graph.graph)):
             best = problem.best
-            count = len(outputs_of(best.trial.graph.graph))
+            count = len(outputs_of(best.case.graph.graph))
             kept = tuple(at for at in range(count) if not place <= at < place + chunk or at == best.tracked)
             if len(kept) == count or not problem.consider(_returning(best, kept)):
                 place += chunk
@@ -57,7 +57,7 @@ def _returning(program: FailingCase, kept: tuple[int, ...]) -> FailingCase:
 def each_alone(problem: Problem) -> None:
     """Run every call on recorded inputs, all in one compile, and keep one that goes wrong on its own."""
     program = problem.best
-    calls = [node.name for node in call_nodes(program.trial.graph.graph)]
+    calls = [node.name for node in call_nodes(program.case.graph.graph)]
     if program.tracked is None or not 2 < len(calls) <= _MANY:
         return
     apart, results = _apart(program)
@@ -95,7 +95,7 @@ def near_output(problem: Problem) -> None:
     while True:
         program = problem.best
         kept = _near(program, depth)
-        calls = {node.name for node in call_nodes(program.trial.graph.graph)}
+        calls = {node.name for node in call_nodes(program.case.graph.graph)}
         if not calls - kept or len(kept) == last:  # calls for their effect alone are never near the output
             return
         last = len(kept)
@@ -105,9 +105,9 @@ def near_output(problem: Problem) -> None:
 
 
 def _near(program: FailingCase, depth: int) -> set[str]:
-    returned = [node for node in outputs_of(program.trial.graph.graph) if isinstance(node, fx.Node)]
+    returned = [node for node in outputs_of(program.case.graph.graph) if isinstance(node, fx.Node)]
     tracked = program.tracked
-    start = returned if tracked is None else [outputs_of(program.trial.graph.graph)[tracked]]
+    start = returned if tracked is None else [outputs_of(program.case.graph.graph)[tracked]]
     return {node.name for root in start if isinstance(root, fx.Node) for node in walk_back(root, depth)}
 
 
@@ -118,7 +118,7 @@ def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
         program: The program.
         names: The calls' nodes.
     """
-    graph = program.trial.graph.graph
+    graph = program.case.graph.graph
     returned = set(outputs_of(graph))
     wanted: set[str] = set()
     for node in graph.nodes:
@@ -137,10 +137,10 @@ def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
 
 def recorded_calls(problem: Problem) -> None:
     """Replace ever smaller runs of calls by the values that they have in eager."""
-    chunk = max(1, len(call_nodes(problem.best.trial.graph.graph)) // 2)
+    chunk = max(1, len(call_nodes(problem.best.case.graph.graph)) // 2)
     while chunk:
         place = 0
-        while place < len(calls := call_nodes(problem.best.trial.graph.graph)):
+        while place < len(calls := call_nodes(problem.best.case.graph.graph)):
             names = frozenset(node.name for node in calls[place : place + chunk])
             if not problem.consider(with_recorded(problem.best, names)):
                 place += chunk
@@ -150,7 +150,7 @@ def recorded_calls(problem: Problem) -> None:
 def earlier_output(problem: Problem) -> None:
     """Return a value that the tracked output is made from instead, if it is wrong already."""
     while (program := problem.best).tracked is not None:
-        root = outputs_of(program.trial.graph.graph)[program.tracked]
+        root = outputs_of(program.case.graph.graph)[program.tracked]
         if not isinstance(root, fx.Node) or root.op == "placeholder":
             return
         sources = [node for node in root.all_input_nodes if node.op.startswith("call_") and not _has_items(node)]
@@ -174,7 +174,7 @@ def bypass_calls(problem: Problem) -> None:
     tried: set[str] = set()
     while True:
         program = problem.best
-        calls = [node.name for node in call_nodes(program.trial.graph.graph) if node.name not in tried]
+        calls = [node.name for node in call_nodes(program.case.graph.graph) if node.name not in tried]
         if not calls:
             return
         tried.add(calls[0])

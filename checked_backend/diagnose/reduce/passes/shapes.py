@@ -36,8 +36,8 @@ _VIEWS = frozenset({"view", "reshape", "_unsafe_view", "_reshape_copy", "view_co
 def make_static(problem: Problem) -> None:
     """Compile for fixed sizes."""
     best = problem.best
-    if best.trial.dynamic:
-        problem.consider(replace(best, trial=replace(best.trial, dynamic=False)))
+    if best.case.dynamic:
+        problem.consider(replace(best, case=replace(best.case, dynamic=False)))
 
 
 def shrink_sizes(problem: Problem) -> None:
@@ -95,9 +95,9 @@ def _accept(problem: Problem, changes: Mapping[int, int]) -> bool:
 
 def _sizes(program: FailingCase) -> list[int]:
     """The different sizes of the inputs and of tensors that the graph makes without inputs, the greatest first."""
-    tensors = [value for value in program.trial.inputs if isinstance(value, torch.Tensor)]
+    tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
     found = {size for tensor in tensors for size in tensor.shape}
-    for node in call_nodes(program.trial.graph.graph):
+    for node in call_nodes(program.case.graph.graph):
         if not node.all_input_nodes and isinstance(node.target, OpOverload) and node.args:
             first = node.args[0]
             found.update(size for size in (first if isinstance(first, (list, tuple)) else [first]) if type(size) is int)
@@ -160,10 +160,10 @@ class _Shapes(fx.Interpreter):
 
 def _shapes(program: FailingCase) -> Mapping[str, tuple[int, ...]] | None:
     with fake_errors_unlogged(), FakeTensorMode() as mode:
-        shapes = _Shapes(program.trial.graph)
+        shapes = _Shapes(program.case.graph)
         try:
             with torch.no_grad():
-                shapes.run(*(_fake(mode, value) for value in program.trial.inputs))
+                shapes.run(*(_fake(mode, value) for value in program.case.inputs))
         except Exception:  # sizes that depend on data
             return None
     return shapes.found

@@ -20,7 +20,7 @@ def simplify_values(problem: Problem) -> None:
     """Give inputs simpler values: all of them in one way, then one after the other.
 
     Candidates are screened first: one compilation serves all values, and only values on which the results differ at
-    all are judged. Values on which eager gives only zeros are not taken: a program that reads or leaves memory that
+    all are checked. Values on which eager gives only zeros are not taken: a program that reads or leaves memory that
     nobody wrote is right there by chance.
     """
     told = _tells(problem.best)
@@ -41,7 +41,7 @@ def _screened(problem: Problem, candidates: Iterable[FailingCase], told: bool) -
 def _tells(program: FailingCase) -> bool:
     """Whether eager's result has more than zeros. A bool result counts in any case."""
     place = program.tracked
-    if place is None or not isinstance(node := outputs_of(program.trial.graph.graph)[place], fx.Node):
+    if place is None or not isinstance(node := outputs_of(program.case.graph.graph)[place], fx.Node):
         return False
     with contextlib.suppress(Exception):  # values that eager refuses
         value = record_values(program, frozenset({node.name}))[node.name]
