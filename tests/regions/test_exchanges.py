@@ -179,7 +179,7 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     assert guilty["checked"]["outputs"] == 1  # then it is in eager, and in step
 
 
-def test_operators_around_an_exchange_are_judged_by_themselves(clean: list[list[Any]]) -> None:
+def test_operators_around_an_exchange_are_checked_by_themselves(clean: list[list[Any]]) -> None:
     for told in clean[7]:
         assert passed(told)
         assert told["checked"]["operators"] == 2 * 16

@@ -91,7 +91,7 @@ class OperatorStep:
         try:
             given = self._local(call)
         except CheckedBackendError as error:
-            return OperatorDecisions(skips=[Skip(SUBJECT, f"not judged: {error}")], reason=str(error))
+            return OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
         return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
