@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "patience_of_ranks",
     "wait_for_result",
     "waited",
+    "with_changed_shard",
 ]
 
 _FUNCTIONAL = "torch.distributed._functional_collectives"
@@ -86,6 +89,21 @@ def patience_of_ranks() -> float | None:
         except (AttributeError, RuntimeError, TypeError, ValueError):
             continue
     return min(found, default=None)
+
+
+def with_changed_shard(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A `is_distributed_tensor` like the given one, with another local tensor, whose dtype is also that of the whole.
+
+    Torch remembers how such tensors are laid out by what they say of themselves, so this must be true.
+    """
+    distributed: Any = tensor
+    shard = distributed._local_tensor
+    local = change(waited(shard) if is_async_result(shard) else shard)
+    spec = copy(distributed._spec)
+    spec.tensor_meta = spec.tensor_meta._replace(dtype=local.dtype)
+    kind: Any = type(tensor)
+    changed: torch.Tensor = kind(local, spec, requires_grad=False)
+    return changed
 
 
 def default_store() -> Any:

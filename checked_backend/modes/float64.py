@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload, decomposition
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode
 from checked_backend.modes.grouped_mm import grouped_mm
@@ -101,6 +103,8 @@ class Float64Mode(OperatorMode):
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator on promoted tensors and dtypes."""
+        if _is_traced(args, kwargs):  # torch asks for the layout of a result, and remembers the answer
+            return func(*args, **kwargs)
         self._refuse(func, operator, args, kwargs)
         args = tuple([self._promote(value, operator) for value in args])
         if kwargs:
@@ -165,3 +169,11 @@ class Float64Mode(OperatorMode):
 
 def _is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
+
+
+def _is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator computes no values, but only finds out what its result would look like."""
+    if any(isinstance(arg, FakeTensor) for arg in tree_leaves(args)):
+        return True
+    device = kwargs.get("device")
+    return isinstance(device, torch.device) and device.type == "meta"

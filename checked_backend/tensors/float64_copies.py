@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from checked_backend._torch.collectives import is_distributed_tensor
+from checked_backend._torch.collectives import is_distributed_tensor, with_changed_shard
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, negative_view, rewrapped, storage_identity
@@ -64,10 +64,8 @@ class Float64Copies:
 
     def _wrapper(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
         with torch.no_grad():
-            if is_distributed_tensor(tensor):
-                # torch caches the layout of such tensors by dtype, and the user's program reads the same cache
-                raise PromotionError("a distributed tensor (DTensor) is not promoted to float64.")
-            wide = rewrapped(tensor, self.of)
+            change = with_changed_shard if is_distributed_tensor(tensor) else rewrapped
+            wide = change(tensor, self.of)
         if wide.dtype != target:
             raise PromotionError(
                 f"{type(tensor).__name__} (a tensor subclass) stays {wide.dtype} if what it wraps is in float64."

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import checked_backend as cb
 from tests.support import faults
@@ -67,6 +68,48 @@ def test_where_no_operator_is_looked_for_the_finding_says_why(mesh: Any) -> None
     report = gathered(lambda: checked(lambda y: y.sin(), faults.wrong_value(), localize=True)(x))
     [finding] = report.findings
     assert "distributed tensors" in str(finding.evidence["localized"])
+
+
+def projected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(F.linear(x, weight)).to(torch.bfloat16).to(torch.float32).sum()
+
+
+def trained_once(mesh: Any, compiler: Any) -> cb.Report:
+    torch.manual_seed(0)
+    x = distribute_tensor(torch.randn(8, 16), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.randn(16, 16), mesh, [Replicate()]).requires_grad_()
+    return gathered(lambda: checked(projected, compiler)(x, weight).backward())
+
+
+def in_another_order(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that adds up in the other order, which is as good as eager's."""
+    [node] = [node for node in gm.graph.nodes if "linear" in str(node.target)]
+    with gm.graph.inserting_before(node):
+        node.args = tuple(gm.graph.call_method("flip", (arg, (-1,))) for arg in node.args[:2])
+    gm.recompile()
+    return gm.forward
+
+
+def test_float64_and_the_twin_answer_for_distributed_tensors_too(mesh: Any) -> None:
+    report = trained_once(mesh, in_another_order)
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert not report.coverage.skipped
+    torch._dynamo.reset()
+    report = trained_once(mesh, faults.wrong_operator("aten.tanh_backward.default", how="aot"))
+    assert found(report) == {("logic", "grad[weight]")}
+    [finding] = report.findings
+    assert float(str(finding.evidence["eager_distance"])) < 1e-5
+    assert float(str(finding.evidence["candidate_distance"])) > 0.1
+    assert float(str(finding.evidence["float64_twin_error"])) > 0.1
+
+
+def test_what_torch_remembers_of_layouts_is_not_that_of_the_check(mesh: Any) -> None:
+    trained_once(mesh, in_another_order)
+    low = distribute_tensor(torch.randn(8, 16, dtype=torch.float64), mesh, [Shard(0)]).to(torch.bfloat16)
+    assert isinstance(low, DTensor)
+    assert (low.dtype, low.to_local().dtype) == (torch.bfloat16, torch.bfloat16)
+    assert low._spec.tensor_meta is not None
+    assert low._spec.tensor_meta.dtype == torch.bfloat16
 
 
 def test_a_compiled_optimizer_step_leaves_the_same_parameters(mesh: Any) -> None:
