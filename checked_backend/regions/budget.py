@@ -109,8 +109,8 @@ class Turn:
         """Note a call."""
         if self.called > float("-inf"):
             self._pause = max(self._pause, now - self.called)
-        for step in Step:
-            self._since.setdefault(step, now)
+        if not self._since:
+            self._since = dict.fromkeys(Step, now)
         self.called_before, self.called = self.called, now
 
     def steps(self) -> Iterator[Step]:

@@ -58,7 +58,6 @@ class RegionReporter(Reporter):
         self._options = options
         self.devices: frozenset[str] = frozenset()
         self.call = 0
-        self._unchecked = replace(self._region, calls=1)
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
 
@@ -74,7 +73,7 @@ class RegionReporter(Reporter):
             unearned: Whether that is because its check is not earned yet (option ``budget``).
         """
         for ledger in self._ledgers():
-            ledger.region(self._unchecked)
+            ledger.passed_by(self._region)
             if unearned:
                 ledger.unearned(self, _CALLS, self._region.name)
 

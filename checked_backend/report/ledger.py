@@ -31,6 +31,7 @@ class Ledger:
         self._limits: dict[str, float] = {}
         self._own_precision_limits: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
+        self._passed = Counter[str]()
         self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._ignoring: dict[str, str] = {}
 
@@ -117,7 +118,7 @@ class Ledger:
     def region(self, info: RegionInfo) -> None:
         """Add a region's call counts to what is known of it."""
         with self._lock:
-            known = self._regions.get(info.name)
+            known = self._known(info.name)
             if known is None:
                 self._regions[info.name] = info
             else:
@@ -130,6 +131,23 @@ class Ledger:
                     if info.last_checked_call
                     else known.last_checked_call,
                 )
+
+    def passed_by(self, info: RegionInfo) -> None:
+        """Note a call of a region that is not checked. Most calls are none, so that this only counts.
+
+        Args:
+            info: The region, before any call.
+        """
+        with self._lock:
+            self._regions.setdefault(info.name, info)
+            self._passed[info.name] += 1
+
+    def _known(self, name: str) -> RegionInfo | None:
+        """What is known of a region, with the calls that were passed by; None if it is not known."""
+        known, passed = self._regions.get(name), self._passed.pop(name, 0)
+        if known is not None and passed:
+            known = self._regions[name] = replace(known, calls=known.calls + passed)
+        return known
 
     def unearned(self, region: object, subject: str, name: str) -> None:
         """Note that no check of a part of a region is earned yet, unless one was made before.
@@ -181,7 +199,7 @@ class Ledger:
         """The coverage so far."""
         with self._lock:
             return Coverage(
-                regions=tuple(self._regions.values()),
+                regions=tuple(known for name in list(self._regions) if (known := self._known(name)) is not None),
                 checked=dict(self._checked),
                 skipped=(*self._skips, *self._uncompared(), *self._never_earned()),
                 ignored=tuple(self._ignored.values()),

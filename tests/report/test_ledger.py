@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checked_backend import Finding, Kind
+from checked_backend.findings import RegionInfo
 from checked_backend.report.ledger import Ledger
 
 CRASH = Finding(Kind.CRASH, "candidate", "it died", detail="crash.running", region="net [0/0]")
@@ -24,3 +25,14 @@ def test_what_was_never_added_is_not_completed() -> None:
     ledger = Ledger()
     ledger.complete([CRASH])
     assert ledger.findings() == ()
+
+
+def test_calls_that_are_passed_by_are_counted_with_the_others() -> None:
+    ledger, region = Ledger(), RegionInfo("f", nodes=3)
+    ledger.passed_by(region)
+    ledger.region(replace(region, calls=1, checked_calls=1, last_checked_call=1))
+    ledger.passed_by(region)
+    [known] = ledger.coverage().regions
+    assert known == replace(region, calls=3, checked_calls=1, last_checked_call=2)
+    ledger.passed_by(region)
+    assert ledger.coverage().regions[0].calls == 4

@@ -1,0 +1,66 @@
+"""A rank that is killed, and ranks that torch's elastic agent starts anew: they are checked on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.elastic_program import STEPS
+from tests.support.ranks import LIMIT, ROOT
+
+
+def started(folder: Path) -> tuple[int, str]:
+    """Run the program under the agent, with a watchdog; its exit code and what it and the ranks printed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND")},
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    with open(folder / "output.txt", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *agent, "-m", "tests.support.elastic_program", str(folder)],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = -1
+    return code, (folder / "output.txt").read_text(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_ranks_that_are_started_anew_are_checked_and_their_reports_are_merged(tmp_path: Path) -> None:
+    code, output = started(tmp_path)
+    assert code == 0, output[-6000:]
+    assert "exitcode: -9" in output or "Signal 9" in output
+    assert not list(tmp_path.glob("attempt0-*.json"))
+    for rank in range(2):
+        told = json.loads((tmp_path / f"attempt1-rank{rank}.json").read_text())
+        assert ["logic", "sent[all_reduce_0]"] in told["findings"]
+        assert told["checked"]["outputs"] == STEPS
+        assert any(f"rank {1 - rank} on" in note for note in told["notes"])
+    merged = subprocess.run(
+        [sys.executable, "-m", "checked_backend", "report", str(tmp_path / "reports"), "--merge"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert merged.returncode == 1, merged.stderr
+    assert "sent[all_reduce_0]" in merged.stdout
