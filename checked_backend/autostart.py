@@ -33,6 +33,8 @@ _REPORT_DIR = "CHECKED_BACKEND_REPORT_DIR"
 
 def start() -> None:
     """Check everything that this process compiles from now on. A second call does nothing."""
+    if os.environ.get(ON, "") in ("", "0"):  # the .pth file does not call this then, but a `sitecustomize` does
+        return
     if os.environ.get(ON, "").lower() not in ("1", "true", "yes", "on"):
         _complain(f"{ON} got {os.environ.get(ON)!r}; expected 1 or 0. Nothing is checked")
         os.environ[ON] = (

@@ -58,6 +58,21 @@ def test_a_library_trains_checked(name: str, modules: list[str]) -> None:
     assert sum(region.checked_backwards for region in report.coverage.regions) >= 1
 
 
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_accelerate_launches_the_example_checked(tmp_path: Path) -> None:
+    needs("accelerate")
+    launch = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
+    script = (EXAMPLES / "accelerate_train.py", "4")
+    code, out, err = finished((*launch, *script), tmp_path)
+    assert code == 0, err
+    assert out.startswith("PASS: the compiled program agrees with eager"), out
+    assert "2 of 4 calls" in out  # every second one
+    code, out, err = finished((*launch, *script), tmp_path, {"TORCHDYNAMO_DISABLE": "1"})
+    assert code != 0, err  # the script's own exit code is handed on
+    assert out.startswith("INCONCLUSIVE: nothing was checked"), out
+
+
 @pytest.mark.parametrize(
     "ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.ci_sample])], ids=["one rank", "two ranks"]
 )

@@ -13,7 +13,7 @@ import torch
 
 from checked_backend.findings import Finding, Kind
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.regions.execution import Subjects
+from checked_backend.regions.execution import Subjects, is_leaf
 from checked_backend.regions.inputs import Inputs, storage_key
 
 __all__ = ["Beside"]
@@ -74,7 +74,7 @@ class Beside:
                 unseen[group[0][0]] = around
             elif around is not None:
                 memory[group[0][0]] = fingerprint(around)
-        leaves = {place: tensor for place, tensor in plain if gradients and tensor.is_leaf and tensor.requires_grad}
+        leaves = {place: tensor for place, tensor in plain if gradients and tensor.requires_grad and is_leaf(tensor)}
         return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()}, unseen)
 
     def findings(

@@ -14,7 +14,7 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
-from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view, storage_identity
+from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view, rewrapped, storage_identity
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
 from checked_backend.numerics.fingerprint import fingerprint
 
@@ -287,7 +287,7 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
     for position, tensor in tensors.items():
         key = storage_key(tensor)
         if key is None or tensor.numel() == 0 or type(tensor) is not torch.Tensor:
-            copies[position] = tensor.detach().clone()
+            copies[position] = _copied(tensor)
             continue
         if key not in storages:
             storages[key] = tensor.untyped_storage().clone()
@@ -296,6 +296,17 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
         copy.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
         copies[position] = _with_bits(copy, tensor)
     return copies
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor by itself, without history. A wrapper subclass may lack ``clone``: its inner tensors have it."""
+    plain = tensor.detach()
+    try:
+        return plain.clone()
+    except NotImplementedError:
+        if not inner_tensors(plain):
+            raise
+        return rewrapped(plain, _copied)
 
 
 def _with_bits(copy: torch.Tensor, original: torch.Tensor) -> torch.Tensor:

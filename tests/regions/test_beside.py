@@ -136,3 +136,23 @@ def test_memory_that_is_not_looked_at_is_told(view: Callable[..., Any], words: s
     (skip,) = [skip for skip in report.coverage.skipped if skip.subject.startswith("memory beside")]
     assert words in skip.reason
     assert not skip.matters
+
+
+def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:
+    """A step compiled with grad mode on, of a view of a weight that was made with grad mode off."""
+    weight, gradient = nn.Parameter(torch.ones(2, 4)), torch.ones(8)
+    with torch.no_grad():
+        view = weight.view(-1)
+
+    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            weight.data = weight.data
+            with torch.no_grad():
+                weight.add_(0)
+            return results
+
+        return run
+
+    report = gathered(lambda: checked(lambda view, gradient: view * gradient, compiler)(view, gradient))
+    assert report.findings == ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -27,3 +30,32 @@ def test_wrong_value_in_a_wrapper_subclass_is_logic() -> None:
     assert found(report) == {("logic", "output[0]")}
     assert not report.coverage.skipped
     assert all(finding.noise is not None and finding.noise.rms > 0 for finding in report.findings)
+
+
+@pytest.fixture
+def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrappers cannot be cloned, as torchao's optimizer states."""
+    dispatch = TwoTensor.__torch_dispatch__
+
+    def without_clone(_cls: type, func: Any, *more: Any) -> Any:
+        if func is torch.ops.aten.clone.default:
+            raise NotImplementedError("clone")
+        return dispatch(func, *more)
+
+    monkeypatch.setattr(TwoTensor, "__torch_dispatch__", classmethod(without_clone))
+
+
+@pytest.mark.usefixtures("uncopied")
+@pytest.mark.parametrize(
+    ("compiler", "expected"), [("aot_eager", set()), (faults.spoiled_output(torch.neg), {("logic", "output[0]")})]
+)
+def test_a_wrapper_that_cannot_be_cloned_is_copied_part_by_part(compiler: Any, expected: set[Any]) -> None:
+    def step(state: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        state.mul_(0.9).add_(gradient)
+        return gradient * 2
+
+    state, gradient = TwoTensor(torch.ones(4), torch.ones(4)), torch.randn(4)
+    report = gathered(lambda: checked(step, compiler)(state, gradient))
+    assert found(report) == expected, str(report)
+    assert report.coverage.checked["mutated inputs"] >= 1
+    assert torch.equal(state.a, 0.9 + gradient)
