@@ -5,7 +5,6 @@ import hashlib
 import e3nn
 import torch
 from e3nn import o3
-from e3nn.nn import Gate
 from torch import nn
 
 e3nn.set_optimization_defaults(jit_mode="inductor")

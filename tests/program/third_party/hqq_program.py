@@ -3,8 +3,8 @@
 import hashlib
 
 import torch
-from torch import nn
 from hqq.core.quantize import BaseQuantizeConfig, HQQBackend, HQQLinear
+from torch import nn
 
 torch.manual_seed(0)
 HQQLinear.set_backend(HQQBackend.PYTORCH_COMPILE)
