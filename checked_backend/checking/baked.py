@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from checked_backend.checking.merge import VALUES, Shown
-from checked_backend.checking.program import Call
+from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Finding, Kind
 
@@ -17,7 +17,7 @@ MOST_CALLS = 3
 
 
 def with_baked_values(
-    shown: Sequence[Shown], run: ProgramRun, alone: Callable[[Call], Sequence[Finding]]
+    shown: Sequence[Shown], run: ProgramRun, alone: Callable[[ProgramCall], Sequence[Finding]]
 ) -> list[Shown]:
     """Compile again for single calls that go wrong in a program that was compiled for another call.
 

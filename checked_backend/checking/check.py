@@ -19,7 +19,7 @@ from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.own_random import compare_own_random
-from checked_backend.checking.program import Call, Program, refuse_misfits
+from checked_backend.checking.program import Program, ProgramCall, refuse_misfits
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.rounding import Rounding
 from checked_backend.checking.sizes import Shapes, other_sizes
@@ -187,7 +187,7 @@ class _Plan:
         elif self.iterations == 1 and self.optimizer is None:
             yield run_program(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
 
-    def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[Call]:
+    def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[ProgramCall]:
         if self.vary_data:
             yield from fresh_data(program, ledger)
         if self.dynamic is True:
@@ -231,7 +231,7 @@ class _Plan:
     def _explained(self, shown: Sequence[Shown], run: ProgramRun) -> list[Finding]:
         """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
 
-        def alone(call: Call) -> Sequence[Finding]:
+        def alone(call: ProgramCall) -> Sequence[Finding]:
             return self._again(replace(run.program, calls=[call], continued=True), self.options)
 
         def with_compiler(name: str) -> Sequence[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves
 from checked_backend.findings import Skip
@@ -18,7 +18,7 @@ __all__ = ["fresh_data"]
 ROUNDS = 2
 
 
-def fresh_data(program: Program, ledger: Ledger) -> Iterator[Call]:
+def fresh_data(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls with other data of the same metadata.
 
     There are some rounds of `randomize`, which keeps data valid. Then follows one round that also varies the integers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.strided import at_an_offset, channels_last, expanded, transposed, with_gaps
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves
@@ -19,10 +19,10 @@ MOST_CALLS = 40
 """Calls with other layouts in one check."""
 
 
-def other_layouts(program: Program, ledger: Ledger) -> Iterator[Call]:
+def other_layouts(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls that each have one tensor argument in another layout. Only expanded tensors have other values."""
     call = program.calls[0]
-    made: list[Call] = []
+    made: list[ProgramCall] = []
     for name, leaf in argument_leaves(program.function, call.args, call.kwargs):
         if not isinstance(leaf, torch.Tensor):
             continue

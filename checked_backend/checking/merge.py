@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Call
+from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting
@@ -101,7 +101,7 @@ def _once(found: Iterable[tuple[int, Finding]]) -> list[Shown]:
     return [Shown(finding, tuple(indices)) for finding, indices in grouped.values()]
 
 
-def showing_calls(shown: Sequence[Shown], run: ProgramRun) -> list[Call]:
+def showing_calls(shown: Sequence[Shown], run: ProgramRun) -> list[ProgramCall]:
     """The fewest of a run's calls that show each failing finding once."""
     first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
     if run.program.continued:

@@ -7,15 +7,14 @@ other code. Their results are compared in structure, and in distribution over ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 import torch
 
 from checked_backend.checking.compare_runs import compare_errors, compare_structure
-from checked_backend.checking.program import Outcome, Program, Run
+from checked_backend.checking.program import Outcome, Program, ProgramCopy, Transform
 from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.ranks import rank_sum_probability
@@ -45,8 +44,6 @@ _HOW = "with the compiler's own random operators, as without a check (fallback_r
 _NONFINITE = "share of NaN and infinity"
 _SUBJECT = "the compiler's own random operators"
 
-Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -> list[Finding]:
     """Compare a program that draws random numbers with the same program compiled to draw its own.
@@ -60,7 +57,7 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
         The findings.
     """
     made = replace(program, calls=program.calls[:1], continued=False, optimizer=None)
-    sides = Run(made), Run(made, transform)
+    sides = ProgramCopy(made), ProgramCopy(made, transform)
     seeds = iter(range(1, 10**6))
 
     def pair() -> tuple[Outcome, Outcome]:
@@ -83,7 +80,7 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
     return list(samples.findings())
 
 
-def _seeded(side: Run, program: Program, seed: int) -> Outcome:
+def _seeded(side: ProgramCopy, program: Program, seed: int) -> Outcome:
     side.start_from(program.rng.reseeded(seed))
     return side.step(0, program.calls[0])
 

@@ -17,7 +17,7 @@ from checked_backend._torch.packages import load_compiled_package
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Program, Run, refuse_misfits
+from checked_backend.checking.program import Program, ProgramCopy, refuse_misfits
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.stance import no_warning_is_an_error
 from checked_backend.errors import CheckedBackendError
@@ -107,7 +107,7 @@ def _module_of(exported: ExportedProgram) -> torch.nn.Module:
 
 def _differences(program: Program, expected: Outcome, candidate: Callable[..., Any], ledger: Ledger) -> list[Finding]:
     changed = _changes_state(program, expected)
-    actual = Run(program, lambda _copy: candidate).step(0, program.calls[0])
+    actual = ProgramCopy(program, lambda _copy: candidate).step(0, program.calls[0])
     reference, packaged = _visible(expected), _visible(actual)
     draws = expected.rng is not None and not expected.rng.same_as(program.rng)
     reference.rng = packaged.rng = None

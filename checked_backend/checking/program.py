@@ -26,7 +26,7 @@ from checked_backend.errors import CandidateError, CheckedBackendError, OptionEr
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_unharmed
 
-__all__ = ["Call", "Modes", "Outcome", "Program", "Run", "refuse_misfits"]
+__all__ = ["Modes", "Outcome", "Program", "ProgramCall", "ProgramCopy", "Transform", "refuse_misfits"]
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -35,7 +35,7 @@ Modes = Callable[[int], Sequence[AbstractContextManager[Any]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class ProgramCall:
     """One call of a program.
 
     Attributes:
@@ -85,11 +85,11 @@ class Program:
     optimizer: MakeOptimizer | None = None
     continued: bool = True
     own_code: bool = False
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ProgramCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.calls:
-            self.calls = [Call(self.args, self.kwargs)]
+            self.calls = [ProgramCall(self.args, self.kwargs)]
 
     def run(
         self,
@@ -109,13 +109,13 @@ class Program:
             The outcome; an exception of the program is in it, not raised.
         """
         made = [mode() for mode in modes]
-        return Run(self, transform, wide=wide, modes=lambda _: made).step(0, self.calls[0])
+        return ProgramCopy(self, transform, wide=wide, modes=lambda _: made).step(0, self.calls[0])
 
     def run_all(
         self, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
     ) -> list[Outcome]:
         """Run all calls on one fresh copy, up to the first that raises if they are `continued`."""
-        running = Run(self, transform, wide=wide, modes=modes)
+        running = ProgramCopy(self, transform, wide=wide, modes=modes)
         outcomes: list[Outcome] = []
         for number, call in enumerate(self.calls):
             outcomes.append(running.step(number, call))
@@ -124,7 +124,7 @@ class Program:
         return outcomes
 
 
-class Run:
+class ProgramCopy:
     """One copy of a program, called again and again.
 
     Args:
@@ -152,7 +152,7 @@ class Run:
         self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
         self._called = self._function if transform is None else transform(called_inside(self._function))
         self._at_own_precision = transform is None and not wide
-        self._arguments: dict[Call, tuple[list[Any], dict[str, Any]]] = {}
+        self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -161,7 +161,7 @@ class Run:
         self._started = False
         self.evaluations = 0
 
-    def leaves(self, call: Call) -> list[tuple[str, Any]]:
+    def leaves(self, call: ProgramCall) -> list[tuple[str, Any]]:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
 
@@ -173,11 +173,11 @@ class Run:
         """Begin the next call with another random state."""
         self._rng = rng
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ProgramCall) -> None:
         """Free this run's copies of a call's arguments; the call would begin with new ones."""
         self._arguments.pop(call, None)
 
-    def step(self, number: int, call: Call) -> Outcome:
+    def step(self, number: int, call: ProgramCall) -> Outcome:
         """Run one call, its backward pass and the optimizer's step.
 
         Args:
@@ -222,7 +222,7 @@ class Run:
 
     # before a call
 
-    def _copies(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
+    def _copies(self, call: ProgramCall) -> tuple[list[Any], dict[str, Any]]:
         known = self._arguments.get(call)
         if known is None:
             known = self._copier.arguments(self._program.function, call.args, call.kwargs)
@@ -339,7 +339,7 @@ class Run:
 
     # after the call
 
-    def _look(self, call: Call, outcome: Outcome) -> None:
+    def _look(self, call: ProgramCall, outcome: Outcome) -> None:
         inputs = self.leaves(call)
         state = State.of(self._function, self._copier.captured, inputs, self._copier.leaves)
         if call.relaid:

@@ -19,7 +19,7 @@ from checked_backend._torch.dynamo import (
 )
 from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare_runs import Comparison, compare_runs
-from checked_backend.checking.program import Call, Outcome, Program, Run
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.relaid import Allowance, ContiguousGradients, note_relaid, of_relaid, relaid_calls
 from checked_backend.checking.results import RegionResults
@@ -35,14 +35,14 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.session import Session, collect
 
-__all__ = ["ProgramRun", "Variants", "fresh_dynamo", "run_program"]
+__all__ = ["FurtherCalls", "ProgramRun", "fresh_dynamo", "run_program"]
 
 _NUMPY_DRAWS = (
     "the program draws from numpy.random: the check has NumPy draw these numbers in both runs "
     "(torch._dynamo.config.use_numpy_random_stream=True); by default torch draws them when the program is compiled"
 )
 
-Variants = Callable[[Program, Shapes, Ledger], Iterable[Call]]
+FurtherCalls = Callable[[Program, Shapes, Ledger], Iterable[ProgramCall]]
 """Makes further calls, once the program's own calls have run. Sizes vary as the compiler was told they may."""
 
 
@@ -80,7 +80,7 @@ def run_program(
     options: CheckOptions,
     *,
     dynamic: bool | None,
-    variants: Variants | None = None,
+    variants: FurtherCalls | None = None,
     keep: Keep = lambda _findings: None,
     relay: bool = False,
 ) -> ProgramRun:
@@ -98,7 +98,7 @@ def run_program(
     backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
     watch = Stopwatch()
     with fresh_dynamo():
-        compiled = Run(program, partial(torch.compile, backend=backend, dynamic=dynamic))
+        compiled = ProgramCopy(program, partial(torch.compile, backend=backend, dynamic=dynamic))
         pair = _Pair(program, compiled, results, tracing, ledger)
         with collect(closing=False) as session:
             for call in program.calls:
@@ -126,12 +126,12 @@ class _Pair:
     """Eager's run and the compiled one, in step."""
 
     def __init__(
-        self, program: Program, candidate: Run, results: RegionResults, tracing: Tracing, ledger: Ledger
+        self, program: Program, candidate: ProgramCopy, results: RegionResults, tracing: Tracing, ledger: Ledger
     ) -> None:
         self.program = program
-        self.reference = Run(program)
+        self.reference = ProgramCopy(program)
         self.candidate = candidate
-        self.calls: list[Call] = []
+        self.calls: list[ProgramCall] = []
         self.references: list[Outcome] = []
         self.candidates: list[Outcome] = []
         self.found: list[tuple[int, Finding]] = []
@@ -161,13 +161,13 @@ class _Pair:
         """Whether anything found so far fails."""
         return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
 
-    def step(self, call: Call) -> bool:
+    def step(self, call: ProgramCall) -> bool:
         """Run a call on both sides. Returns whether neither raised."""
         self.compiled(call, self.reference.step(len(self.calls), call))
         last = (self.references[-1], self.candidates[-1])
         return all(outcome.error is None and outcome.backward_error is None for outcome in last)
 
-    def compiled(self, call: Call, reference: Outcome) -> int:
+    def compiled(self, call: ProgramCall, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index = len(self.calls)
         self.results.forget()
@@ -247,7 +247,7 @@ class _Pair:
             run.forget(call)
 
 
-def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
+def _vary(pair: _Pair, call: ProgramCall, shapes: Shapes) -> bool:
     """Run a variant, if eager accepts it. Returns whether it did."""
     reference = pair.reference.step(len(pair.calls), call)  # a refused one has no number
     refusal = reference.error or (None if pair.references[0].backward_error else reference.backward_error)
@@ -272,10 +272,10 @@ def _vary(pair: _Pair, call: Call, shapes: Shapes) -> bool:
 
 
 def _relay(
-    pair: _Pair, calls: Sequence[Call], session: Session, shapes: Shapes, allowance: Allowance | None = None
+    pair: _Pair, calls: Sequence[ProgramCall], session: Session, shapes: Shapes, allowance: Allowance | None = None
 ) -> None:
     """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
-    tried: list[tuple[Call, Coverage]] = []
+    tried: list[tuple[ProgramCall, Coverage]] = []
     for call in calls:
         left_out = None if allowance is None else allowance.left_out(call)
         if left_out is not None:

@@ -16,7 +16,7 @@ import torch
 
 from checked_backend.checking.backward import roots_of
 from checked_backend.checking.cotangents import layouts_of
-from checked_backend.checking.program import Call
+from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.report.ledger import Ledger
@@ -37,7 +37,7 @@ ROUNDOFFS = 32.0
 """Differences up to this many roundoffs of the same gradient in the user's own call are rounding."""
 
 
-def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
+def relaid_calls(call: ProgramCall, outputs: Mapping[str, Any]) -> Iterator[ProgramCall]:
     """The same call, once for each magnitude and layout that gradients of some of its outputs can have.
 
     Args:
@@ -46,7 +46,7 @@ def relaid_calls(call: Call, outputs: Mapping[str, Any]) -> Iterator[Call]:
     """
     for layout in layouts_of(list(roots_of(outputs).values())):
         label = f"with incoming gradients {layout.value}"
-        yield Call(call.args, call.kwargs, label, cotangents=layout, dtypes=call.dtypes)
+        yield ProgramCall(call.args, call.kwargs, label, cotangents=layout, dtypes=call.dtypes)
 
 
 class Allowance:
@@ -60,7 +60,7 @@ class Allowance:
         self._watch = Stopwatch()
         self._allowed = max(LEAST_SECONDS, SHARE * before)
 
-    def left_out(self, call: Call) -> Skip | None:
+    def left_out(self, call: ProgramCall) -> Skip | None:
         """The skip for a call for which there is no time; None if there is time."""
         if self._watch.seconds() <= self._allowed:
             return None
@@ -84,7 +84,7 @@ class ContiguousGradients:
                 size = gradient.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()
                 self._rounding[subject] = ROUNDOFFS * torch.finfo(gradient.dtype).eps * float(size)
 
-    def left(self, findings: Sequence[Finding], call: Call, ledger: Ledger) -> list[Finding]:
+    def left(self, findings: Sequence[Finding], call: ProgramCall, ledger: Ledger) -> list[Finding]:
         """The findings of a call with other incoming gradients that are errors. The ledger gets reasons for the others.
 
         Args:
@@ -119,7 +119,7 @@ def _is_lost(finding: Finding) -> bool:
     return seen[0] > 0 and seen[1] == 0
 
 
-def of_relaid(call: Call, coverage: Coverage) -> Coverage:
+def of_relaid(call: ProgramCall, coverage: Coverage) -> Coverage:
     """The part of a repeated call's coverage that is added to that of the user's own calls.
 
     Tensors that stay undecided here were decided about there, with contiguous gradients. The detection limit is that of
@@ -129,7 +129,7 @@ def of_relaid(call: Call, coverage: Coverage) -> Coverage:
     return Coverage(skipped=tuple(skipped), ignored=coverage.ignored, notes=coverage.notes)
 
 
-def note_relaid(ledger: Ledger, coverages: Iterable[tuple[Call, Coverage]]) -> None:
+def note_relaid(ledger: Ledger, coverages: Iterable[tuple[ProgramCall, Coverage]]) -> None:
     """Note which magnitudes, layouts and places were tried, and how small an error would have been seen there.
 
     That error is not as small as with contiguous gradients, because the noise found with those is mostly reused.

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.symbols import evaluate_expression, shape_facts
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.substitute import substituted
 from checked_backend.checking.tree import argument_leaves
 from checked_backend.findings import Skip
@@ -184,7 +184,7 @@ def _expression(size: Any) -> Dimension:
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
 
-def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Call]:
+def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls with other sizes of the dynamic dimensions, and with inputs that share memory.
 
     Each symbol gets the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes. Then
@@ -205,7 +205,9 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Ca
     yield from _aliased(program, leaves)
 
 
-def call_of_sizes(program: Program, shapes: Shapes, values: Mapping[sympy.Symbol, int], number: int) -> Call | None:
+def call_of_sizes(
+    program: Program, shapes: Shapes, values: Mapping[sympy.Symbol, int], number: int
+) -> ProgramCall | None:
     """The program's first call with other sizes and fresh data; None if none of its arguments has such a size.
 
     Args:
@@ -284,7 +286,7 @@ def _told(value: Any) -> str:
     return f"= {value}"
 
 
-def _aliased(program: Program, leaves: Mapping[str, Any]) -> Iterator[Call]:
+def _aliased(program: Program, leaves: Mapping[str, Any]) -> Iterator[ProgramCall]:
     """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():

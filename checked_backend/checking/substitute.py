@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import argument_leaves
 
 __all__ = ["substituted"]
 
 
-def substituted(program: Program, new: Mapping[str, Any], label: str) -> Call | None:
+def substituted(program: Program, new: Mapping[str, Any], label: str) -> ProgramCall | None:
     """The program's own call with other values.
 
     Args:
@@ -38,7 +38,7 @@ def substituted(program: Program, new: Mapping[str, Any], label: str) -> Call | 
     values = {name: value for name, value in new.items() if not isinstance(leaves[name], torch.Tensor)}
     if values and not _set_arguments(program, args, kwargs, values):
         return None
-    return Call(args, kwargs, label) if new else None
+    return ProgramCall(args, kwargs, label) if new else None
 
 
 def _set_arguments(program: Program, args: list[Any], kwargs: dict[str, Any], values: Mapping[str, Any]) -> bool:

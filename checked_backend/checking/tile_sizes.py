@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import sympy
 
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.sizes import Shapes, call_of_sizes, small_choices
 from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.findings import Skip
@@ -70,7 +70,7 @@ class _Sweep:
     left_out: dict[str, list[int]] = field(default_factory=dict)
 
 
-def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Call]:
+def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls with sizes around powers of two: for each dynamic dimension alone, and for all together.
 
     Args:
@@ -163,7 +163,7 @@ def _free_memory() -> float:
         return float(2 << 30)
 
 
-def _is_refused(call: Call, ledger: Ledger) -> bool:
+def _is_refused(call: ProgramCall, ledger: Ledger) -> bool:
     return any(
         skip.subject == call.label and skip.reason.startswith("eager refuses") for skip in ledger.coverage().skipped
     )

@@ -20,14 +20,14 @@ from checked_backend.report.write import write_whole
 from checked_backend.sweep.case import Settings
 from checked_backend.sweep.database import Database
 from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of
-from checked_backend.sweep.job import Place
+from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.plan import Request, Selection, parse_modes
 from checked_backend.sweep.render.data import render_csv, render_json
 from checked_backend.sweep.render.html import render_html
 from checked_backend.sweep.render.junit import render_junit
 from checked_backend.sweep.render.text import render_text
 from checked_backend.sweep.rules import TAGS, load_rules
-from checked_backend.sweep.summary import Comparison, Summary, compare, find_run, summarize
+from checked_backend.sweep.summary import Summary, SweepComparison, compare, find_run, summarize
 
 __all__ = ["Files", "refuse_outside_sweeps", "report_sweep", "sweep"]
 
@@ -131,7 +131,9 @@ def sweep(
         rules=load_rules(config or ()),
         name=run_name,
         jobs=jobs,
-        place=Place(_memory(memory, jobs), threads or max(1, _cores() // jobs), speed=speed, folder=str(Path.cwd())),
+        place=JobResources(
+            _memory(memory, jobs), threads or max(1, _cores() // jobs), speed=speed, folder=str(Path.cwd())
+        ),
         engine=engine,
         address=address,
         rerun=statuses_of(rerun or ()),
@@ -168,7 +170,7 @@ class Files:
         junit: Path | None = None,
         csv: Path | None = None,
     ) -> None:
-        self._writers: Sequence[tuple[Path | None, Callable[[Summary, Comparison | None], str]]] = (
+        self._writers: Sequence[tuple[Path | None, Callable[[Summary, SweepComparison | None], str]]] = (
             (html, render_html),
             (junit, lambda summary, _comparison: render_junit(summary)),
             (csv, lambda summary, _comparison: render_csv(summary)),
@@ -176,7 +178,7 @@ class Files:
         )
         self.prints_json = json_file == _STDOUT
 
-    def write(self, summary: Summary, comparison: Comparison | None) -> None:
+    def write(self, summary: Summary, comparison: SweepComparison | None) -> None:
         """Write each file that was asked for."""
         for path, render in self._writers:
             if path is not None:

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from checked_backend.fuzz.known import METHOD, operation
-from checked_backend.fuzz.program import Call, Constant, Program, Ref, Size
+from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
 from checked_backend.fuzz.values import make_inputs
 
 __all__ = ["build", "inputs_for", "run_call", "run_eager"]
 
 
-def build(programs: Sequence[Program]) -> fx.GraphModule:
+def build(programs: Sequence[FuzzProgram]) -> fx.GraphModule:
     """One module for several programs. It takes the inputs of all, and returns a tuple of results for each.
 
     Raises:
@@ -35,12 +35,12 @@ def build(programs: Sequence[Program]) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def inputs_for(programs: Sequence[Program]) -> tuple[torch.Tensor, ...]:
+def inputs_for(programs: Sequence[FuzzProgram]) -> tuple[torch.Tensor, ...]:
     """The inputs of the module that `build` makes."""
     return tuple(tensor for program in programs for tensor in make_inputs(program.inputs))
 
 
-def _node(graph: fx.Graph, call: Call, known: Sequence[fx.Node]) -> fx.Node:
+def _node(graph: fx.Graph, call: Statement, known: Sequence[fx.Node]) -> fx.Node:
     how, target = operation(call.op)
     args, kwargs = _nodes(call.args, graph, known), _nodes(dict(call.kwargs), graph, known)
     return graph.call_method(target, args, kwargs) if how == METHOD else graph.call_function(target, args, kwargs)
@@ -65,7 +65,7 @@ def _nodes(raw: Any, graph: fx.Graph, known: Sequence[fx.Node]) -> Any:
     return raw
 
 
-def run_call(call: Call, known: Sequence[Any]) -> Any:
+def run_call(call: Statement, known: Sequence[Any]) -> Any:
     """Run one call in eager.
 
     Args:
@@ -82,7 +82,7 @@ def run_call(call: Call, known: Sequence[Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def run_eager(program: Program) -> list[Any]:
+def run_eager(program: FuzzProgram) -> list[Any]:
     """Run a program in eager on fresh inputs, and return all of its values.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.oracle import Examined
-from checked_backend.fuzz.program import Program, decode_program, encode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.sweep.file import FUZZ, Format, SqliteFile
 
 __all__ = ["Corpus", "Entry", "Totals"]
@@ -52,7 +52,7 @@ class Entry:
     alike: str
 
     @property
-    def program(self) -> Program:
+    def program(self) -> FuzzProgram:
         """The program."""
         return decode_program(self.text)
 

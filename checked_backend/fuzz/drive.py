@@ -17,7 +17,7 @@ from checked_backend.fuzz.groups import Group, may_be, signature_of
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Task
 from checked_backend.sweep.status import Status
 
-__all__ = ["Ended", "Watch", "run_fuzz"]
+__all__ = ["FuzzEnd", "Listener", "run_fuzz"]
 
 GRACE = 30.0
 """Seconds that processes have to end after the time is over."""
@@ -28,8 +28,8 @@ _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
 
 
 @dataclass(slots=True)
-class Watch:
-    """Whom a run tells what happens. Each function may be replaced.
+class Listener:
+    """The functions that a run calls when something happens.
 
     Attributes:
         found: Called with a group that is new in this corpus.
@@ -41,7 +41,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FuzzEnd:
     """How a run ended.
 
     Attributes:
@@ -56,8 +56,8 @@ class Ended:
 
 
 def run_fuzz(
-    asked: Asked, corpus: Corpus, *, jobs: int = 1, seconds: float | None, programs: int | None = None, watch: Watch
-) -> Ended:
+    asked: Asked, corpus: Corpus, *, jobs: int = 1, seconds: float | None, programs: int | None = None, watch: Listener
+) -> FuzzEnd:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
     Args:
@@ -66,7 +66,7 @@ def run_fuzz(
         jobs: How many processes run at a time.
         seconds: The time; None for no limit.
         programs: How many programs to check; None for no limit.
-        watch: Whom to tell.
+        watch: The functions to call when something happens.
 
     Raises:
         FuzzError: No programs could be generated.
@@ -78,7 +78,7 @@ def run_fuzz(
             run.loop(pool)
         finally:
             run.stop()
-    return Ended(run.checked, time.monotonic() - run.begun, len(run.to_confirm))
+    return FuzzEnd(run.checked, time.monotonic() - run.begun, len(run.to_confirm))
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class _Run:
     jobs: int
     seconds: float | None
     programs: int | None
-    watch: Watch
+    watch: Listener
     begun: float = field(default_factory=time.monotonic)
     checked: int = 0
     to_confirm: list[ConfirmTask] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.known import spelled
 from checked_backend.fuzz.oracle import Examined
-from checked_backend.fuzz.program import Program
+from checked_backend.fuzz.program import FuzzProgram
 
 __all__ = ["Group", "may_be", "plain", "signature_of"]
 
@@ -55,7 +55,7 @@ class Group:
     detail: str
     stage: str
     op: str
-    program: Program
+    program: FuzzProgram
     result: Examined
     confirmed: bool = False
     met: int = 1
@@ -95,7 +95,7 @@ def plain(op: str) -> str:
     return own if own.startswith("x[") else own.rstrip("_")
 
 
-def _ops(program: Program) -> list[str]:
+def _ops(program: FuzzProgram) -> list[str]:
     """The operators of a program in order, each once. What takes an element of several results is none."""
     tuples = {len(program.inputs) + place for place, call in enumerate(program.calls)}
     found: list[str] = []
@@ -106,7 +106,7 @@ def _ops(program: Program) -> list[str]:
     return found
 
 
-def signature_of(program: Program, result: Examined) -> Group:
+def signature_of(program: FuzzProgram, result: Examined) -> Group:
     """The group of a failure.
 
     Args:
@@ -123,7 +123,7 @@ def signature_of(program: Program, result: Examined) -> Group:
     return Group(result.kind, detail, result.stage, op, program, result, localized=bool(result.op))
 
 
-def may_be(group: Group, program: Program, result: Examined) -> bool:
+def may_be(group: Group, program: FuzzProgram, result: Examined) -> bool:
     """Whether a failure may be a bug that is known: of the same kind, in a program with all of its operations."""
     other = signature_of(program, result)
     if (other.kind, other.detail) != (group.kind, group.detail):

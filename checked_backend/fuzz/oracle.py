@@ -22,7 +22,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.program import Program
+from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
@@ -108,7 +108,7 @@ def compiler_of(name: str) -> Compiler:
 
 
 def examine(
-    programs: Sequence[Program],
+    programs: Sequence[FuzzProgram],
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
     note: Callable[[str], None] = lambda _: None,
@@ -138,7 +138,7 @@ def examine(
 
 
 def check_program(
-    program: Program,
+    program: FuzzProgram,
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
     *,
@@ -159,7 +159,7 @@ def check_program(
 
 
 def _checked(
-    programs: Sequence[Program], compiler: Compiler, options: Mapping[str, Any] | None, **more: Any
+    programs: Sequence[FuzzProgram], compiler: Compiler, options: Mapping[str, Any] | None, **more: Any
 ) -> Examined:
     began = time.monotonic()
     try:

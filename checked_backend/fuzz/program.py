@@ -17,12 +17,12 @@ from checked_backend.errors import FuzzError
 __all__ = [
     "CONSTANTS",
     "DTYPES",
-    "Call",
     "Constant",
+    "FuzzProgram",
     "Input",
-    "Program",
     "Ref",
     "Size",
+    "Statement",
     "decode_program",
     "encode_program",
     "map_refs",
@@ -107,7 +107,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Statement:
     """One statement.
 
     Attributes:
@@ -122,7 +122,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FuzzProgram:
     """A program.
 
     Attributes:
@@ -134,7 +134,7 @@ class Program:
     """
 
     inputs: tuple[Input, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[Statement, ...]
     returns: tuple[int, ...]
     gradients: bool = False
     dynamic: bool = False
@@ -166,7 +166,7 @@ class Program:
                     changed = True
         return found
 
-    def unused_dropped(self) -> Program:
+    def unused_dropped(self) -> FuzzProgram:
         """The same without inputs that nothing uses."""
         used = set(self.returns) | {ref.value for call in self.calls for ref in refs_of(call)}
         used |= {given.shares for place, given in enumerate(self.inputs) if place in used and given.shares is not None}
@@ -186,19 +186,19 @@ class Program:
         )
 
 
-def refs_of(call: Call) -> list[Ref | Size]:
+def refs_of(call: Statement) -> list[Ref | Size]:
     """The earlier values that a call uses."""
     return [leaf for leaf in _leaves((call.args, dict(call.kwargs))) if isinstance(leaf, Ref | Size)]
 
 
-def map_refs(call: Call, moved: Any) -> Call:
+def map_refs(call: Statement, moved: Any) -> Statement:
     """The same call, with other numbers for values.
 
     Args:
         call: The call.
         moved: Takes the number of a value, returns the new one.
     """
-    return Call(call.op, _mapped(call.args, moved), _mapped(dict(call.kwargs), moved))
+    return Statement(call.op, _mapped(call.args, moved), _mapped(dict(call.kwargs), moved))
 
 
 def _mapped(raw: Any, moved: Any) -> Any:
@@ -226,7 +226,7 @@ def _leaves(raw: Any) -> Iterator[Any]:
         yield raw
 
 
-def encode_program(program: Program) -> str:
+def encode_program(program: FuzzProgram) -> str:
     """A program as JSON."""
     raw = {
         "version": _VERSION,
@@ -272,7 +272,7 @@ def _encode(raw: Any) -> Any:
     raise FuzzError(f"an argument got {type(raw).__name__}; a program has numbers, strings, slices, dtypes and values")
 
 
-def decode_program(text: str) -> Program:
+def decode_program(text: str) -> FuzzProgram:
     """Read what `encode_program` wrote. Every field is checked; a stranger may have written it.
 
     Raises:
@@ -287,12 +287,12 @@ def decode_program(text: str) -> Program:
     inputs: list[Input] = []
     for item in _list(raw.get("inputs"), "inputs"):
         inputs.append(_decode_input(item, inputs))
-    calls: list[Call] = []
+    calls: list[Statement] = []
     for item in _list(raw.get("calls"), "calls"):
         calls.append(_decode_call(item, len(inputs) + len(calls)))
     there = len(inputs) + len(calls)
     returns = tuple(_whole(item, "returns", there) for item in _list(raw.get("returns"), "returns"))
-    return Program(tuple(inputs), tuple(calls), returns, _flag(raw, "gradients"), _flag(raw, "dynamic"))
+    return FuzzProgram(tuple(inputs), tuple(calls), returns, _flag(raw, "gradients"), _flag(raw, "dynamic"))
 
 
 def _decode_input(raw: Any, before: Sequence[Input]) -> Input:
@@ -327,13 +327,13 @@ def _decode_input(raw: Any, before: Sequence[Input]) -> Input:
     return given
 
 
-def _decode_call(raw: Any, there: int) -> Call:
+def _decode_call(raw: Any, there: int) -> Statement:
     if not (isinstance(raw, list) and len(raw) == 3 and isinstance(raw[0], str)):
         raise FuzzError(f"a program: calls: expected [operation, arguments, named arguments], got {raw!r:.80}")
     args, kwargs = _decode(raw[1], there), _decode(raw[2], there)
     if not (isinstance(args, list) and isinstance(kwargs, dict)):
         raise FuzzError(f"a program: calls: {raw[0]:.80}: expected a list and an object of arguments")
-    return Call(raw[0], tuple(args), kwargs)
+    return Statement(raw[0], tuple(args), kwargs)
 
 
 def _decode(raw: Any, there: int, depth: int = 0) -> Any:

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.planted import FAULTS
-from checked_backend.fuzz.program import Call, Input, Program, Ref, encode_program
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
 from checked_backend.fuzz.worker import MODULE
-from checked_backend.sweep.job import Place, run_worker
+from checked_backend.sweep.job import JobResources, run_worker
 
 __all__ = ["Tried", "render_json", "render_text", "run_selftest"]
 
@@ -23,7 +23,7 @@ _CONTROL_PROGRAMS = 25
 _HANG_SECONDS = 20.0
 _SECONDS = 300.0
 _LETHAL = ("dies", "hangs")
-_SMALLEST = Program((Input("float32", (2, 3), (3, 1)),), (Call("torch.add", (Ref(0), 1)),), (1,))
+_SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Tried:
         return self.caught is (self.fault != "none")
 
 
-def run_selftest(place: Place) -> list[Tried]:
+def run_selftest(place: JobResources) -> list[Tried]:
     """Try each fault of `checked_backend.fuzz.planted`, in processes of their own.
 
     Args:
@@ -70,7 +70,7 @@ def run_selftest(place: Place) -> list[Tried]:
     return [*found, *(_lethal(name, place) for name in _LETHAL)]
 
 
-def _lethal(name: str, place: Place) -> Tried:
+def _lethal(name: str, place: JobResources) -> Tried:
     """Try a fault that ends or stops its process."""
     asked = Asked(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
     began = time.monotonic()

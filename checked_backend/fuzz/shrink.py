@@ -15,15 +15,15 @@ import torch
 
 from checked_backend.fuzz.build import run_eager
 from checked_backend.fuzz.generate.make import runs_alike
-from checked_backend.fuzz.program import Input, Program, encode_program, map_refs, refs_of
+from checked_backend.fuzz.program import FuzzProgram, Input, encode_program, map_refs, refs_of
 from checked_backend.fuzz.values import strides_of
 
 __all__ = ["shrink"]
 
-Interesting = Callable[[Program], bool]
+Interesting = Callable[[FuzzProgram], bool]
 
 
-def shrink(program: Program, is_interesting: Interesting, deadline: float) -> Program:
+def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -> FuzzProgram:
     """The smallest program found that still goes wrong in the same way.
 
     Args:
@@ -42,8 +42,12 @@ def shrink(program: Program, is_interesting: Interesting, deadline: float) -> Pr
 
 
 def _best_of(
-    step: Callable[[Program], Iterator[Program]], best: Program, wrong: Interesting, tried: set[str], deadline: float
-) -> Program:
+    step: Callable[[FuzzProgram], Iterator[FuzzProgram]],
+    best: FuzzProgram,
+    wrong: Interesting,
+    tried: set[str],
+    deadline: float,
+) -> FuzzProgram:
     """Take the first smaller program that a step finds, and ask the step again."""
     found = True
     while found:
@@ -62,11 +66,11 @@ def _best_of(
     return best
 
 
-def _simpler(one: Program, other: Program) -> bool:
+def _simpler(one: FuzzProgram, other: FuzzProgram) -> bool:
     return _cost(one) < _cost(other)
 
 
-def _cost(program: Program) -> tuple[Any, ...]:
+def _cost(program: FuzzProgram) -> tuple[Any, ...]:
     odd = sum(_oddity(given) for given in program.inputs)
     return len(program.calls), program.dynamic + program.gradients, len(program.returns), len(program.inputs), odd
 
@@ -76,7 +80,7 @@ def _oddity(given: Input) -> int:
     return layout + (given.shares is not None) + (given.fill == "edges") + given.requires_grad
 
 
-def _fewer_results(program: Program) -> Iterator[Program]:
+def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
     several = len(program.returns) > 1
     for place in range(len(program.returns)) if several else ():
         yield replace(program, returns=(program.returns[place],))
@@ -85,14 +89,14 @@ def _fewer_results(program: Program) -> Iterator[Program]:
             yield replace(program, returns=program.returns[:place] + program.returns[place + 1 :])
 
 
-def _needed_only(program: Program) -> Iterator[Program]:
+def _needed_only(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Drop the calls that no result may depend on, at once; then the results that are but inputs."""
     needed = program.made_from(program.returns)
     if len(needed) < len(program.calls):
         yield _without(program, set(range(len(program.calls))) - needed)
 
 
-def _plainer(program: Program) -> Iterator[Program]:
+def _plainer(program: FuzzProgram) -> Iterator[FuzzProgram]:
     if program.dynamic:
         yield replace(program, dynamic=False)
     if program.gradients:
@@ -100,7 +104,7 @@ def _plainer(program: Program) -> Iterator[Program]:
         yield replace(program, gradients=False, inputs=inputs)
 
 
-def _fewer_calls(program: Program) -> Iterator[Program]:
+def _fewer_calls(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Leave a call out: nothing uses it, an operand takes its place, or a new input does."""
     first = len(program.inputs)
     used = {ref.value for call in program.calls for ref in refs_of(call)} | set(program.returns)
@@ -115,7 +119,7 @@ def _fewer_calls(program: Program) -> Iterator[Program]:
             yield _with_input(program, place, given)
 
 
-def _plainer_inputs(program: Program) -> Iterator[Program]:
+def _plainer_inputs(program: FuzzProgram) -> Iterator[FuzzProgram]:
     for place, given in enumerate(program.inputs):
         shared = any(other.shares == place for other in program.inputs)
         for plain in (
@@ -127,7 +131,7 @@ def _plainer_inputs(program: Program) -> Iterator[Program]:
                 yield replace(program, inputs=(*program.inputs[:place], plain, *program.inputs[place + 1 :]))
 
 
-def _instead(program: Program, old: int, new: int) -> Program:
+def _instead(program: FuzzProgram, old: int, new: int) -> FuzzProgram:
     """The same program with one value in the place of another."""
 
     def moved(number: int) -> int:
@@ -137,7 +141,7 @@ def _instead(program: Program, old: int, new: int) -> Program:
     return replace(program, calls=calls, returns=tuple(map(moved, program.returns)))
 
 
-def _without(program: Program, dropped: set[int]) -> Program:
+def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
     """The same without some calls. What used them makes it invalid, unless that is dropped too."""
     first = len(program.inputs)
     kept = [place for place in range(len(program.calls)) if place not in dropped]
@@ -150,7 +154,7 @@ def _without(program: Program, dropped: set[int]) -> Program:
     return replace(program, calls=calls, returns=returns)
 
 
-def _with_input(program: Program, place: int, given: Input) -> Program:
+def _with_input(program: FuzzProgram, place: int, given: Input) -> FuzzProgram:
     """The same with a new input in the place of a call's result."""
     first = len(program.inputs)
 
@@ -163,7 +167,7 @@ def _with_input(program: Program, place: int, given: Input) -> Program:
     return _without(_instead(shifted, first + 1 + place, first), {place})
 
 
-def _recorded(program: Program, number: int) -> Input | None:
+def _recorded(program: FuzzProgram, number: int) -> Input | None:
     """An input with the dtype, shape and strides that a value has in eager; None if it is no such tensor."""
     try:
         with torch.no_grad():

@@ -18,7 +18,7 @@ from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.worker import MODULE
-from checked_backend.sweep.job import Answer, Place, ran_out_of_memory, run_worker
+from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
 __all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task"]
@@ -57,7 +57,7 @@ class Asked:
     timeout: float = 120.0
     reduce_seconds: float = 60.0
     localize: bool = True
-    place: Place = field(default_factory=Place)
+    place: JobResources = field(default_factory=JobResources)
     folder: Path = Path("checked_backend_fuzz")
 
 

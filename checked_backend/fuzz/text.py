@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checked_backend.fuzz.known import OPERATORS
-from checked_backend.fuzz.program import Call, Constant, Program, Ref, Size
+from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
 
 __all__ = ["describe_inputs", "render_function", "render_script"]
@@ -16,7 +16,7 @@ _FEW_VALUES = 64
 _SYMBOLS = {name for name in OPERATORS if not name.isalpha()}
 
 
-def render_function(program: Program) -> str:
+def render_function(program: FuzzProgram) -> str:
     """A program as the source of a function of torch calls."""
     names = [f"x{place}" for place in range(len(program.inputs))]
     lines = [f"def program({', '.join(names)}):"]
@@ -29,7 +29,7 @@ def render_function(program: Program) -> str:
     return "\n".join(lines)
 
 
-def describe_inputs(program: Program) -> list[str]:
+def describe_inputs(program: FuzzProgram) -> list[str]:
     """A line for each input: ``x0: float32[2, 3], strides (1, 2), shares memory with x1``."""
     lines = []
     for place, given in enumerate(program.inputs):
@@ -44,7 +44,7 @@ def describe_inputs(program: Program) -> list[str]:
     return lines
 
 
-def render_script(program: Program, compiler: str = "inductor", about: Sequence[str] = ()) -> str:
+def render_script(program: FuzzProgram, compiler: str = "inductor", about: Sequence[str] = ()) -> str:
     """A program as a script that compares eager and compiled. It needs torch alone.
 
     Args:
@@ -137,7 +137,7 @@ def _storage(tensor: Any, count: int, dtype: str) -> str:
     return f"torch.randint(0, 4, ({count},), generator=torch.Generator().manual_seed(0)).to(torch.{dtype})"
 
 
-def _statement(call: Call, name: str, names: Sequence[str]) -> str:
+def _statement(call: Statement, name: str, names: Sequence[str]) -> str:
     args = [_shown(argument, names) for argument in call.args]
     if call.op == "setitem":
         return f"{args[0]}[{_index(call.args[1], names)}] = {args[2]}"

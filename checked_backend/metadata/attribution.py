@@ -1,4 +1,4 @@
-"""Which side is likely wrong: the caller, the trace, the fake kernel, or the real one."""
+"""Attribute a mismatch to one side: the caller, the trace, the fake kernel, or the real kernel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["attribute", "fake_result", "is_own_fault"]
 
 
 def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
-    """Who is likely at fault, in words.
+    """The part that is likely at fault, as text for people.
 
     Args:
         node: The node that differs.
-        mismatch: What differs.
+        mismatch: The difference.
         inputs: The node's real arguments.
     """
     if mismatch.what == "nonfinite":
@@ -83,7 +83,7 @@ def _where(function: Callable[..., Any] | None) -> str:
 
 
 def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:
-    """Whether an operator differs from its fake kernel even for the inputs that it really got.
+    """Whether an operator differs from its fake kernel for the real inputs, too.
 
     Args:
         node: The node; its inputs may differ from the recorded ones.
@@ -93,13 +93,13 @@ def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] |
 
 
 def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
-    """The result of an operator's fake kernel for inputs with the metadata of these, and the fake inputs afterwards.
+    """Run an operator's fake kernel on fake copies of some inputs. Return the result and the fake copies.
 
     Args:
         operator: The operator.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        cached: Give the result of torch's cache of fake results, which a trace sees when it calls an operator again.
+        cached: Return the result from torch's cache of fake results. A trace gets it when it calls an operator again.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 

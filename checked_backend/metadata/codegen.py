@@ -32,11 +32,11 @@ from checked_backend._torch.graph_code import forward_from_source
 from checked_backend._torch.symbols import deferred_asserts
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import is_custom, read_only_inputs
-from checked_backend.metadata.codegen_tensor import TensorChecks
+from checked_backend.metadata.codegen_tensor import TensorCheckWriter
 from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, expected_leaves, recorded
 from checked_backend.metadata.plan import (
+    CheckSettings,
     NodePlan,
-    Settings,
     items_of,
     last_uses,
     producer,
@@ -71,19 +71,19 @@ class GraphCode:
     unchecked: int
 
 
-def emit(gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> GraphCode:
+def emit(gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> GraphCode:
     """Analyse a graph and compile its code.
 
     Args:
         gm: The graph.
-        settings: What to check.
+        settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
     return _Emitter(gm, settings, subgraphs).emit()
 
 
-class _Emitter(TensorChecks):
-    def __init__(self, gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> None:
+class _Emitter(TensorCheckWriter):
+    def __init__(self, gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> None:
         super().__init__(gm, settings, subgraphs)
         self.tokens = tokens(gm.graph)
         self.unchecked = 0
@@ -216,6 +216,6 @@ class _Emitter(TensorChecks):
         ]
 
     def asserts(self) -> None:
-        # at the end: if the graph itself holds the assertion, the graph raises eager's exception first
+        # they are checked at the end, so that a graph which holds the assertion itself raises eager's exception first
         for index, (condition, _) in enumerate(self.checked_asserts):
             self.lines.append(f"if not {self.table.code(condition)}: run.assertion({index}, locals())")

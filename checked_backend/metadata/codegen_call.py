@@ -12,22 +12,22 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import is_custom
-from checked_backend.metadata.plan import Settings
+from checked_backend.metadata.plan import CheckSettings
 from checked_backend.metadata.symbols import UNKNOWN
 
-__all__ = ["Calls"]
+__all__ = ["CallWriter"]
 
 
-class Calls:
+class CallWriter:
     """Writes the calls of a graph's nodes, and keeps the constants that they name.
 
     Args:
         gm: The graph.
-        settings: What to check.
+        settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
 
-    def __init__(self, gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> None:
         self.gm = gm
         self.settings = settings
         self.subgraphs = subgraphs
@@ -47,7 +47,7 @@ class Calls:
         return f"_v{self.position[node]}"
 
     def constant(self, value: Any) -> str:
-        """The name under which the code knows a value that cannot be written."""
+        """The name, in the generated code, of a value that cannot be written as code."""
         key = value if isinstance(value, (torch.dtype, torch.device, torch.layout, OpOverload)) else id(value)
         if key not in self.constants:
             self.constants[key] = f"_k{len(self.constants)}"

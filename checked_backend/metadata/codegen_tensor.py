@@ -11,24 +11,24 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.schema import is_custom, read_only_inputs
-from checked_backend.metadata.codegen_call import Calls
+from checked_backend.metadata.codegen_call import CallWriter
 from checked_backend.metadata.expected import ExpectedTensor, Size, recorded
-from checked_backend.metadata.plan import NodePlan, Settings, is_index
+from checked_backend.metadata.plan import CheckSettings, NodePlan, is_index
 from checked_backend.metadata.symbols import SymbolTable
 
-__all__ = ["TensorChecks"]
+__all__ = ["TensorCheckWriter"]
 
 
-class TensorChecks(Calls):
+class TensorCheckWriter(CallWriter):
     """Writes the comparisons of tensors, in graph order, and learns symbols from them on the way.
 
     Args:
         gm: The graph.
-        settings: What to check.
+        settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
 
-    def __init__(self, gm: fx.GraphModule, settings: Settings, subgraphs: Mapping[fx.Node, Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> None:
         super().__init__(gm, settings, subgraphs)
         self.table = SymbolTable()
         self.lines: list[str] = []
@@ -61,7 +61,7 @@ class TensorChecks(Calls):
             self.plans[self.position[node]].bases[k] = (self.position[base], self.tensors[base].offset or 0, held)
         self.bind(want, variable)
         failed = f"run.fail({self.position[node]}, {k}, {variable}, locals())"
-        # a kernel of torch may leave out a result that nobody asked for, such as the gradient of an input without one
+        # a kernel of torch may leave out an unneeded result, such as the gradient of an input that requires none
         absent = f"{variable} is None or " if is_custom(node) else f"{variable} is not None and "
         absent = absent if carrier is None else ""
         quick = None if carrier is None else self.quick(node, want, variable, base)
@@ -176,7 +176,7 @@ class TensorChecks(Calls):
             self.lines.append(f"elif {' or '.join(terms)}: run.alias({self.position[node]}, {k}, {storage}, locals())")
 
     def base(self, node: fx.Node, want: ExpectedTensor) -> fx.Node | None:
-        """The input that an output shared memory with while it was traced."""
+        """The input that shared memory with an output when the graph was traced."""
         if want.storage is None:
             return None
         for item in node.all_input_nodes:

@@ -23,12 +23,12 @@ Interpreters = Callable[[fx.GraphModule, Callable[[Sequence[Finding]], None]], M
 
 
 class DroppedCallCheck:
-    """Checks the calls of one region that no compiled graph makes: makes each once, alone, and watches its operator.
+    """Checks the calls of one region that no compiled graph makes. It makes each once, alone, and watches its operator.
 
     Args:
         dynamo: Dynamo's graph.
         dropped: The calls in it that are missing from the compiled graphs.
-        interpreter: Makes what runs and checks a graph.
+        interpreter: Makes the interpreter that runs and checks a graph.
         reporter: Receives the findings.
     """
 
@@ -52,7 +52,7 @@ class DroppedCallCheck:
                 self._fail(str(error))
 
     def check(self, args: Sequence[Any]) -> None:
-        """Check at the first call. Report at every call what was found, and what could not be checked.
+        """Check at the first call. Report the findings and the unchecked calls at every call.
 
         Args:
             args: The region's real inputs; they are not changed.

@@ -52,7 +52,7 @@ class Dropped:
 
 
 def operators_in(gm: fx.GraphModule) -> Counter[Site]:
-    """How often each of the user's lines calls each custom operator, in a graph and the graphs inside of it."""
+    """The number of calls of each custom operator from each of the user's lines, in a graph and its inner graphs."""
     return Counter(site for node, _ in _calls(gm, inside=False) if (site := _site(node)) is not None)
 
 
@@ -142,7 +142,7 @@ def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.Gr
         The part, which takes the same inputs and returns nothing, and the names of the calls in it.
 
     Raises:
-        ValueError: It cannot be run a second time; the message says why.
+        ValueError: The part cannot be run a second time. The message gives the reason.
     """
     targets = {call.node for call in calls}
     needed = _needed(dynamo.graph, targets)

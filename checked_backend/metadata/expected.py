@@ -1,4 +1,4 @@
-"""What was recorded for a node while tracing, and how a real value differs from it."""
+"""The metadata that tracing recorded for a node, and the ways in which a real value differs from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.la
 
 
 def symbolic(value: Any) -> Size:
-    """The number as a plain one, or as the sympy expression behind a `torch.SymInt`."""
+    """A size as a plain number, or as the sympy expression behind a `torch.SymInt`."""
     if isinstance(value, _SYMBOLIC):
         expression = value.node.expr
         if isinstance(expression, sympy.Integer):
@@ -109,8 +109,8 @@ class Mismatch:
     Attributes:
         what: ``structure``, ``dtype``, ``shape``, ``stride``, ``offset``, ``device``, ``layout``, ``bits``, ...
         index: Which of a node's outputs; None if the node has a single one.
-        expected: What was recorded.
-        actual: What ran.
+        expected: The recorded metadata, as text.
+        actual: The real metadata, as text.
         remark: A further remark, or "".
     """
 
@@ -145,14 +145,14 @@ def expected_leaves(value: Any) -> list[Leaf]:
 
 
 def compare(want: Leaf, got: Any, index: int | None, value_of: ValueOf, checks: Collection[str]) -> list[Mismatch]:
-    """Compare one real value with what was recorded, in detail: the slow side of the generated code.
+    """Compare one real value with the recorded metadata, in detail. Generated code does so after a fast check failed.
 
     Args:
-        want: What was recorded.
-        got: What ran.
+        want: The recorded metadata.
+        got: The real value.
         index: Which of a node's outputs it is.
         value_of: The value of a symbolic size in this run, None if it is not known.
-        checks: What to compare.
+        checks: The names of the aspects to compare.
     """
     if want is None:
         return []

@@ -1,4 +1,4 @@
-"""Make findings out of mismatches, and the error for all findings of one run."""
+"""Turn mismatches into findings, and the findings of one run into an error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from checked_backend.metadata.attribution import attribute
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.metadata.script import operator_script
 
-__all__ = ["Problem", "depended_on", "metadata_error", "subject_of", "to_finding"]
+__all__ = ["NodeMismatch", "depended_on", "metadata_error", "subject_of", "to_finding"]
 
 _LISTED = 10  # findings spelled out in a message; the others usually follow from these
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class NodeMismatch:
     """One mismatch of one node.
 
     Attributes:
@@ -33,9 +33,8 @@ class Problem:
         place: The graph inside of that graph, or "".
         inputs: The node's real arguments, None if they are not known.
         inherited: Whether it follows from an input of the node that was wrong already.
-        ignored: Why the user does not want to hear of it, or "": an entry of the options, or that it follows from an
-            ignored problem.
-        depended: For a problem of layout, why it matters; "" if no later node depends on it.
+        ignored: Why it is not reported, or "": an entry of the options, or that it follows from an ignored mismatch.
+        depended: For a mismatch of layout, why it matters; "" if no later node depends on it.
     """
 
     node: fx.Node
@@ -49,13 +48,13 @@ class Problem:
 
     @property
     def subject(self) -> str:
-        """What is wrong, for people."""
+        """The name of the wrong value, for people."""
         name = subject_of(self.node, self.place)
         return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
 
     @property
     def kind(self) -> Kind:
-        """The kind of finding that it is."""
+        """The kind of its finding."""
         return _KINDS.get(self.mismatch.what, Kind.STRUCTURE)
 
     @property
@@ -75,48 +74,48 @@ def subject_of(node: fx.Node, place: str) -> str:
     return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 
 
-def to_finding(problem: Problem) -> Finding:
-    """The finding for a problem, with everything that helps to act on it."""
-    node, mismatch = problem.node, problem.mismatch
+def to_finding(found: NodeMismatch) -> Finding:
+    """The finding for a mismatch, with its source line, its attribution and a script."""
+    node, mismatch = found.node, found.mismatch
     operator, source, module = operator_name(node), source_line(node), module_path(node)
-    where = f"the {problem.graph} graph" + (f" ({problem.place})" if problem.place else "")
-    lines = [f"{problem.subject} ({operator}) in {where}: {_difference(mismatch)}"]
-    if problem.inherited:
+    where = f"the {found.graph} graph" + (f" ({found.place})" if found.place else "")
+    lines = [f"{found.subject} ({operator}) in {where}: {_difference(mismatch)}"]
+    if found.inherited:
         lines[0] += " (inherited: an input of this node was wrong already)"
     if source:
         lines.append(f"    at {source}")
     if module:
         lines.append(f"    in {module}")
-    if problem.depended:
-        lines.append(f"    it matters: {problem.depended}")
+    if found.depended:
+        lines.append(f"    it matters: {found.depended}")
     fault, script = "", None
-    if not problem.inherited and not problem.ignored:
-        fault = attribute(node, mismatch, problem.inputs)
+    if not found.inherited and not found.ignored:
+        fault = attribute(node, mismatch, found.inputs)
         lines.append(f"    likely at fault: {fault}")
-        script = operator_script(node, problem.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
-    evidence: dict[str, Any] = {EvidenceKey.INHERITED: problem.inherited}
-    evidence |= {EvidenceKey.DEPENDED_ON: problem.depended} if problem.depended else {}
+        script = operator_script(node, found.inputs, lines[0], nonfinite=mismatch.what == "nonfinite")
+    evidence: dict[str, Any] = {EvidenceKey.INHERITED: found.inherited}
+    evidence |= {EvidenceKey.DEPENDED_ON: found.depended} if found.depended else {}
     evidence |= {EvidenceKey.AT_FAULT: fault} if fault else {}
     evidence |= {EvidenceKey.MODULE: module} if module else {}
     evidence |= {EvidenceKey.REMARK: mismatch.remark} if mismatch.remark else {}
     evidence |= {EvidenceKey.SCRIPT: script} if script else {}
-    evidence |= {EvidenceKey.IGNORED: problem.ignored} if problem.ignored else {}
+    evidence |= {EvidenceKey.IGNORED: found.ignored} if found.ignored else {}
     return Finding(
-        kind=problem.kind,
-        subject=problem.subject,
+        kind=found.kind,
+        subject=found.subject,
         message="\n".join(lines),
-        detail=problem.detail,
+        detail=found.detail,
         expected=mismatch.expected,
         actual=mismatch.actual,
         evidence=evidence,
-        graph=problem.graph,
+        graph=found.graph,
         stage="aot",
         node=node.name,
         op=operator,
         source=source,
-        more_than_layout=problem.depended,
-        inherited=problem.inherited,
-        ignored=problem.ignored,
+        more_than_layout=found.depended,
+        inherited=found.inherited,
+        ignored=found.ignored,
         script=script,
         at_fault=fault,
     )

@@ -1,4 +1,4 @@
-"""The knowledge that the graphs and calls of one region leave to those that run after them."""
+"""The facts that the graphs and calls of one region leave to those that run after them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from checked_backend._torch.tensors import StorageWeakRef, is_functorch_wrapped_tensor
 from checked_backend.findings import Finding
 
-__all__ = ["History", "Memory", "storage_of"]
+__all__ = ["History", "KnownStorages", "storage_of"]
 
 _FIRST_SWEEP = 1024  # freed storages are forgotten for the first time when this many are known
 
@@ -22,11 +22,11 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return tensor.untyped_storage() if tensor.numel() > 0 else None
 
 
-class Memory:
-    """Storages that were seen, and where.
+class KnownStorages:
+    """Storages that were seen before, each with a description of where.
 
-    A storage is known by a weak reference to it, not by its address: an allocator may rightly hand out the address of a
-    freed storage again.
+    A storage is identified by a weak reference, not by its address, because an allocator may reuse the address of a
+    freed storage.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Memory:
         self._sweep_at = _FIRST_SWEEP
 
     def note(self, tensors: Iterable[tuple[torch.Tensor, str]]) -> None:
-        """Remember the storages of tensors, each with words that say where it was seen."""
+        """Remember the storages of tensors, each with a description of where it was seen."""
         with self._lock:
             for tensor, words in tensors:
                 storage = storage_of(tensor)
@@ -46,7 +46,7 @@ class Memory:
                 self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._known))
 
     def seen(self, tensor: torch.Tensor) -> str | None:
-        """Where the storage of a tensor was seen before, in words; None for a new storage.
+        """The description of where a tensor's storage was seen before; None for a new storage.
 
         While a weak reference to a storage is held, no other storage can get its identity.
         """
@@ -59,11 +59,11 @@ class Memory:
 
 
 class History:
-    """What is known of one region from earlier graphs and calls.
+    """The facts that earlier graphs and calls of one region leave to later ones.
 
     Attributes:
         wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
-            the same names. Each has whether it is wrong only because of something that the user ignores.
+            the same names. Each has a bool: whether it is wrong only because of something that the user ignores.
         memory: Storages that custom operators, and graphs with custom operators, were given or returned.
         told: Findings of earlier calls, by their facts, so that attribution is not repeated at every training step.
         own_faults: For a graph's nodes whose inputs were wrong, whether the operator is wrong by itself.
@@ -71,7 +71,7 @@ class History:
 
     def __init__(self) -> None:
         self.wrong: dict[str, bool] = {}
-        self.memory = Memory()
+        self.memory = KnownStorages()
         self.own_faults: dict[str, bool] = {}
         self.told: dict[Hashable, Finding] = {}
 

@@ -18,8 +18,8 @@ from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.codegen import GraphCode, emit
 from checked_backend.metadata.findings import metadata_error, subject_of
 from checked_backend.metadata.history import History
-from checked_backend.metadata.plan import Settings
-from checked_backend.metadata.run import Run, place_of
+from checked_backend.metadata.plan import CheckSettings
+from checked_backend.metadata.run import GraphRun, place_of
 from checked_backend.options import MetadataCheck
 
 __all__ = ["CHECKS", "MetadataInterpreter", "metadata_error"]
@@ -32,8 +32,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.
 class MetadataInterpreter:
     """Checks one graph on every run.
 
-    The graph is read once, here, and becomes one Python function with the checks in line. A run only compares plain
-    numbers.
+    The constructor reads the graph once, and turns it into one Python function with the checks in line. A run only
+    compares plain numbers.
 
     Args:
         gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
@@ -48,8 +48,8 @@ class MetadataInterpreter:
         patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
             later node depends on them.
 
-    ``on_findings`` also receives the findings that the user asked not to report, and those that only follow from them.
-    Their evidence has the entry, as ``ignored``.
+    ``on_findings`` also receives the findings that the user ignores, and those that only follow from them. Their
+    evidence has the entry of the option, as ``ignored``.
 
     Attributes:
         checked_nodes: How many nodes are compared.
@@ -79,7 +79,7 @@ class MetadataInterpreter:
         self.on_findings = on_findings
         self.immediate = immediate
         self.patient = patient
-        self.settings = Settings(frozenset(checks), tuple(ignore_ops), frozenset(ignore), nonfinite, _light)
+        self.settings = CheckSettings(frozenset(checks), tuple(ignore_ops), frozenset(ignore), nonfinite, _light)
         self.parent = _parent
         self.place = _place
         self.history = History() if history is None else history
@@ -159,12 +159,12 @@ class MetadataInterpreter:
         plain = self.settings.light or all(type(arg) in _PLAIN for arg in args)
         if outer is None or not plain:
             return self._original(*args)  # torch traces the graph anew, for example to differentiate it
-        run = Run(self, outer)
+        run = GraphRun(self, outer)
         return self.code.function(run, list(args))
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph on a list of inputs, which is emptied (the boxed convention)."""
-        run = Run(self, None)
+        run = GraphRun(self, None)
         if self._watches and "alias" in self.settings.checks:
             self._note_inputs(args)
         before, self.running.run = self.running.run, run
@@ -173,7 +173,7 @@ class MetadataInterpreter:
         except MetadataError:
             raise
         except Exception as error:
-            # an operator often fails because of an earlier mismatch; that mismatch is the better message
+            # an operator often fails because of an earlier mismatch, whose message helps more
             self._report(run, error)
             raise
         finally:
@@ -189,7 +189,7 @@ class MetadataInterpreter:
             if isinstance(arg, torch.Tensor)
         )
 
-    def _report(self, run: Run, error: Exception) -> None:
+    def _report(self, run: GraphRun, error: Exception) -> None:
         try:
             run.tell()
         except MetadataError as mismatch:
@@ -199,4 +199,4 @@ class MetadataInterpreter:
 class _Running(threading.local):
     """The run that this thread is in, for graphs inside of the graph."""
 
-    run: Run | None = None
+    run: GraphRun | None = None

@@ -1,4 +1,4 @@
-"""Whether anything later in a graph depends on how a value lies in memory, or only reads its elements."""
+"""Decide whether a later node depends on how a value lies in memory, or only reads its elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYOUT = frozenset({"stride", "offset"})
 
 # Namespaces of torch's own operators that compute with any strides. Others hand pointers to kernels that may not.
 _READ_ANY_STRIDES = frozenset({"aten", "prims", "prim"})
-# By schema the result of these has memory of its own. In fact it is a view, or depends on how a value lies in memory.
+# The schema of these gives the result memory of its own. In fact it is a view, or depends on the input's layout.
 _GO_BY_MEMORY_NAMES = """
     _unsafe_view as_strided_copy as_strided_scatter is_contiguous is_non_overlapping_and_dense is_strides_like_format
     resize resize_as set storage_offset stride sym_is_contiguous sym_storage_offset sym_stride view_as_complex_copy
@@ -29,18 +29,15 @@ _GO_BY_MEMORY = frozenset(_GO_BY_MEMORY_NAMES.split())
 
 
 def dependent(node: fx.Node, index: int | None) -> str:
-    """What depends on how a result of a node lies in memory, in words.
+    """The first reason why the layout of a node's result matters, as text; "" if nothing depends on it.
 
     Strides and storage offsets matter for a value that the graph returns, that a later node makes a view of or writes
     to, or that goes to code that is not torch's own. A node that only reads elements does not depend on where they lie.
-    If its own result lies elsewhere because of that, the result is a problem of its own.
+    If its own result lies elsewhere because of that, the result is a mismatch of its own.
 
     Args:
         node: The node.
         index: Which of its results; None if it has a single one.
-
-    Returns:
-        The first reason; "" if nothing depends on the layout.
     """
     value = recorded(node)[1]
     nested = isinstance(value, (tuple, list)) and any(isinstance(part, (tuple, list)) for part in value)

@@ -1,4 +1,4 @@
-"""Find the first NaN or infinity that a node made out of finite inputs."""
+"""Find the first NaN or infinity that a node computes from finite inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of a graph's structure: which node made a value, which needs it last, which values are only tokens."""
+"""Facts about a graph's structure: the maker and the last user of each value, and the values that are only tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from checked_backend.graphs.schema import operator_name
 from checked_backend.metadata.expected import Leaf, Size, recorded
 
 __all__ = [
+    "CheckSettings",
     "NodePlan",
-    "Settings",
     "is_index",
     "items_of",
     "last_uses",
@@ -29,15 +29,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What to check.
+class CheckSettings:
+    """The user's choice of checks for a graph.
 
     Attributes:
         checks: Names of checks.
         ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
         ignore: Findings that are not reported: kinds, finer kinds or subjects.
         nonfinite: Look for the first NaN or infinity.
-        light: Compare dtypes and shapes only: the graph runs under `torch.vmap`, where tensors are not what they seem.
+        light: Compare dtypes and shapes only, because the graph runs under `torch.vmap`, which wraps its tensors.
     """
 
     checks: Collection[str]
@@ -59,7 +59,7 @@ class Settings:
 
 @dataclass(slots=True)
 class NodePlan:
-    """The facts about one node that the slow side of a check needs.
+    """The facts about one node that a detailed check needs.
 
     Attributes:
         node: The node.
@@ -68,7 +68,7 @@ class NodePlan:
         bases: For each output that shares memory with an input: that input's position and storage offset, and the
             variable that holds the identity of its storage, "" if none does.
         allowed: Positions of inputs that its outputs may share memory with.
-        compared: Whether any comparison of this node is made that the user wants to hear of.
+        compared: Whether any comparison of this node is made whose result is reported.
     """
 
     node: fx.Node
@@ -85,12 +85,12 @@ def plain_name(entry: str) -> str:
 
 
 def is_index(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an integer's. Under `torch.vmap` indices have another width than when they were traced."""
+    """Whether a dtype is an integer dtype. Under `torch.vmap` indices have another width than when they were traced."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def producer(node: fx.Node) -> fx.Node:
-    """The node that made a value, behind the ``getitem`` that picks it."""
+    """The node that computes a value, behind the ``getitem`` that picks it."""
     while is_getitem(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""Raise, warn of or record findings about metadata, and write the operators' scripts to disk."""
+"""Raise, warn about or record findings about metadata, and write the operators' scripts to disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MetadataReporter(Reporter):
         self._unused.compiled(kind, ignoring)
 
     def left_out(self, kind: str) -> None:
-        """Note that a graph ran that the user does not want checked."""
+        """Note that a graph ran which the option ``graphs`` excludes."""
         self.skip(Skip(f"the {kind} graph", "it is not among the option graphs"))
 
     def dropped(self, checked: int, notes: Sequence[str], skips: Sequence[Skip]) -> None:

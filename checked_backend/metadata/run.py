@@ -16,7 +16,7 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault
 from checked_backend.metadata.expected import ExpectedTensor, Mismatch, Size, compare
-from checked_backend.metadata.findings import Problem, depended_on, to_finding
+from checked_backend.metadata.findings import NodeMismatch, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
 from checked_backend.metadata.plan import NodePlan, producer
@@ -25,7 +25,7 @@ from checked_backend.metadata.watch import call_watched
 if TYPE_CHECKING:
     from checked_backend.metadata.interpreter import MetadataInterpreter
 
-__all__ = ["Run", "place_of"]
+__all__ = ["GraphRun", "place_of"]
 
 _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
@@ -40,10 +40,10 @@ class _Missing:
 _MISSING = _Missing()
 
 
-class Run:
-    """The state of a run, which must not be shared between threads or calls, and the slow side of its checks.
+class GraphRun:
+    """The state of one run, and the detailed side of its checks. Threads and calls must not share it.
 
-    Generated code calls these methods with ``locals()``, its variables, when a fast check fails.
+    When a fast check fails, generated code calls these methods with its variables, ``locals()``.
 
     Args:
         owner: The interpreter of the graph.
@@ -55,7 +55,7 @@ class Run:
             ignores.
     """
 
-    def __init__(self, owner: MetadataInterpreter, outer: Run | None) -> None:
+    def __init__(self, owner: MetadataInterpreter, outer: GraphRun | None) -> None:
         self.findings: list[Finding] = []  # the outermost run holds the findings of the whole run
         self._owner = owner
         self._code = owner.code
@@ -68,7 +68,7 @@ class Run:
     # called by generated code
 
     def fail(self, index: int, k: int, value: Any, variables: dict[str, Any]) -> int:
-        """A fast check failed: compare in detail.
+        """Compare an output in detail, after a fast check failed.
 
         Returns:
             The identity of the storage, 0 if there is none.
@@ -93,7 +93,7 @@ class Run:
         return storage
 
     def alias(self, index: int, k: int, storage: int, variables: dict[str, Any]) -> None:
-        """An output lies in unexpected memory: find out in whose."""
+        """Find the owner of the memory in which an output unexpectedly lies."""
         plan = self._code.plans[index]
         place = k if len(plan.leaves or []) > 1 else None
         if plan.node.op != "call_function":
@@ -115,7 +115,7 @@ class Run:
             self._add(plan, [Mismatch("alias", place, f"a view of {name}", "memory of its own")], variables)
 
     def leaves(self, index: int, value: Any, count: int, variables: dict[str, Any]) -> list[Any]:
-        """The outputs of a node, flat. There are as many as were recorded, however many the node returned."""
+        """The outputs of a node, flat. Their number is the recorded one, whatever the node returned."""
         found = tree_leaves(value)
         if len(found) == count:
             return found
@@ -124,7 +124,7 @@ class Run:
         return [_MISSING] * count
 
     def custom(self, index: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator that does not come with torch, and check that it keeps to its schema."""
+        """Call a custom operator, and check that it keeps to its schema."""
         plan, checks = self._code.plans[index], self._owner.settings.checks
         memory = self._owner.history.memory
         # an operator may change the shape or the strides of its inputs
@@ -138,9 +138,9 @@ class Run:
         plan = self._code.plans[index]
         if operator_name(plan.node).split(".")[1:2] and operator_name(plan.node).split(".")[1] in MAY_BE_ANYTHING:
             return
-        problem = first_nonfinite(plan.node, value, given)
-        if problem is not None:
-            self._add(plan, [problem], variables)
+        mismatch = first_nonfinite(plan.node, value, given)
+        if mismatch is not None:
+            self._add(plan, [mismatch], variables)
 
     def assertion(self, index: int, variables: dict[str, Any]) -> None:
         """Report that an assumption of the trace about sizes that depend on data does not hold."""
@@ -153,7 +153,7 @@ class Run:
         plan = self._maker_of(condition)
         self._add(plan, [Mismatch("assert", None, str(condition), texts, message)], variables)
 
-    # behind them
+    # the work behind these methods
 
     def _maker_of(self, condition: sympy.Basic) -> NodePlan:
         """The first node in whose recorded value a symbol of the condition appears."""
@@ -198,32 +198,32 @@ class Run:
             return
         index = self._position[plan.node]
         for mismatch in mismatches:
-            problem = Problem(
+            found = NodeMismatch(
                 plan.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(plan, variables)
             )
-            problem = self._attributed(problem, plan)
-            ignored = bool(problem.ignored)
+            found = self._attributed(found, plan)
+            ignored = bool(found.ignored)
             self.wrong[index] = ignored and self.wrong.get(index, True)
             if plan.node.op != "placeholder" and self._owner.kind == "forward":
                 names = (item.name for item in (plan.node, *plan.node.users))
                 self._owner.history.hand_on(names, ignored=ignored)
-            self._deliver(problem, plan, ignored=ignored)
+            self._deliver(found, plan, ignored=ignored)
 
-    def _attributed(self, problem: Problem, plan: NodePlan) -> Problem:
-        """The problem, marked if it merely follows from an earlier one or if the user does not want to hear of it."""
-        causes = self._causes(plan, problem.mismatch)
+    def _attributed(self, found: NodeMismatch, plan: NodePlan) -> NodeMismatch:
+        """The mismatch, marked if it merely follows from an earlier one, or if the user ignores it."""
+        causes = self._causes(plan, found.mismatch)
         if causes and is_custom(plan.node):
-            verdicts, key = self._owner.history.own_faults, f"{problem.graph} {problem.subject}"
-            if key not in verdicts:
-                verdicts[key] = is_own_fault(plan.node, problem.inputs)
-            causes = [] if verdicts[key] else causes
+            known, key = self._owner.history.own_faults, f"{found.graph} {found.subject}"
+            if key not in known:
+                known[key] = is_own_fault(plan.node, found.inputs)
+            causes = [] if known[key] else causes
         settings = self._owner.settings
-        entry = settings.ignores(plan.node) or settings.hides(problem.kind.value, problem.detail, problem.subject)
+        entry = settings.ignores(plan.node) or settings.hides(found.kind.value, found.detail, found.subject)
         follows = _FOLLOWS if causes and all(causes) else ""
-        return replace(problem, inherited=bool(causes), ignored=entry or follows)
+        return replace(found, inherited=bool(causes), ignored=entry or follows)
 
     def _causes(self, plan: NodePlan, mismatch: Mismatch) -> list[bool]:
-        """For each earlier problem that may have made a node wrong, whether the user ignores that problem."""
+        """For each earlier mismatch that may have made a node wrong, whether the user ignores that mismatch."""
         if plan.node.op == "placeholder":
             return self._causes_outside(plan.node)
         alone = mismatch.what in _OF_ITSELF or (
@@ -234,7 +234,7 @@ class Run:
         return [self.wrong[position] for position in inputs if position in self.wrong]
 
     def _causes_outside(self, node: fx.Node) -> list[bool]:
-        """The same for an input of the graph. It may come from an earlier graph, or from the graph around this one."""
+        """The same for an input of the graph, which comes from an earlier graph or from the graph around this one."""
         known, outer = self._owner.history.wrong, self._outer
         if outer is None:
             return [known[node.name]] if node.name in known else []
@@ -257,46 +257,46 @@ class Run:
         if untold:
             self._owner.on_findings(tuple(self.findings[number] for number in untold))
 
-    def _deliver(self, problem: Problem, plan: NodePlan, *, ignored: bool) -> None:
+    def _deliver(self, found: NodeMismatch, plan: NodePlan, *, ignored: bool) -> None:
         root, runs = self, [(self, self._position[plan.node])]
         while root._outer is not None:
-            # because of this problem the subgraph's results are wrong
+            # the mismatch makes the results of the inner graph wrong
             place, root = root._owner.place[0], root._outer
             root.wrong[place] = ignored and root.wrong.get(place, True)
             runs.append((root, place))
-        key = (problem.subject, problem.mismatch.what)
+        key = (found.subject, found.mismatch.what)
         known = root._seen.get(key)  # a loop's body runs many times
         number = root._seen.setdefault(key, len(root.findings))
-        before = self._layout_before(plan) if problem.inherited else frozenset()
-        layout = problem.mismatch.what in LAYOUT
-        reason = dependent(problem.node, problem.mismatch.index) if layout else ""
+        before = self._layout_before(plan) if found.inherited else frozenset()
+        layout = found.mismatch.what in LAYOUT
+        reason = dependent(found.node, found.mismatch.index) if layout else ""
         if known is None:
-            root.findings.append(self._finding(replace(problem, depended=reason)))
+            root.findings.append(self._finding(replace(found, depended=reason)))
             root._untold.append(number)
-        if problem.ignored:
+        if found.ignored:
             return
         if layout and not reason:
             for run, place in runs:
                 run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
         else:
-            root._depend(before, problem.subject)
+            root._depend(before, found.subject)
         if root._owner.immediate and not (layout and not reason and root._owner.patient):
             root.tell()
 
-    def _finding(self, problem: Problem) -> Finding:
-        """The finding of a problem. It is remembered, because the next call has the same problem."""
+    def _finding(self, found: NodeMismatch) -> Finding:
+        """The finding of a mismatch. It is remembered, because the next call has the same mismatch."""
         told = self._owner.history.told
         if len(told) >= _REMEMBERED:  # sizes may differ in each call
             told.clear()
-        key = (problem.graph, problem.subject, problem.mismatch, problem.inherited, problem.ignored, problem.depended)
-        return told.get(key) or told.setdefault(key, to_finding(problem))
+        key = (found.graph, found.subject, found.mismatch, found.inherited, found.ignored, found.depended)
+        return told.get(key) or told.setdefault(key, to_finding(found))
 
     def _layout_before(self, plan: NodePlan) -> frozenset[int]:
         """The findings about layout that a node's inputs carry, on which nothing depends so far."""
         return frozenset().union(*(self._layout.get(position, frozenset()) for position in plan.inputs))
 
     def _depend(self, numbers: frozenset[int], subject: str) -> None:
-        """Mark findings as depended on, because a problem follows from them that is depended on."""
+        """Mark findings as depended on, because a mismatch that matters follows from them."""
         for number in numbers:
             finding = self.findings[number]
             if not finding.more_than_layout:

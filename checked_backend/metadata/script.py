@@ -1,4 +1,4 @@
-"""Write a small script that shows one operator alone: the result of its fake kernel, and that of its kernel."""
+"""Write a small script that runs one operator alone, with its fake kernel and with its kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checked_backend.metadata.custom_ops import unwrap_call
 
 __all__ = ["operator_script"]
 
-_LITERAL = 32  # an integer tensor with at most this many elements is written out: indices matter, other values do not
+_LITERAL = 32  # an integer tensor of at most this many elements is written out, because indices matter
 
 _HEAD = """import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
@@ -156,7 +156,7 @@ def operator_script(
     Args:
         node: The node.
         inputs: Its real arguments: their metadata is used, and the values of small integer tensors.
-        title: What the script shows.
+        title: A comment that says what the script shows.
         nonfinite: Show that the operator makes a NaN or an infinity, from the values or the range of each input.
     """
     call = None if inputs is None else unwrap_call(node.target, *inputs)
@@ -242,7 +242,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """How many elements of its memory a tensor reaches over, from the beginning."""
+    """The number of elements from the beginning of a tensor's memory to its last element."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.storage_offset() + reach + 1)
 

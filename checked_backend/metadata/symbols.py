@@ -15,7 +15,7 @@ from checked_backend.metadata.expected import Size
 
 __all__ = ["UNKNOWN", "SymbolTable", "evaluator"]
 
-UNKNOWN = math.nan  # differs from every size, and arithmetic with it is unknown again
+UNKNOWN = math.nan  # NaN differs from every size, and arithmetic with it gives NaN again
 _NAME = re.compile(r"[A-Za-z]\w*")
 _CALLS = frozenset({"abs", "bool", "float", "int", "max", "min", "math", "round"})
 

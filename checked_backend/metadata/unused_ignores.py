@@ -1,4 +1,4 @@
-"""Find entries of ``ignore_ops`` and ``ignore`` that match nothing, so that a typing error does not stay unseen."""
+"""Find entries of ``ignore_ops`` and ``ignore`` that match nothing, because a typing error would hide nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STRUCTURE = frozenset({*get_args(MetadataCheck), "indices", "outputs"})
 class UnusedIgnores:
     """The entries that match nothing in one region's graphs.
 
-    An existing operator may rightly be missing from the graphs that were compiled by now, while the backward graph is
-    still to come. Such an entry is not reported.
+    While the backward graph is not compiled yet, an entry with an existing operator may still match there. Such an
+    entry is not reported.
 
     Args:
         options: The user's options.
@@ -38,7 +38,7 @@ class UnusedIgnores:
         self._matched.update(matched)
 
     def entries(self) -> Mapping[str, str]:
-        """Each entry, with a remark for the case that no other region has it; "" if this region has it."""
+        """Each entry with a remark, which holds if no other region matches it; "" if this region matches it."""
         to_come = "forward" in self._compiled and "backward" not in self._compiled
         found: dict[str, str] = {}
         for entry in self._ops:

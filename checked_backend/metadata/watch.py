@@ -1,4 +1,4 @@
-"""Call a custom operator and check whether it keeps to its schema: what it writes to, and what its outputs share."""
+"""Call a custom operator and check that it keeps to its schema: the arguments it writes to, the memory it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.schema import effectful, wrapped_operator
 from checked_backend.metadata.expected import Mismatch
-from checked_backend.metadata.history import Memory, storage_of
+from checked_backend.metadata.history import KnownStorages, storage_of
 from checked_backend.numerics.fingerprint import fingerprint
 
 __all__ = ["call_watched"]
@@ -27,17 +27,17 @@ def call_watched(
     kwargs: Mapping[str, Any],
     *,
     checks: Collection[str],
-    memory: Memory,
+    memory: KnownStorages,
 ) -> tuple[Any, list[Mismatch]]:
     """Call an operator.
 
     Args:
         node: The node that calls it.
-        target: The operator; or ``auto_functionalized``, which runs it on copies of what it may write to; or
-            ``with_effects``, which runs it in order.
+        target: The operator; or ``auto_functionalized``, which runs it on copies of the arguments that it may write
+            to; or ``with_effects``, which runs it in order.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        checks: What to look for, of ``mutation``, ``alias`` and ``requires_grad``.
+        checks: Names of checks. ``mutation``, ``alias`` and ``requires_grad`` count here.
         memory: The storages that such operators were given and returned before. This call's are added.
 
     Returns:
@@ -142,7 +142,7 @@ def _fresh(node: fx.Node, target: Any, result: Any) -> set[int]:
 
 
 def _not_new(
-    node: fx.Node, target: Any, result: Any, given: list[tuple[str, torch.Tensor]], memory: Memory
+    node: fx.Node, target: Any, result: Any, given: list[tuple[str, torch.Tensor]], memory: KnownStorages
 ) -> Iterator[Mismatch]:
     """Mismatches for outputs that should have new memory but share it with an argument, an output, or older memory."""
     leaves, fresh = tree_leaves(result), _fresh(node, target, result)

@@ -59,7 +59,7 @@ class OperatorMode(TorchDispatchMode):
             kwargs: Its keyword-only arguments.
 
         Returns:
-            What the operator returns.
+            The operator's result.
         """
 
     def opaque(self, name: str) -> None:

@@ -25,7 +25,7 @@ CHOOSING = frozenset(
     {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide",
      "eq", "ne", "lt", "le", "gt", "ge", "histc"}
 )  # fmt: skip
-"""Operators (base names) whose result is a choice even if its dtype is floating."""
+"""Base names of operators whose result is a choice, even if its dtype is floating."""
 
 # The number of different values decides the shapes of all results of these operators, floating ones included.
 _WHOLE = ("unique", "_unique")
@@ -106,7 +106,7 @@ class ReplayChoices(OperatorMode):
         tape: Recorded by :class:`RecordChoices` from the same program at the same precision.
 
     Attributes:
-        flips: How many operators would have chosen otherwise. The departure counts as one.
+        flips: The number of operators whose own choice differed. The departure counts as one.
     """
 
     def __init__(self, tape: ChoiceTape) -> None:
@@ -130,7 +130,7 @@ class ReplayChoices(OperatorMode):
             self.flips += 1
             return result
         with DisableTorchDispatch():
-            return self._held(result, chosen, recorded)
+            return self._with_recorded(result, chosen, recorded)
 
     def _next(self, operator: Operator, chosen: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         if self._position >= len(self._tape):
@@ -142,7 +142,7 @@ class ReplayChoices(OperatorMode):
         same = all(one.dtype == other.dtype for one, other in zip(choice.values, chosen, strict=True))
         return choice.values if same else None
 
-    def _held(self, result: Any, chosen: Sequence[torch.Tensor], recorded: Sequence[torch.Tensor]) -> Any:
+    def _with_recorded(self, result: Any, chosen: Sequence[torch.Tensor], recorded: Sequence[torch.Tensor]) -> Any:
         flipped = [not _same(one, other) for one, other in zip(chosen, recorded, strict=True)]
         if not any(flipped):
             return result

@@ -1,8 +1,8 @@
-"""Record what a program exchanges with other ranks, and replay it in runs that must exchange nothing.
+"""Record the tensors that a program exchanges with other ranks, and replay them in runs that must exchange nothing.
 
-Only the run whose results the user gets exchanges anything: with or without a check, each rank issues the same
+Only the run whose results the user gets exchanges tensors: with or without a check, each rank issues the same
 collectives in the same order. All other runs of a region take the recorded tensors of other ranks as inputs. The
-tensors that they would send are results, which are compared. So no rank depends on what another rank checks.
+tensors that they would send are compared like results. No rank therefore depends on what another rank checks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from checked_backend.modes.base import OperatorMode
 __all__ = ["CollectiveReplayError", "CollectiveTape", "Exchange", "RecordCollectives", "ReplayCollectives", "near"]
 
 NEAR = 0.05
-"""Two sent tensors count as the same but for noise if they differ by no more than this, relative.
+"""Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
 
 This only decides which of several collectives of one kind and shape belong together, never whether one is right.
 """
@@ -95,7 +95,7 @@ class CollectiveTape:
 
 
 class RecordCollectives(OperatorMode):
-    """Run a program as it is, and record on a tape what it exchanges.
+    """Run a program as it is, and record its exchanges on a tape.
 
     Args:
         tape: Exchanges are appended to it.
@@ -107,7 +107,7 @@ class RecordCollectives(OperatorMode):
         self._pending: list[tuple[Exchange, torch.Tensor]] = []
 
     def __enter__(self) -> RecordCollectives:
-        TorchDispatchMode.__enter__(self)  # the run is the user's own: autocast keeps its weights as ever
+        TorchDispatchMode.__enter__(self)  # the run is the user's own, so autocast's cache stays on
         return self
 
     def __exit__(
@@ -196,7 +196,7 @@ def _is_traced(args: Sequence[Any]) -> bool:
 
 
 class ReplayCollectives(OperatorMode):
-    """Run a program that receives the results on a tape, and sends nothing.
+    """Run a program that receives the tensors on a tape, and sends nothing.
 
     A collective is matched with one on the tape by its facts (kind, group, shape) and by the tensor that is sent. The
     order alone is not enough: a compiler may reorder collectives, merge equal ones, issue several at once, and issue
@@ -258,7 +258,7 @@ class ReplayCollectives(OperatorMode):
 
     @property
     def in_step(self) -> bool:
-        """Whether the run would exchange the same as what was recorded, in the same order."""
+        """Whether the run would make the recorded exchanges, in the same order."""
         return not self.missing and not self.repeated and list(self.sent) == self.tape.exchanges
 
     def values(self) -> dict[str, torch.Tensor]:
@@ -323,7 +323,7 @@ class ReplayCollectives(OperatorMode):
         known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
         found = next((one for one in left[:1] if _alike(own, one)), None) or _nearest(own, left) or _nearest(own, known)
         if found is None:
-            found = next(iter(left), None)  # the sent tensor is wrong, or noisy: take the next one in order
+            found = next(iter(left), None)  # no tensor is near, so this one is wrong or noisy: only the order is left
             if found is not None:
                 self.guessed.add(found)
         if found is None and not self._pairs:

@@ -13,9 +13,9 @@ from checked_backend.graphs.operators import Operator, argument
 
 __all__ = ["adds_integers", "counts", "unrounded"]
 
-# IEEE 754 demands that these return the nearest number. So a result that can be represented is exact, and every
-# compiler gets it right. IEEE 754 demands the same of roots and of all quotients, but some processors' fast
-# instructions do not obey there.
+# IEEE 754 demands that these return the nearest number. A result that can be represented is therefore exact, and every
+# compiler gets it right. IEEE 754 demands the same of roots and of all quotients, but the fast instructions of some
+# processors do not comply.
 _CORRECTLY_ROUNDED = frozenset({"add", "sub", "rsub", "mul", "div", "square"})
 _CASTS = frozenset({"_to_copy", "to", "copy", "convert_element_type"})
 # Integers as wide as these dtypes, and the lower half of their significand's bits.
@@ -36,7 +36,7 @@ _AVERAGES = ("mean",)
 _COUNTING = frozenset({"histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "bincount"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LOOKED_AT = 32
-"""The first elements that are looked at: in most tensors, this many show that not all elements are integers."""
+"""The number of elements that are tested first. In most tensors they show that not all elements are integers."""
 
 
 def counts(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -68,7 +68,7 @@ def adds_integers(func: OpOverload, operator: Operator, args: Sequence[Any], kwa
 def unrounded(
     func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> torch.Tensor | None:
-    """Where a call's result was not rounded, now or before: a half, a sum of small integers. None: nowhere.
+    """Mask the elements of a call's result that were not rounded, now or before: a half, a sum of small integers.
 
     Args:
         func: The operator. It is run again in float64 where that shows whether it rounds.
@@ -76,6 +76,9 @@ def unrounded(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         result: The result of the call.
+
+    Returns:
+        The mask; None if it would be false everywhere.
     """
     cast = operator.base in _CASTS
     if not cast and (operator.mutated or "out" in kwargs or operator.base not in _CORRECTLY_ROUNDED):
@@ -154,7 +157,7 @@ def _absolute(value: Any) -> Any:
 
 
 def _is_short(value: torch.Tensor) -> torch.Tensor:
-    """Where the lower half of the bits is 0, as in small integers.
+    """Mask the elements whose lower half of bits is 0, as in small integers.
 
     A rounded product has no such zeros. ``round(y) - y`` is exact, but if ``y`` is a product, a compiler may contract
     both operations, and then the result differs.
@@ -164,7 +167,7 @@ def _is_short(value: torch.Tensor) -> torch.Tensor:
 
 
 def _is_power_of_two(value: Any) -> torch.Tensor:
-    """Where a divisor is a power of two. Its reciprocal is exact, so the division is a product."""
+    """Mask the divisors that are powers of two. Their reciprocals are exact, so the division is a product."""
     return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
 
 

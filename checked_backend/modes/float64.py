@@ -29,7 +29,7 @@ _REFUSED_NAMESPACES = ("quantized", "onednn", "mkldnn", "_quantized")
 _REFUSED_NAMES = re.compile(
     r"_scaled_mm|_scaled_grouped_mm|quantize|_weight_int[48]pack|_int4_|int_repr|^mkldnn|qlinear"
 )
-# How kernels say that they were not written for float64.
+# The messages of kernels that were not written for float64.
 _NO_KERNEL = re.compile(
     r"not implemented for '?(Complex)?Double|not supported for (Complex)?Double"
     r"|[Ee]xpected.*(Half|Float|BFloat16).*Double|only supports?.*([Ff]loat|[Hh]alf)"
@@ -56,12 +56,12 @@ class Float64Mode(OperatorMode):
         default_dtype: Whether to set torch's default dtype to float64. It belongs to the whole process, so leave it
             alone for a program that does not depend on it (one that makes no floating tensor out of integers or of
             nothing).
-        coarse: Whether to use kernels that hold float32 constants in float64 as they are. A program compiled in float64
-            may call such a kernel, or its decomposition. So the difference of the two belongs to float64's noise.
+        coarse: Whether to use kernels as they are that have float32 constants in float64. A program compiled in float64
+            may call such a kernel, or its decomposition. The difference of the two belongs to float64's noise.
 
     Attributes:
-        lossy: Names of operators that returned low precision all the same. Their results were converted to float64,
-            but computed with less.
+        lossy: Names of operators that returned low precision even so. Their results were converted to float64, but
+            computed with less.
 
     Raises:
         PromotionError: From the program, at the first operator without meaning or kernel in float64: bit casts,
@@ -73,7 +73,7 @@ class Float64Mode(OperatorMode):
         self._coarse = coarse
         self._default_dtype = default_dtype
         self.lossy: set[str] = set()
-        self._shadows = Float64Copies()
+        self._float64_copies = Float64Copies()
         self._before: list[torch.dtype] = []
 
     def __enter__(self) -> OperatorMode:
@@ -99,7 +99,7 @@ class Float64Mode(OperatorMode):
         Returns:
             Its counterpart, with the changes that the program made to it so far.
         """
-        return self._shadows.of(tensor)
+        return self._float64_copies.of(tensor)
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator on promoted tensors and dtypes."""
@@ -145,14 +145,14 @@ class Float64Mode(OperatorMode):
                 if value.is_quantized:
                     raise PromotionError(f"{operator.name} takes a quantised tensor, which has no meaning in float64.")
                 return value
-            return self._shadows.of(value)
+            return self._float64_copies.of(value)
         kind = type(value)
         if kind is list or kind is tuple:
             return kind([self._promote(item, operator) for item in value])
         return promoted_dtype(value) if kind is torch.dtype else value
 
     def _check(self, result: Any, operator: Operator) -> Any:
-        """Convert results that are in low precision all the same, and note the operator."""
+        """Convert results that are in low precision even so, and note the operator."""
         if isinstance(result, torch.Tensor):
             dtype = result.dtype
             if dtype is torch.float64 or promoted_dtype(dtype) == dtype:

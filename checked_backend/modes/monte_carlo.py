@@ -32,10 +32,10 @@ _ACCUMULATION = 48
 # Equal terms round the same way again and again. Then the errors of a lane add up, to a quarter unit for each term.
 _CORRELATED = 64
 _U32 = 2.0**-24
-# The error of these grows with the number of terms, also relative to cancelling terms. So the noise of their inputs
-# must grow too. A normalisation's mean is wrong by the same amount for all elements, and a sum over the elements adds
-# that up again. Measured: the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36 times
-# off without this.
+# The error of these grows with the number of terms, also relative to cancelling terms. The noise of their inputs must
+# therefore grow too. A normalisation's mean is wrong by the same amount for all elements, and a sum over the elements
+# adds that up again. Measured: the gradient of a bias in front of batch norm (a true zero) over 32,768 elements is 36
+# times off without this.
 _LINEAR = (
     "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
     "batch_norm", "group_norm", "layer_norm", "rms_norm", "embedding_dense_backward",
@@ -45,9 +45,9 @@ _RANGES = {
     "sigmoid": (0.0, 1.0), "_softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0),
     "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "special_ndtr": (0.0, 1.0),
 }  # fmt: skip
-# Where the results of these are small, they hold the rounding of something inside that is not small: ``exp(x) - 1``
-# where `exp(x)` is nearly 1, ``1 + erf(x)`` in a tail. So they are run as the operators that they are made of, each
-# with its own noise.
+# The small results of these hold the rounding of something inside that is not small: ``exp(x) - 1`` where ``exp(x)`` is
+# nearly 1, ``1 + erf(x)`` in a tail. They are therefore run as the operators that they are made of, each with its own
+# noise.
 _MADE_OF_OTHERS = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -295,7 +295,7 @@ class MonteCarloMode(OperatorMode):
             return value
         own = unit_roundoff(value.dtype)
         amplitude = self.magnitude * min(own, _U32) * scale
-        # Noise far below the storage's own grid would need a wider copy, which is another program.
+        # Noise far below the spacing of the dtype's numbers would need a copy in a wider dtype: another program.
         if amplitude < own * min(1.0, self.magnitude):
             return value
         copy = value.detach().clone()
@@ -304,7 +304,7 @@ class MonteCarloMode(OperatorMode):
     def _perturb_results(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, terms: float
     ) -> None:
-        """Perturb what an operator returned and what it mutated, in place."""
+        """Perturb the tensors that an operator returned or mutated, in place."""
         mutated: list[torch.Tensor] = []
         for position, name in operator.mutated:
             _tensors(args[position] if 0 <= position < len(args) else kwargs.get(name), mutated)
@@ -320,7 +320,7 @@ class MonteCarloMode(OperatorMode):
             for target in returned:
                 if any(target is other for other in mutated):
                     continue
-                # Some operators return their input if they have nothing to do, and their schema does not say so.
+                # Some operators return their input if they have nothing to do, which their schema does not declare.
                 if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
                     continue  # nothing was rounded
                 done |= self._perturb(operator, target, terms)

@@ -11,8 +11,8 @@ from checked_backend.numerics.bits import unit_roundoff
 
 __all__ = ["NoiseSource"]
 
-# Noise is a slice, at a random offset, of a pool of this many values. So an operator costs two passes and no generator
-# call. On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
+# Noise is a slice, at a random offset, of a pool of this many values. An operator then costs two passes and no call of
+# a generator. On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
 _POOL_CPU = 1 << 16
 _POOL_ACCELERATOR = 1 << 22
 # A step of 1.25 unit roundoffs moves every mantissa by exactly one unit in the last place: 0.625 to 1.25 of it.
@@ -40,8 +40,8 @@ class NoiseSource:
     """Random numbers that touch no global generator and depend on the seed alone.
 
     Values come from pools. A private ``torch.Generator`` fills each pool once per device and dtype, and a private
-    ``random.Random`` draws the offsets at which it is read. A pool is finite, so noise repeats, but at offsets that
-    have nothing to do with the data.
+    ``random.Random`` draws the offsets at which it is read. A pool is finite, so noise repeats, but at offsets that do
+    not depend on the data.
 
     Args:
         seed: Two sources with the same seed give the same noise to the same sequence of calls.

@@ -177,9 +177,9 @@ class ReplayRandom(OperatorMode):
     """Run a program with the outcomes on a tape in place of its random operators, which then draw nothing.
 
     Outcomes are given as recorded, in the dtype and on the device that the operator would have had. That holds for
-    those that do not depend on values (rand, uniform_, randperm, ...), and for those that do (bernoulli, multinomial,
-    poisson, normal with tensor arguments). Dropout keeps its recorded mask and computes its result from its present
-    input. So does rrelu with its recorded slopes.
+    outcomes that do not depend on values (rand, uniform_, randperm, ...), and for those that do (bernoulli,
+    multinomial, poisson, normal with tensor arguments). Dropout keeps its recorded mask, and rrelu its recorded slopes.
+    Both compute their result from the present input.
 
     Args:
         tape: Recorded by :class:`RecordRandom` from the same program on inputs of the same shapes.

@@ -1,4 +1,4 @@
-"""Decide the sign of a zero where IEEE 754 leaves it open: which of two zeros is the greater."""
+"""Fix the sign of a zero where IEEE 754 leaves it open, because either of two zeros may count as the greater."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import VALUES
 from checked_backend.checking.original import eager_function
-from checked_backend.checking.program import Program, Run
+from checked_backend.checking.program import Program, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
@@ -235,17 +235,17 @@ class _Shadow:
             own_code=True,
         )
         ledger = Ledger()
-        reference = Run(program)
+        reference = ProgramCopy(program)
         expected = reference.step(0, program.calls[0])
-        trial = _Trial(program, expected, ledger)
-        findings: Sequence[Finding] = trial.findings(self._compile)
+        call = _ReferenceCall(program, expected, ledger)
+        findings: Sequence[Finding] = call.findings(self._compile)
         for skip in not_differentiated(expected.unreached, reference.is_copy, lambda: program.run().unreached):
             ledger.skip(skip)
         if any(finding.fails for finding in findings):
-            findings = self._explained_once(findings, trial)
+            findings = self._explained_once(findings, call)
         return _Found(findings, ledger.coverage())
 
-    def _explained_once(self, findings: Sequence[Finding], trial: _Trial) -> Sequence[Finding]:
+    def _explained_once(self, findings: Sequence[Finding], call: _ReferenceCall) -> Sequence[Finding]:
         """Tell at which level findings arise, and look for the operator where it is Dynamo's, once for each."""
         places = {(finding.subject, finding.detail) for finding in findings if finding.fails}
         if places <= self._explained:
@@ -253,12 +253,12 @@ class _Shadow:
         options = self._shadows.options
 
         def with_compiler(name: str) -> Sequence[Finding]:
-            return replace(trial, ledger=Ledger()).findings(partial(torch.compile, backend=name))
+            return replace(call, ledger=Ledger()).findings(partial(torch.compile, backend=name))
 
-        explained = with_levels(findings, options.compiler, with_compiler, numpy=trial.numpy())
+        explained = with_levels(findings, options.compiler, with_compiler, numpy=call.numpy())
         stale = False
         if not any(finding.stage == "eager" for finding in explained):
-            anew = replace(trial, ledger=Ledger()).findings(partial(self._compile, fresh=True))
+            anew = replace(call, ledger=Ledger()).findings(partial(self._compile, fresh=True))
             stale = not any(finding.fails for finding in anew)
             explained = [_stale(one) for one in explained] if stale else explained
         self._explained |= {
@@ -266,7 +266,7 @@ class _Shadow:
         }
         if stale or not options.localize:
             return explained
-        return with_dynamo_cause(explained, trial.program, options, None)
+        return with_dynamo_cause(explained, call.program, options, None)
 
     def _report(self, found: _Found, number: int, *, raises: bool = True) -> None:
         session = self._shadows.session()
@@ -289,16 +289,16 @@ class _Shadow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """One call, run in eager, to compare compiled runs with."""
+class _ReferenceCall:
+    """One call that ran in eager. Compiled runs of it are compared with that run."""
 
     program: Program
     expected: Any
     ledger: Ledger
 
     def findings(self, compile_copy: Compile) -> list[Finding]:
-        """Findings about the differences if a copy is compiled in some way."""
-        actual = Run(self.program, compile_copy).step(0, self.program.calls[0])
+        """Compile a copy, run it, and return the findings about its differences from eager."""
+        actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
         compared = compare_runs(
             [self.expected],
             [actual],

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["OVERHEAD", "Account", "Due", "Step", "Turn"]
+__all__ = ["OVERHEAD", "Account", "CheckStep", "Due", "Turn"]
 
 PACE = 2.0
 """How many times the asked share may be spent for a moment, where several checks are earned already."""
@@ -51,7 +51,7 @@ OVERHEAD = 2e-6
 """Seconds that a skipped call takes beyond its measured time."""
 
 
-class Step(Enum):
+class CheckStep(Enum):
     """The kind of check that a call gets. One call rechecks results or gradients, not both."""
 
     RESULTS_RECHECK = "recheck of results"
@@ -73,10 +73,10 @@ class Due:
     backward: bool = True
     recheck: bool | None = None
     backward_recheck: bool | None = None
-    step: Step | None = None
+    step: CheckStep | None = None
 
 
-_RECHECKS = {Step.RESULTS_RECHECK: False, Step.GRADIENTS_RECHECK: True}
+_RECHECKS = {CheckStep.RESULTS_RECHECK: False, CheckStep.GRADIENTS_RECHECK: True}
 
 
 class Turn:
@@ -98,9 +98,9 @@ class Turn:
         self.unknown = unknown
         self._checks = {False: 0, True: 0}
         self._recheck_at = {False: 1, True: 1}
-        self._since: dict[Step, float] = {}
-        self._costs: dict[tuple[Step, bool], float] = {}
-        self.waits: dict[bool, Step] = {}
+        self._since: dict[CheckStep, float] = {}
+        self._costs: dict[tuple[CheckStep, bool], float] = {}
+        self.waits: dict[bool, CheckStep] = {}
         self.called = self.called_before = float("-inf")
         self._pause = 0.0
         self.unpaid = 0.0
@@ -110,16 +110,16 @@ class Turn:
         if self.called > float("-inf"):
             self._pause = max(self._pause, now - self.called)
         if not self._since:
-            self._since = dict.fromkeys(Step, now)
+            self._since = dict.fromkeys(CheckStep, now)
         self.called_before, self.called = self.called, now
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[CheckStep]:
         """The steps that could be taken at a call, in the order in which they are tried."""
         recheck = [step for step, gradients in _RECHECKS.items() if self._is_recheck(gradients)]
         if recheck:
             yield min(recheck, key=lambda step: self._since[step])
         if self._checks[False]:
-            yield Step.KNOWN
+            yield CheckStep.KNOWN
 
     def _is_recheck(self, gradients: bool) -> bool:
         """Whether the next check is a recheck, as checks 1, 2, 4, 8, ... are. Gradients follow results."""
@@ -127,32 +127,32 @@ class Turn:
             return False
         return self._checks[gradients] + 1 >= self._recheck_at[gradients]
 
-    def due(self, step: Step) -> Due:
+    def due(self, step: CheckStep) -> Due:
         """The parts of a call that a step checks. A region's first gradients are checked by a step of their own."""
         return Due(
-            backward=step is Step.GRADIENTS_RECHECK or (step is Step.KNOWN and self._checks[True] > 0),
-            recheck=step is Step.RESULTS_RECHECK,
-            backward_recheck=step is Step.GRADIENTS_RECHECK,
+            backward=step is CheckStep.GRADIENTS_RECHECK or (step is CheckStep.KNOWN and self._checks[True] > 0),
+            recheck=step is CheckStep.RESULTS_RECHECK,
+            backward_recheck=step is CheckStep.GRADIENTS_RECHECK,
             step=step,
         )
 
-    def place(self, step: Step, now: float) -> tuple[bool, float, int]:
+    def place(self, step: CheckStep, now: float) -> tuple[bool, float, int]:
         """The region's place in the queue: the region that has waited longest is first.
 
         Among rechecks, the first ones of regions come before all others. Then come those that have waited longest for
         their cost. Otherwise a recheck that takes minutes to earn would hold up those of all regions after it.
         """
         waited = now - self._since[step]
-        if step is Step.KNOWN:
+        if step is CheckStep.KNOWN:
             return False, -waited, self._number
         return self._checks[_RECHECKS[step]] > 0, -waited / self.estimate(step), self._number
 
-    def estimate(self, step: Step) -> float:
+    def estimate(self, step: CheckStep) -> float:
         """The expected cost of a step: its cost the last time, or an upper estimate."""
         known = [cost for (of, _), cost in self._costs.items() if of is step]
-        if known and (step is not Step.GRADIENTS_RECHECK or (step, True) in self._costs):
+        if known and (step is not CheckStep.GRADIENTS_RECHECK or (step, True) in self._costs):
             return sum(known)
-        runs, more = (KNOWN_RUNS, 0.0) if step is Step.KNOWN else (RECHECK_RUNS, self.unknown)
+        runs, more = (KNOWN_RUNS, 0.0) if step is CheckStep.KNOWN else (RECHECK_RUNS, self.unknown)
         return max(runs * self.own + more + LEAST, sum(known))
 
     def gone(self, share: float) -> float:
@@ -160,12 +160,12 @@ class Turn:
         saving = max((self.estimate(step) for step in self.waits.values()), default=0.0) / share
         return self.called + OTHER_CALLS * max(self._pause, saving)
 
-    def begins(self, step: Step, now: float) -> None:
+    def begins(self, step: CheckStep, now: float) -> None:
         """Note that a step is taken."""
         self._since[step] = now
         self.waits.pop(step in _RECHECKS, None)
 
-    def cost(self, step: Step, backward: bool, seconds: float) -> None:
+    def cost(self, step: CheckStep, backward: bool, seconds: float) -> None:
         """Note the cost of the forward or the backward part of a step."""
         self._costs[step, backward] = seconds
         self._checks[backward] += 1
@@ -223,7 +223,7 @@ class Account:
             self._turns.append(weakref.ref(turn))
             return turn
 
-    def ask(self, turn: Turn, now: float) -> Step | None:
+    def ask(self, turn: Turn, now: float) -> CheckStep | None:
         """Count a call of a region, and return the step that is earned; None if none is."""
         with self._lock:
             self._earn(now)
@@ -241,7 +241,7 @@ class Account:
                     self._limit(now)
             return None
 
-    def charge(self, turn: Turn, step: Step | None, seconds: float, now: float, *, backward: bool = False) -> None:
+    def charge(self, turn: Turn, step: CheckStep | None, seconds: float, now: float, *, backward: bool = False) -> None:
         """Pay for the forward or the backward part of a check.
 
         Args:
@@ -289,7 +289,7 @@ class Account:
         self._available -= seconds
         self.spent += seconds
 
-    def _earned(self, turn: Turn, step: Step, now: float) -> bool:
+    def _earned(self, turn: Turn, step: CheckStep, now: float) -> bool:
         """Whether it is this region's turn, and the step and those before it in the queue are earned."""
         recheck = step in _RECHECKS
         needed = turn.estimate(step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from checked_backend.regions.budget import Due
 from checked_backend.regions.exchanges import Exchanges
-from checked_backend.regions.execution import Graph, Subjects
+from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.other_threads import Left
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -38,7 +38,7 @@ class Call:
     ambient: TorchState
     rng: RngState
     subjects: Subjects
-    graph: Graph | None = None
+    graph: AutogradGraph | None = None
     left: Left | None = None
     due: Due = field(default_factory=Due)
     exchanges: Exchanges | None = None

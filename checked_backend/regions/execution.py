@@ -16,9 +16,9 @@ from checked_backend.regions.inputs import copy_values
 
 __all__ = [
     "COMPRESSED",
+    "AutogradGraph",
     "Cotangents",
     "Execution",
-    "Graph",
     "Subjects",
     "compressed_indices",
     "execute",
@@ -96,9 +96,9 @@ class Execution:
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
     gradients: Mapping[int, torch.Tensor | None] = field(default_factory=dict)
 
-    def graph(self, mutated: Iterable[int]) -> Graph:
+    def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
-        return Graph(
+        return AutogradGraph(
             {index: root for index, value in enumerate(self.outputs) if (root := _root(value)) is not None},
             {position: root for position in mutated if (root := _root(self.arguments[position])) is not None},
             self.leaves,
@@ -127,7 +127,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class AutogradGraph:
     """The autograd graph of an execution: everything that its backward pass needs, without the results' memory.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Skip
 from checked_backend.regions.call_findings import described_exception
-from checked_backend.regions.execution import Graph
+from checked_backend.regions.execution import AutogradGraph
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import GrowingDistance
 from checked_backend.tensors.caches import empty_caches
@@ -30,7 +30,7 @@ class LeftOutError(CheckedBackendError, MemoryError):
 
 
 class _Holder(Protocol):
-    graph: Graph | None
+    graph: AutogradGraph | None
 
 
 class MemoryPressure:

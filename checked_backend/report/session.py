@@ -15,19 +15,19 @@ from checked_backend.report.closing import say_closing_line
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["Investigations", "Part", "Session", "active_sessions", "collect", "investigations"]
+__all__ = ["Investigations", "Session", "SessionPart", "active_sessions", "collect", "investigations"]
 
 _SUBJECT = "the compiled code"
 
 
-class Part(Protocol):
+class SessionPart(Protocol):
     """The memory that one room of the package keeps of a session, beside findings and counts."""
 
     def close(self) -> Iterable[Skip]:
         """End with the session. What could not be checked goes to the session's coverage."""
 
 
-_PartT = TypeVar("_PartT", bound=Part)
+_PartT = TypeVar("_PartT", bound=SessionPart)
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Session:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.investigations = Investigations()
-        self._parts: dict[type[Part], Part] = {}
+        self._parts: dict[type[SessionPart], SessionPart] = {}
         self._before = dynamo_counters()
         self._log: DynamoLog | None = None
 

@@ -12,7 +12,7 @@ from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.sweep.status import Status
 
-__all__ = ["DTYPES", "MODES", "Case", "Outcome", "Settings", "Speed", "decoded"]
+__all__ = ["DTYPES", "MODES", "Case", "CaseResult", "Settings", "Speed", "decoded"]
 
 MODES = ("inference", "training")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
@@ -129,7 +129,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     """The result of a case.
 
     Attributes:
@@ -172,7 +172,7 @@ class Outcome:
         return json.dumps(asdict(self), separators=_COMPACT)
 
     @classmethod
-    def from_json(cls, text: str) -> Outcome:
+    def from_json(cls, text: str) -> CaseResult:
         """Read what `to_json` wrote.
 
         Raises:
@@ -186,9 +186,9 @@ class Outcome:
         return found if not raw.get("speed") else _with_speed(found, raw["speed"])
 
 
-def _with_speed(outcome: Outcome, raw: object) -> Outcome:
+def _with_speed(outcome: CaseResult, raw: object) -> CaseResult:
     values = {entry.name: getattr(outcome, entry.name) for entry in fields(outcome)}
-    return Outcome(**{**values, "speed": decoded(Speed, raw, "a worker's result: speed")})
+    return CaseResult(**{**values, "speed": decoded(Speed, raw, "a worker's result: speed")})
 
 
 _CHECKS: Mapping[str, tuple[type, ...]] = {

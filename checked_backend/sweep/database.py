@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, Outcome, decoded
+from checked_backend.sweep.case import Case, CaseResult, decoded
 from checked_backend.sweep.file import Format, SqliteFile
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
 
-__all__ = ["Database", "Result", "Run"]
+__all__ = ["Attempt", "Database", "Run"]
 
 _MOST_ROWS = 10**9
 
@@ -61,7 +61,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Attempt:
     """The outcome of one attempt at a case.
 
     Attributes:
@@ -76,7 +76,7 @@ class Result:
     attempt: int
     finished: str
     state: str
-    outcome: Outcome
+    outcome: CaseResult
 
 
 class Database(SqliteFile):
@@ -115,7 +115,7 @@ class Database(SqliteFile):
             raise SuiteError(f"{self.path}: versions: expected an object")
         return {str(name): str(value) for name, value in raw.items()}
 
-    def add(self, run: Run, result: Result) -> None:
+    def add(self, run: Run, result: Attempt) -> None:
         """Write a result and commit it. An existing result of the same attempt stays, but a rule's is replaced."""
         outcome = asdict(result.outcome)
         case = asdict(result.case)
@@ -144,13 +144,13 @@ class Database(SqliteFile):
             found.setdefault((str(key), str(state)), {})[self._whole(attempt)] = str(status)
         return found
 
-    def results(self, run: Run) -> list[Result]:
+    def results(self, run: Run) -> list[Attempt]:
         """All results of a run, the oldest first."""
         rows = self._query(
             'SELECT "case", attempt, finished, state, outcome FROM result WHERE run = ? ORDER BY id', (run.number,)
         )
         return [
-            Result(
+            Attempt(
                 decoded(Case, self._json(case, "case"), f"{self.path}: case"),
                 self._whole(attempt),
                 str(finished),
@@ -160,11 +160,11 @@ class Database(SqliteFile):
             for case, attempt, finished, state, outcome in rows
         ]
 
-    def _outcome(self, text: object) -> Outcome:
+    def _outcome(self, text: object) -> CaseResult:
         if not isinstance(text, str):
             raise SuiteError(f"{self.path}: outcome: expected text")
         try:
-            return Outcome.from_json(text)
+            return CaseResult.from_json(text)
         except SuiteError as error:
             raise SuiteError(f"{self.path}: {error}") from None
 
@@ -229,7 +229,7 @@ class Database(SqliteFile):
                 taken = attempts.setdefault((result.case.key, result.state), {})
                 attempt = result.attempt if result.attempt not in taken else max(taken) + 1
                 taken[attempt] = result.outcome.status.value
-                self.add(mine, Result(result.case, attempt, result.finished, result.state, result.outcome))
+                self.add(mine, Attempt(result.case, attempt, result.finished, result.state, result.outcome))
                 new += 1
         return new
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Outcome
-from checked_backend.sweep.database import Database, Result, Run
+from checked_backend.sweep.case import CaseResult
+from checked_backend.sweep.database import Attempt, Database, Run
 from checked_backend.sweep.engine import Engine, LocalEngine
-from checked_backend.sweep.job import Job, Place
+from checked_backend.sweep.job import Job, JobResources
 from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
 from checked_backend.sweep.progress import Progress
 from checked_backend.sweep.ray_engine import RayEngine
@@ -53,7 +53,7 @@ class Sweep:
     rules: Rules = field(default_factory=Rules)
     name: str = ""
     jobs: int = 1
-    place: Place = field(default_factory=Place)
+    place: JobResources = field(default_factory=JobResources)
     engine: str = "local"
     address: str | None = None
     rerun: Sequence[str] = ()
@@ -135,7 +135,7 @@ def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
     runnable = []
     for job in plan.jobs:
         if job.settings.skip is not None:
-            database.add(run, _result(job, Outcome(Status.SKIPPED, job.settings.skip), plan))
+            database.add(run, _result(job, CaseResult(Status.SKIPPED, job.settings.skip), plan))
         else:
             runnable.append(job)
     if asked.rerun:
@@ -149,8 +149,8 @@ def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
     ]
 
 
-def _result(job: Job, outcome: Outcome, plan: Plan) -> Result:
-    return Result(job.case, job.attempt, "", _state(job, plan), outcome)
+def _result(job: Job, outcome: CaseResult, plan: Plan) -> Attempt:
+    return Attempt(job.case, job.attempt, "", _state(job, plan), outcome)
 
 
 def _state(job: Job, plan: Plan) -> str:

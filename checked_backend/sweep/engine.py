@@ -12,20 +12,22 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from checked_backend.sweep.case import Outcome
-from checked_backend.sweep.job import Job, Place, run_job
+from checked_backend.sweep.case import CaseResult
+from checked_backend.sweep.job import Job, JobResources, run_job
 from checked_backend.sweep.status import Status
 
 __all__ = ["Engine", "LocalEngine", "Runner"]
 
-Runner = Callable[[Job, Place, Callable[[int], None]], Outcome]
+Runner = Callable[[Job, JobResources, Callable[[int], None]], CaseResult]
 """Runs one job and waits for it. The callback receives the id of the job's process."""
 
 
 class Engine(Protocol):
     """Runs jobs: on this machine, or on a cluster."""
 
-    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None], /) -> Generator[tuple[Job, Outcome], None, None]:
+    def run(
+        self, jobs: Sequence[Job], begun: Callable[[Job], None], /
+    ) -> Generator[tuple[Job, CaseResult], None, None]:
         """Run each job once, and yield it with its outcome when it is done. Closing the generator ends running jobs.
 
         Args:
@@ -44,13 +46,13 @@ class LocalEngine:
         runner: Runs one job.
     """
 
-    def __init__(self, jobs: int, place: Place, gpus: int = 0, runner: Runner = run_job) -> None:
+    def __init__(self, jobs: int, place: JobResources, gpus: int = 0, runner: Runner = run_job) -> None:
         self._jobs = jobs
         self._place = place
         self._gpus = gpus
         self._runner = runner
 
-    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+    def run(self, jobs: Sequence[Job], begun: Callable[[Job], None]) -> Generator[tuple[Job, CaseResult], None, None]:
         """See `Engine`."""
         crew = _Crew(self._runner, jobs, begun)
         places = [self._place_of(slot) for slot in range(min(self._jobs, len(jobs)))]
@@ -65,7 +67,7 @@ class LocalEngine:
             for thread in threads:
                 thread.join(timeout=10)
 
-    def _place_of(self, slot: int) -> Place:
+    def _place_of(self, slot: int) -> JobResources:
         return replace(self._place, gpu=str(slot % self._gpus)) if self._gpus else self._place
 
 
@@ -73,7 +75,7 @@ class _Crew:
     """The state that the threads share."""
 
     def __init__(self, runner: Runner, jobs: Sequence[Job], begun: Callable[[Job], None]) -> None:
-        self.done: queue.SimpleQueue[tuple[Job, Outcome]] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[Job, CaseResult]] = queue.SimpleQueue()
         self._runner = runner
         self._begun = begun
         self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -83,7 +85,7 @@ class _Crew:
         self._alive: set[int] = set()
         self._stopped = False
 
-    def work(self, place: Place) -> None:
+    def work(self, place: JobResources) -> None:
         mine: list[int] = []
 
         def started(pid: int) -> None:
@@ -103,7 +105,7 @@ class _Crew:
             try:
                 outcome = self._runner(job, place, started)
             except Exception:  # an exception in one job must not stop the others
-                outcome = Outcome(Status.LOST, "the engine failed", log=traceback.format_exc())
+                outcome = CaseResult(Status.LOST, "the engine failed", log=traceback.format_exc())
             with self._lock:
                 self._alive.difference_update(mine)
             mine.clear()

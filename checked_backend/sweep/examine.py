@@ -19,7 +19,7 @@ from checked_backend.findings import Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
-from checked_backend.sweep.case import Case, Outcome, Settings, Speed
+from checked_backend.sweep.case import Case, CaseResult, Settings, Speed
 from checked_backend.sweep.job import DONE_TIMING
 from checked_backend.sweep.overrides import override
 from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
@@ -51,7 +51,7 @@ def examine(
     *,
     speed: bool,
     note: Callable[[str], None],
-    answer: Callable[[Outcome], None],
+    answer: Callable[[CaseResult], None],
 ) -> None:
     """Run a case and answer with its outcome. No exception escapes. If this process dies, its parent sees that.
 
@@ -132,28 +132,28 @@ def _checked(built: Built, program: Prepared, case: Case, settings: Settings) ->
     )
 
 
-def _refused(error: BaseException, stage: str) -> Outcome:
+def _refused(error: BaseException, stage: str) -> CaseResult:
     """The outcome of a model that cannot be built or does not run in eager."""
     traceback.print_exception(error)
     for cause in _causes(error):
         if isinstance(cause, Exception) and is_out_of_memory(cause):
-            return Outcome(Status.OUT_OF_MEMORY, _told(cause), stage)
+            return CaseResult(Status.OUT_OF_MEMORY, _told(cause), stage)
         if isinstance(cause, Unsupported | NotImplementedError):
-            return Outcome(Status.UNSUPPORTED, str(cause) or "it says NotImplementedError", stage)
+            return CaseResult(Status.UNSUPPORTED, str(cause) or "it says NotImplementedError", stage)
         if isinstance(cause, ImportError):
-            return Outcome(Status.IMPORT_ERROR, _told(cause), stage)
+            return CaseResult(Status.IMPORT_ERROR, _told(cause), stage)
         if isinstance(cause, RuntimeError) and "not implemented for" in str(cause):
-            return Outcome(Status.UNSUPPORTED, _told(cause), stage)
-    return Outcome(Status.ERROR, _told(list(_causes(error))[-1]), stage)
+            return CaseResult(Status.UNSUPPORTED, _told(cause), stage)
+    return CaseResult(Status.ERROR, _told(list(_causes(error))[-1]), stage)
 
 
-def _unchecked(error: BaseException, stage: str) -> Outcome:
+def _unchecked(error: BaseException, stage: str) -> CaseResult:
     if isinstance(error, Exception) and is_out_of_memory(error):
-        return Outcome(Status.OUT_OF_MEMORY, _told(error), stage)
+        return CaseResult(Status.OUT_OF_MEMORY, _told(error), stage)
     if isinstance(error, OptionError | SuiteError):
-        return Outcome(Status.ERROR, str(error), stage)
+        return CaseResult(Status.ERROR, str(error), stage)
     why = "it cannot be checked" if isinstance(error, CheckedBackendError) else "the check itself failed"
-    return Outcome(Status.INCONCLUSIVE, f"{why}: {_told(error)}", stage)
+    return CaseResult(Status.INCONCLUSIVE, f"{why}: {_told(error)}", stage)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -171,7 +171,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:_LONGEST]
 
 
-def _outcome_of(report: Report, settings: Settings) -> Outcome:
+def _outcome_of(report: Report, settings: Settings) -> CaseResult:
     limits = [limit for limit in report.coverage.detection_limit.values() if math.isfinite(limit)]
     status, why, expected = Status.of_verdict(report.verdict), "", ""
     if report.verdict is Verdict.FAIL:
@@ -189,7 +189,7 @@ def _outcome_of(report: Report, settings: Settings) -> Outcome:
             status = Status.OUT_OF_MEMORY
         elif "non_deterministic" in settings.tags and _only_nondeterminism(report):
             expected = f"known not to repeat itself: {settings.tags['non_deterministic']}"
-    return Outcome(
+    return CaseResult(
         status,
         why[:_LONGEST],
         expected=expected,
@@ -203,7 +203,7 @@ def _only_nondeterminism(report: Report) -> bool:
     return findings and not any(skip.matters and "repeat" not in skip.reason for skip in report.coverage.skipped)
 
 
-def _timed(outcome: Outcome, program: Prepared, case: Case, settings: Settings) -> Outcome:
+def _timed(outcome: CaseResult, program: Prepared, case: Case, settings: Settings) -> CaseResult:
     try:
         _seed()
         speed = measure_speed(program, case, settings.compiler_options)

@@ -21,10 +21,10 @@ from typing import Any
 
 from checked_backend.errors import SuiteError
 from checked_backend.process.child import Ended
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.status import Status
 
-__all__ = ["DONE_TIMING", "Answer", "Job", "Place", "ran_out_of_memory", "run_job", "run_worker"]
+__all__ = ["DONE_TIMING", "Answer", "Job", "JobResources", "ran_out_of_memory", "run_job", "run_worker"]
 
 DONE_TIMING = "timing the compiled program"
 """The stage of a worker that has given a verdict and is timing."""
@@ -39,7 +39,7 @@ _NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA ou
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobResources:
     """The resources and the working folder of a job.
 
     Attributes:
@@ -93,7 +93,7 @@ class Answer:
     starved: bool
 
 
-def run_job(job: Job, place: Place, started: Callable[[int], None] = lambda _pid: None) -> Outcome:
+def run_job(job: Job, place: JobResources, started: Callable[[int], None] = lambda _pid: None) -> CaseResult:
     """Run a case in its own process. However that process ends, there is an outcome.
 
     Args:
@@ -111,17 +111,17 @@ def run_job(job: Job, place: Place, started: Callable[[int], None] = lambda _pid
     try:
         answer = run_worker(question, job.settings.timeout, place, started)
     except OSError as error:
-        return Outcome(Status.LOST, f"no process could be started: {error}", host=socket.gethostname())
+        return CaseResult(Status.LOST, f"no process could be started: {error}", host=socket.gethostname())
     return replace(_outcome(answer, job.settings.timeout), host=socket.gethostname())
 
 
-def _outcome(answer: Answer, timeout: float) -> Outcome:
-    told: Outcome | None = None
+def _outcome(answer: Answer, timeout: float) -> CaseResult:
+    told: CaseResult | None = None
     if answer.text:
         try:
-            told = Outcome.from_json(answer.text)
+            told = CaseResult.from_json(answer.text)
         except SuiteError as error:
-            return Outcome(Status.CRASH, str(error), answer.ended.stage, seconds=answer.seconds, log=answer.log)
+            return CaseResult(Status.CRASH, str(error), answer.ended.stage, seconds=answer.seconds, log=answer.log)
     timing = answer.ended.stage == DONE_TIMING
     if told is not None and (answer.ended.status == 0 or (timing and answer.ended.overdue is not None)):
         note = told.message
@@ -137,7 +137,7 @@ def _outcome(answer: Answer, timeout: float) -> Outcome:
         status = Status.HANG
     elif ran_out_of_memory(answer):
         status = Status.OUT_OF_MEMORY
-    before = told or Outcome(status)
+    before = told or CaseResult(status)
     return replace(
         before, status=status, message=words, stage=answer.ended.stage, seconds=answer.seconds, log=answer.log
     )
@@ -153,7 +153,7 @@ def ran_out_of_memory(answer: Answer) -> bool:
 def run_worker(
     question: Mapping[str, Any],
     timeout: float,
-    place: Place,
+    place: JobResources,
     started: Callable[[int], None] = lambda _pid: None,
     module: str = WORKER,
 ) -> Answer:
@@ -203,7 +203,7 @@ def run_worker(
         )
 
 
-def _environment(place: Place) -> dict[str, str]:
+def _environment(place: JobResources) -> dict[str, str]:
     environment = dict(os.environ)
     environment.pop("CHECKED_BACKEND", None)  # a worker checks its case only, not every torch.compile
     if place.threads is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
-from checked_backend.sweep.job import Answer, Job, Place, run_worker
+from checked_backend.sweep.job import Answer, Job, JobResources, run_worker
 from checked_backend.sweep.rules import TAGS, Rules, pattern
 
 __all__ = [
@@ -119,7 +119,7 @@ def spec_of(text: str) -> tuple[str, str]:
     return f"{kind}:{path}", kind if kind == "torchbench" else f"{kind}:{path.name}"
 
 
-def list_suite(text: str, compilers: Sequence[str], place: Place) -> Listed:
+def list_suite(text: str, compilers: Sequence[str], place: JobResources) -> Listed:
     """List a suite's models, in a separate process, because listing may run the code of the suite's authors.
 
     Raises:

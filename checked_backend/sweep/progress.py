@@ -13,7 +13,7 @@ from rich.text import Text
 
 from checked_backend.report.clean import clean
 from checked_backend.report.live_view import LiveView
-from checked_backend.sweep.case import Outcome
+from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
 
@@ -49,7 +49,7 @@ class Progress(LiveView):
         with self._lock:
             self._running[id(job)] = (job, self._clock())
 
-    def done(self, job: Job, outcome: Outcome) -> None:
+    def done(self, job: Job, outcome: CaseResult) -> None:
         """Note that a case has ended."""
         with self._lock:
             self._running.pop(id(job), None)

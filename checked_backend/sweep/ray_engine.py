@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Outcome
+from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.engine import Runner
-from checked_backend.sweep.job import Job, Place, run_job
+from checked_backend.sweep.job import Job, JobResources, run_job
 from checked_backend.sweep.status import Status
 
 __all__ = ["RayEngine"]
@@ -37,7 +37,7 @@ class RayEngine:
         SuiteError: Ray is not installed, or there is no cluster at the address.
     """
 
-    def __init__(self, address: str | None, place: Place, runner: Runner = run_job) -> None:
+    def __init__(self, address: str | None, place: JobResources, runner: Runner = run_job) -> None:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -51,7 +51,7 @@ class RayEngine:
                 first = (str(error).strip().splitlines() or [""])[0]
                 raise SuiteError(f"--engine ray: no cluster at {address or 'this machine'}: {first}") from error
 
-    def run(self, jobs: Sequence[Job], _begun: Callable[[Job], None]) -> Generator[tuple[Job, Outcome], None, None]:
+    def run(self, jobs: Sequence[Job], _begun: Callable[[Job], None]) -> Generator[tuple[Job, CaseResult], None, None]:
         """See `Engine`. The callback ``begun`` is never called: only the cluster knows when a job starts."""
         remote = self._ray.remote(max_retries=RETRIES, retry_exceptions=False)(_run_there)
         waiting: dict[Any, Job] = {}
@@ -69,19 +69,23 @@ class RayEngine:
                 with contextlib.suppress(Exception):  # the cluster may have ended
                     self._ray.cancel(reference, force=True)
 
-    def _outcome(self, reference: Any) -> Outcome:
+    def _outcome(self, reference: Any) -> CaseResult:
         exceptions = self._ray.exceptions
         try:
-            return Outcome.from_json(self._ray.get(reference))
+            return CaseResult.from_json(self._ray.get(reference))
         except exceptions.OutOfMemoryError as error:
-            return Outcome(Status.OUT_OF_MEMORY, f"Ray ended it for want of memory on its node: {_first_line(error)}")
+            return CaseResult(
+                Status.OUT_OF_MEMORY, f"Ray ended it for want of memory on its node: {_first_line(error)}"
+            )
         except exceptions.RayTaskError as error:
-            return Outcome(Status.LOST, f"it could not be started on its node: {_first_line(error)}", log=str(error))
+            return CaseResult(Status.LOST, f"it could not be started on its node: {_first_line(error)}", log=str(error))
         except exceptions.RayError as error:
-            return Outcome(Status.LOST, f"its node was lost {RETRIES + 1} times: {_first_line(error)}", log=str(error))
+            return CaseResult(
+                Status.LOST, f"its node was lost {RETRIES + 1} times: {_first_line(error)}", log=str(error)
+            )
 
 
-def _run_there(job: Job, place: Place, runner: Runner) -> str:
+def _run_there(job: Job, place: JobResources, runner: Runner) -> str:
     """Run a job on a node. It returns JSON text, so that nodes with another version of this package are noticed."""
     outcome = runner(job, place, lambda _pid: None)
     return replace(outcome, host=outcome.host or socket.gethostname()).to_json()

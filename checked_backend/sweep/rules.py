@@ -147,37 +147,37 @@ def _when(entry: Lined | None) -> Mapping[str, tuple[object, ...]]:
     return MappingProxyType(found)
 
 
-Change = Callable[[Settings], Settings]
+SettingsChange = Callable[[Settings], Settings]
 
 
-def _skip(value: Lined, name: str, reason: str) -> Change:
+def _skip(value: Lined, name: str, reason: str) -> SettingsChange:
     if not isinstance(value.value, bool):
         raise value.error(f"{name} got {value.shown}; expected true, or false to run what an earlier rule skips")
     return partial(replace, skip=reason if value.value else None)
 
 
-def _positive(value: Lined, name: str, _reason: str) -> Change:
+def _positive(value: Lined, name: str, _reason: str) -> SettingsChange:
     number = value.value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise value.error(f"{name} got {value.shown}; expected a whole number from 1 on")
     return partial(replace, **{name: number})
 
 
-def _seconds(value: Lined, name: str, _reason: str) -> Change:
+def _seconds(value: Lined, name: str, _reason: str) -> SettingsChange:
     number = value.value
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
         raise value.error(f"{name} got {value.shown}; expected seconds")
     return partial(replace, **{name: float(number)})
 
 
-def _dtype(value: Lined, name: str, _reason: str) -> Change:
+def _dtype(value: Lined, name: str, _reason: str) -> SettingsChange:
     word = _text(value, name)
     if word not in DTYPES:
         raise value.error(f"{name} got {word!r}; expected {', '.join(DTYPES)}")
     return partial(replace, run_as=word)
 
 
-def _tag(value: Lined, name: str, reason: str) -> Change:
+def _tag(value: Lined, name: str, reason: str) -> SettingsChange:
     if not isinstance(value.value, bool):
         raise value.error(f"{name} got {value.shown}; expected true or false")
 
@@ -188,12 +188,12 @@ def _tag(value: Lined, name: str, reason: str) -> Change:
     return change
 
 
-def _ignore(value: Lined, name: str, reason: str) -> Change:
+def _ignore(value: Lined, name: str, reason: str) -> SettingsChange:
     subjects = dict.fromkeys(_texts(value, name), reason)
     return lambda settings: replace(settings, ignore_outputs={**settings.ignore_outputs, **subjects})
 
 
-def _noise(value: Lined, name: str, reason: str) -> Change:
+def _noise(value: Lined, name: str, reason: str) -> SettingsChange:
     parts: Mapping[str, Lined] = {"*": value}
     if isinstance(value.value, dict):
         parts = value.value
@@ -208,7 +208,7 @@ def _noise(value: Lined, name: str, reason: str) -> Change:
     return lambda settings: replace(settings, noise={**settings.noise, **limits})
 
 
-_ACTIONS: Mapping[str, Callable[[Lined, str, str], Change]] = MappingProxyType(
+_ACTIONS: Mapping[str, Callable[[Lined, str, str], SettingsChange]] = MappingProxyType(
     {
         "skip": _skip,
         "batch_size": _positive,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Case, Outcome
-from checked_backend.sweep.database import Database, Result, Run
+from checked_backend.sweep.case import Case, CaseResult
+from checked_backend.sweep.database import Attempt, Database, Run
 from checked_backend.sweep.status import Status
 
-__all__ = ["CaseSummary", "Change", "Comparison", "Summary", "compare", "find_run", "summarize"]
+__all__ = ["CaseChange", "CaseSummary", "Summary", "SweepComparison", "compare", "find_run", "summarize"]
 
 NOISIER = 2.0
 """The least factor of greater noise that is reported."""
@@ -53,8 +53,8 @@ class CaseSummary:
     """
 
     case: Case
-    outcome: Outcome
-    attempts: Sequence[Result]
+    outcome: CaseResult
+    attempts: Sequence[Attempt]
 
     @property
     def flaky(self) -> bool:
@@ -92,7 +92,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CaseChange:
     """A change of a case between two runs.
 
     Attributes:
@@ -114,7 +114,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SweepComparison:
     """The differences between two runs.
 
     Attributes:
@@ -133,13 +133,13 @@ class Comparison:
 
     before: Run
     after: Run
-    newly_failing: Sequence[Change]
-    fixed: Sequence[Change]
-    changed: Sequence[Change]
-    noisier: Sequence[Change]
-    slower: Sequence[Change]
-    faster: Sequence[Change]
-    slower_to_compile: Sequence[Change]
+    newly_failing: Sequence[CaseChange]
+    fixed: Sequence[CaseChange]
+    changed: Sequence[CaseChange]
+    noisier: Sequence[CaseChange]
+    slower: Sequence[CaseChange]
+    faster: Sequence[CaseChange]
+    slower_to_compile: Sequence[CaseChange]
     new: Sequence[CaseSummary]
     gone: Sequence[CaseSummary]
 
@@ -151,14 +151,14 @@ def summarize(database: Database, run: Run) -> Summary:
     replace earlier ones.
     """
     reruns = database.reruns(run)
-    by_case: dict[str, list[Result]] = {}
+    by_case: dict[str, list[Attempt]] = {}
     for result in database.results(run):
         by_case.setdefault(result.case.key, []).append(result)
     cases = [_summary(results, reruns) for results in by_case.values()]
     return Summary(run, sorted(cases, key=lambda c: c.case.key.lower()))
 
 
-def _summary(results: Sequence[Result], reruns: Mapping[tuple[str, str], set[int]]) -> CaseSummary:
+def _summary(results: Sequence[Attempt], reruns: Mapping[tuple[str, str], set[int]]) -> CaseSummary:
     last = results[-1]
     attempts = sorted((r for r in results if r.state == last.state), key=lambda r: r.attempt)
     asked = reruns.get((last.case.key, last.state), set())
@@ -181,17 +181,17 @@ def find_run(runs: Sequence[Run], word: str) -> Run:
     raise SuiteError(f"no run {word!r}; give a number, a name or a torch version. There are: {have}")
 
 
-def compare(before: Summary, after: Summary) -> Comparison:
+def compare(before: Summary, after: Summary) -> SweepComparison:
     """Compare two runs."""
     old = {case.case.key: case for case in before.cases}
     now = {case.case.key: case for case in after.cases}
-    both = [Change(old[key], now[key]) for key in now if key in old]
+    both = [CaseChange(old[key], now[key]) for key in now if key in old]
     same = [change for change in both if change.before.status is change.after.status]
     other = [change for change in both if change.before.status is not change.after.status]
     failing = [change for change in other if change.after.status.failed and not change.before.status.failed]
     fixed = [change for change in other if change.before.status.failed and change.after.status is Status.PASS]
     rest = [change for change in other if change not in failing and change not in fixed]
-    return Comparison(
+    return SweepComparison(
         before.run,
         after.run,
         newly_failing=failing,
@@ -208,20 +208,20 @@ def compare(before: Summary, after: Summary) -> Comparison:
     )
 
 
-def _compiled_step(outcome: Outcome) -> float | None:
+def _compiled_step(outcome: CaseResult) -> float | None:
     return outcome.speed.compiled_step
 
 
-def _turned(change: Change) -> Change:
-    return Change(change.after, change.before, change.factor)
+def _turned(change: CaseChange) -> CaseChange:
+    return CaseChange(change.after, change.before, change.factor)
 
 
 def _grown(
-    changes: Sequence[Change], number: Callable[[Outcome], float | None], factor: float, least: float
-) -> list[Change]:
+    changes: Sequence[CaseChange], number: Callable[[CaseResult], float | None], factor: float, least: float
+) -> list[CaseChange]:
     found = []
     for change in changes:
         before, after = number(change.before.outcome), number(change.after.outcome)
         if before and after and after >= factor * before and after - before >= least:
-            found.append(Change(change.before, change.after, after / before))
+            found.append(CaseChange(change.before, change.after, after / before))
     return sorted(found, key=lambda change: -(change.factor or 0.0))

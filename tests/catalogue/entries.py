@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checked_backend.fuzz.oracle import check_program
-from checked_backend.fuzz.program import Program, decode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program
 
 __all__ = ["FILE", "Entry", "here", "read", "write"]
 
@@ -40,7 +40,7 @@ class Entry:
     shows: Mapping[str, bool]
     program: Any
 
-    def decoded(self) -> Program:
+    def decoded(self) -> FuzzProgram:
         return decode_program(json.dumps(self.program))
 
     def shows_now(self) -> bool:

@@ -12,7 +12,7 @@ from torch import fx, nn
 import checked_backend as cb
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.layouts import other_layouts
-from checked_backend.checking.program import Call, Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
 from tests.support.check_tools import agreed, batch, only, skips, wrong_where
@@ -198,7 +198,7 @@ def test_layouts_that_eager_refuses_are_skipped() -> None:
 def test_layouts_of_an_image(requires_grad: bool) -> None:
     image = batch(2, 3, 4, 5, grad=requires_grad)
     program = Program(torch.relu, (image,), {}, RngState.capture(), gradients=True)
-    calls: dict[str, Call] = {call.label: call for call in other_layouts(program, Ledger())}
+    calls: dict[str, ProgramCall] = {call.label: call for call in other_layouts(program, Ledger())}
     assert len(calls) == 5
     for label, call in calls.items():
         tensor = call.args[0]

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import checked_backend as cb
-from checked_backend.checking.program import Call
+from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.relaid import Allowance
 from tests.support import faults
 from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
@@ -270,8 +270,8 @@ def test_a_layout_that_eager_refuses_is_skipped() -> None:
 
 def test_calls_for_which_there_is_no_time_are_told() -> None:
     allowance = Allowance(0.0)
-    assert allowance.left_out(Call((), {}, "mine")) is None
+    assert allowance.left_out(ProgramCall((), {}, "mine")) is None
     allowance._allowed = -1.0
-    skip = allowance.left_out(Call((), {}, "mine"))
+    skip = allowance.left_out(ProgramCall((), {}, "mine"))
     assert skip is not None
     assert (skip.subject, skip.matters) == ("mine", False)

@@ -12,7 +12,7 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import drive
 from checked_backend.fuzz.database import Corpus
-from checked_backend.fuzz.drive import Ended, Watch, run_fuzz
+from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask
@@ -67,14 +67,14 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
         yield made
 
 
-def _run(corpus: Corpus, programs: int, watch: Watch | None = None, **more: Any) -> Ended:
+def _run(corpus: Corpus, programs: int, watch: Listener | None = None, **more: Any) -> FuzzEnd:
     asked = Asked(chunk=2, **more)
-    return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Watch())
+    return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Listener())
 
 
 def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:
     found: list[Group] = []
-    ended = _run(corpus, 4, Watch(found=found.append))
+    ended = _run(corpus, 4, Listener(found=found.append))
     assert world.asked == ["generate 0", "check 2", "confirm", "localize", "check 2"]
     assert (ended.checked, ended.waiting) == (4, 0)
     (group,) = corpus.groups()
@@ -124,7 +124,7 @@ def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Cor
         assert not other.failures()
     first = corpus.waiting()[-1]
     corpus.add_result(first.number, failing())
-    ended = run_fuzz(Asked(), corpus, seconds=-1.0, watch=Watch())
+    ended = run_fuzz(Asked(), corpus, seconds=-1.0, watch=Listener())
     assert ended.checked == 0
     assert [entry.number for entry, _ in corpus.failures()] == [first.number]
 

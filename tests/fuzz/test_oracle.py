@@ -10,15 +10,15 @@ from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.oracle import Examined, check_program, compiler_of, examine
 from checked_backend.fuzz.planted import FAULTS
-from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.sweep.status import Status
 from tests.support import faults
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
 X = Input("float32", (2, 3), (3, 1))
-ADD = Program((X,), (Call("torch.add", (Ref(0), 1)),), (1,))
-NEG = Program((X,), (Call("torch.neg", (Ref(0),)),), (1,))
+ADD = FuzzProgram((X,), (Statement("torch.add", (Ref(0), 1)),), (1,))
+NEG = FuzzProgram((X,), (Statement("torch.neg", (Ref(0),)),), (1,))
 LETHAL = ("dies", "hangs")
 
 

@@ -10,28 +10,28 @@ import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import (
-    Call,
     Constant,
+    FuzzProgram,
     Input,
-    Program,
     Ref,
     Size,
+    Statement,
     decode_program,
     encode_program,
 )
 
 X = Input("float32", (2, 3), (3, 1))
-SMALL = Program((X,), (Call("torch.add", (Ref(0), 1)),), (1,))
+SMALL = FuzzProgram((X,), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
 
 def test_every_kind_of_argument_is_read_as_it_was_written() -> None:
     args = (Ref(0), Size(0, -1), Constant("int8"), (1, [2.5, None]), slice(None, -1, 2), ..., "mean", True, 1 + 2j)
-    program = Program((X,), (Call("torch.add", args, {"value": -math.inf, "dtype": Constant("bool")}),), (1,))
+    program = FuzzProgram((X,), (Statement("torch.add", args, {"value": -math.inf, "dtype": Constant("bool")}),), (1,))
     assert decode_program(encode_program(program)) == program
 
 
 def test_nan_is_read_as_nan() -> None:
-    program = Program((X,), (Call("torch.add", (Ref(0), math.nan)),), (1,))
+    program = FuzzProgram((X,), (Statement("torch.add", (Ref(0), math.nan)),), (1,))
     assert math.isnan(decode_program(encode_program(program)).calls[0].args[1])
 
 
@@ -77,16 +77,20 @@ def test_arguments_nested_without_end_are_refused() -> None:
 
 def test_inputs_that_nothing_uses_are_dropped_and_others_keep_their_meaning() -> None:
     view = Input("float32", (2,), (1,), shares=1)
-    program = Program((X, X, view), (Call("torch.neg", (Ref(2),)),), (3,))
+    program = FuzzProgram((X, X, view), (Statement("torch.neg", (Ref(2),)),), (3,))
     dropped = program.unused_dropped()
     assert dropped.inputs == (X, Input("float32", (2,), (1,), shares=0))
-    assert dropped.calls == (Call("torch.neg", (Ref(1),)),)
+    assert dropped.calls == (Statement("torch.neg", (Ref(1),)),)
     assert dropped.returns == (2,)
 
 
 def test_what_a_result_is_made_from_includes_writes_to_its_memory() -> None:
-    calls = (Call("Tensor.view", (Ref(0), 6)), Call("Tensor.zero_", (Ref(1),)), Call("torch.neg", (Ref(0),)))
-    program = Program((X,), (*calls, Call("torch.abs", (Ref(0),))), (3,))
+    calls = (
+        Statement("Tensor.view", (Ref(0), 6)),
+        Statement("Tensor.zero_", (Ref(1),)),
+        Statement("torch.neg", (Ref(0),)),
+    )
+    program = FuzzProgram((X,), (*calls, Statement("torch.abs", (Ref(0),))), (3,))
     assert program.made_from([3]) >= {2}
     assert 3 not in program.made_from([3])
     assert program.made_from([1]) == {0, 1}

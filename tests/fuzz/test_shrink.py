@@ -6,18 +6,18 @@ import time
 
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for, runs_alike
-from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.shrink import shrink
 
 X = Input("float32", (4, 6), (1, 4), fill="edges", requires_grad=True)
-LONG = Program(
+LONG = FuzzProgram(
     (X, Input("float32", (6,), (1,))),
     (
-        Call("torch.mul", (Ref(0), Ref(1))),
-        Call("torch.exp", (Ref(2),)),
-        Call("Tensor.add_", (Ref(3), 1)),
-        Call("torch.cumsum", (Ref(4),), {"dim": 0}),
-        Call("torch.neg", (Ref(5),)),
+        Statement("torch.mul", (Ref(0), Ref(1))),
+        Statement("torch.exp", (Ref(2),)),
+        Statement("Tensor.add_", (Ref(3), 1)),
+        Statement("torch.cumsum", (Ref(4),), {"dim": 0}),
+        Statement("torch.neg", (Ref(5),)),
     ),
     (6, 2, 5),
     gradients=True,
@@ -39,7 +39,7 @@ def test_only_the_call_at_fault_stays() -> None:
 
 
 def test_what_matters_stays() -> None:
-    def wrong(program: Program) -> bool:
+    def wrong(program: FuzzProgram) -> bool:
         return program.gradients and {"torch.exp", "Tensor.add_"} <= set(program.ops)
 
     smallest = shrink(LONG, wrong, _forever())

@@ -13,14 +13,14 @@ import torch
 from checked_backend.fuzz.build import build, inputs_for, run_eager
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
-from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.text import describe_inputs, render_function, render_script
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
 
 @pytest.fixture(scope="module")
-def programs() -> list[Program]:
+def programs() -> list[FuzzProgram]:
     rules = rules_for(())
     return [make_program(8, number, Choices(), rules) for number in range(40)]
 
@@ -31,7 +31,7 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach())) and one.dtype == other.dtype
 
 
-def test_the_function_and_the_graph_do_what_the_program_does(programs: list[Program]) -> None:
+def test_the_function_and_the_graph_do_what_the_program_does(programs: list[FuzzProgram]) -> None:
     for program in programs:
         with torch.set_grad_enabled(program.gradients):
             torch.manual_seed(0)
@@ -47,7 +47,7 @@ def test_the_function_and_the_graph_do_what_the_program_does(programs: list[Prog
         assert all(map(_equal, expected, from_source)), render_function(program)
 
 
-def test_programs_in_one_module_are_as_alone(programs: list[Program]) -> None:
+def test_programs_in_one_module_are_as_alone(programs: list[FuzzProgram]) -> None:
     some = [program for program in programs if not program.gradients and "dropout" not in str(program.ops)][:6]
     with torch.no_grad():
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ def test_programs_in_one_module_are_as_alone(programs: list[Program]) -> None:
             assert random or all(map(_equal, [alone[place] for place in program.returns], results))
 
 
-def test_scripts_are_python_and_describe_their_inputs(programs: list[Program]) -> None:
+def test_scripts_are_python_and_describe_their_inputs(programs: list[FuzzProgram]) -> None:
     for program in programs:
         compile(render_script(program, about=['a """quote"""']), "repro.py", "exec")
         assert len(describe_inputs(program)) == len(program.inputs)
@@ -66,7 +66,7 @@ def test_scripts_are_python_and_describe_their_inputs(programs: list[Program]) -
 
 def test_inputs_are_described_with_layout_and_memory() -> None:
     inputs = (Input("int8", (2, 3), (1, 2), fill="edges"), Input("int8", (2,), (1,), offset=1, shares=0))
-    program = Program(inputs, (Call("Tensor.add_", (Ref(0), 1)),), (2,))
+    program = FuzzProgram(inputs, (Statement("Tensor.add_", (Ref(0), 1)),), (2,))
     assert describe_inputs(program) == [
         "x0: int8[2, 3], strides (1, 2), edge values",
         "x1: int8[2], strides (1,), offset 1, shares memory with x0",
@@ -78,7 +78,7 @@ def test_inputs_are_described_with_layout_and_memory() -> None:
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("wrong_in_the_small", 1)])
 def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str, status: int) -> None:
     small = Input("float32", (4,), (1,), fill="range", low=1e-9, high=2e-9)
-    program = Program((small,), (Call("torch.sin", (Ref(0),)),), (1,))
+    program = FuzzProgram((small,), (Statement("torch.sin", (Ref(0),)),), (1,))
     source = render_script(program, compiler)
     wrong = "from torch._dynamo import register_backend\n\n\n@register_backend\ndef wrong_in_the_small(gm, _):\n"
     source = source.replace(

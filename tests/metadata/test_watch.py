@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from checked_backend.findings import Kind, Verdict
-from checked_backend.metadata.history import Memory
+from checked_backend.metadata.history import KnownStorages
 from tests.support.lying_operators import NAME, define, library_of_lies, record, run_alone
 
 pytestmark = [
@@ -222,7 +222,7 @@ def test_results_that_come_back_as_inputs_are_clean(library: Any) -> None:
 
 
 def test_memory_is_known_by_itself_and_not_by_its_address() -> None:
-    memory = Memory()
+    memory = KnownStorages()
     addresses = set()
     reused = 0
     for _ in range(3000):

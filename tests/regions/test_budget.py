@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checked_backend.regions.budget import Account, Step, Turn
+from checked_backend.regions.budget import Account, CheckStep, Turn
 
 
 @dataclass
@@ -30,11 +30,11 @@ class Region:
     period: int = 1
     until: float = float("inf")
     compiling: float = 0.0
-    checks: list[tuple[float, Step]] = field(default_factory=list)
+    checks: list[tuple[float, CheckStep]] = field(default_factory=list)
     turn: Turn | None = None
 
-    def cost(self, step: Step, *, backward: bool) -> float:
-        dear = step is (Step.GRADIENTS_RECHECK if backward else Step.RESULTS_RECHECK)
+    def cost(self, step: CheckStep, *, backward: bool) -> float:
+        dear = step is (CheckStep.GRADIENTS_RECHECK if backward else CheckStep.RESULTS_RECHECK)
         return self.recheck if dear else self.known
 
 
@@ -76,7 +76,7 @@ class Run:
             self.pay(region, step, scale, backward=True)
         self.now += 0.2
 
-    def pay(self, region: Region, step: Step, scale: float, *, backward: bool = False) -> None:
+    def pay(self, region: Region, step: CheckStep, scale: float, *, backward: bool = False) -> None:
         seconds = region.cost(step, backward=backward) * scale
         self.now += seconds
         self.paid.append((self.now, seconds))
@@ -146,7 +146,7 @@ def test_any_sequence_of_costs_spends_the_share_and_starves_no_region(
     assert late <= 1.2 * share + lump
     could = steps * sum(2 * r.known * min(scales) / r.period for r in regions) / run.now
     assert late >= 0.8 * share - lump or could < 1.5 * share  # else there may be no more to check
-    assert all({step for _, step in region.checks} == set(Step) for region in regions)
+    assert all({step for _, step in region.checks} == set(CheckStep) for region in regions)
 
 
 def test_regions_take_turns() -> None:
@@ -172,7 +172,7 @@ def test_a_region_that_comes_first_after_each_rest_leaves_others_their_turn() ->
 def test_a_region_that_is_seldom_called_gets_its_turn() -> None:
     often, seldom = Region(), Region(known=2.0, recheck=12.0, period=300)
     Run(0.05, often, seldom).until(20000.0)
-    assert {step for _, step in seldom.checks} == set(Step)
+    assert {step for _, step in seldom.checks} == set(CheckStep)
     assert len(seldom.checks) > 20
 
 
@@ -198,7 +198,7 @@ def test_rechecks_do_not_hold_up_other_checks() -> None:
     """While the second verdict of one region waits, calls are held against known noise."""
     dear = Region(recheck=40.0)
     Run(0.05, dear).until(20000.0)
-    at = [now for now, step in dear.checks if step is not Step.KNOWN]
+    at = [now for now, step in dear.checks if step is not CheckStep.KNOWN]
     between = [sum(one < now < two for now, _ in dear.checks) for one, two in itertools.pairwise(at)]
     assert len(at) > 8
     assert sum(between) > 50
@@ -208,10 +208,10 @@ def test_results_and_gradients_are_rechecked_in_different_calls() -> None:
     region = Region()
     Run(0.05, region).until(1000.0)
     steps = [step for _, step in region.checks]
-    assert steps.index(Step.RESULTS_RECHECK) == 0 < steps.index(Step.GRADIENTS_RECHECK)
+    assert steps.index(CheckStep.RESULTS_RECHECK) == 0 < steps.index(CheckStep.GRADIENTS_RECHECK)
     turn = region.turn
     assert turn is not None
-    dues = [turn.due(step) for step in Step]
+    dues = [turn.due(step) for step in CheckStep]
     assert not any(due.recheck and due.backward_recheck for due in dues)
     assert [due.backward for due in dues] == [False, True, True]
 
@@ -219,7 +219,7 @@ def test_results_and_gradients_are_rechecked_in_different_calls() -> None:
 def test_rechecks_become_fewer() -> None:
     region = Region()
     Run(0.2, region, gradients=False).until(5000.0)
-    numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is Step.RESULTS_RECHECK]
+    numbers = [number for number, (_, step) in enumerate(region.checks, 1) if step is CheckStep.RESULTS_RECHECK]
     assert numbers[0] == 1
     assert len(numbers) <= len(region.checks).bit_length()
     assert len(numbers) >= len(region.checks).bit_length() - 2
@@ -256,7 +256,7 @@ def test_compiling_earns_nothing() -> None:
     assert account.ask(turn, 0.0) is None
     account.region(now=1000.0, compiling=1000.0)
     assert account.ask(turn, 1000.0) is None
-    assert account.ask(turn, 1100.0) is Step.RESULTS_RECHECK
+    assert account.ask(turn, 1100.0) is CheckStep.RESULTS_RECHECK
 
 
 def test_building_a_region_is_paid_for() -> None:
@@ -267,7 +267,7 @@ def test_building_a_region_is_paid_for() -> None:
     turn.own = 0.001
     account.ask(turn, 0.0)
     assert account.ask(turn, 40.0) is None
-    assert account.ask(turn, 60.0) is Step.RESULTS_RECHECK
+    assert account.ask(turn, 60.0) is CheckStep.RESULTS_RECHECK
 
 
 def test_skipped_calls_are_paid_for() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.oracle import Examined
-from checked_backend.fuzz.program import Call, Input, Program, Ref, encode_program
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.process.child import Ended
 from checked_backend.sweep.job import Answer
 from checked_backend.sweep.status import Status
@@ -19,10 +19,10 @@ __all__ = ["PASS", "answer", "failing", "filled", "group_of", "program_of"]
 PASS = Examined(Status.PASS, compiled=True)
 
 
-def program_of(*ops: str) -> Program:
+def program_of(*ops: str) -> FuzzProgram:
     """A program that calls one function after another on its result."""
-    calls = tuple(Call(op, (Ref(place),)) for place, op in enumerate(ops))
-    return Program((Input("float32", (2, 3), (3, 1)),), calls, (len(ops),))
+    calls = tuple(Statement(op, (Ref(place),)) for place, op in enumerate(ops))
+    return FuzzProgram((Input("float32", (2, 3), (3, 1)),), calls, (len(ops),))
 
 
 def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more: Any) -> Examined:
@@ -36,7 +36,7 @@ def group_of(*ops: str, confirmed: bool = True, **more: Any) -> Group:
     return Group(made.kind, made.detail, made.stage, made.op, made.program, made.result, confirmed)
 
 
-def filled(corpus: Corpus, programs: Sequence[Program]) -> None:
+def filled(corpus: Corpus, programs: Sequence[FuzzProgram]) -> None:
     """Put programs into a corpus."""
     made = {
         str(place): {"program": encode_program(one), "covers": [f"{op} float32" for op in one.ops], "alike": "00"}

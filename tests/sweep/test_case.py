@@ -9,7 +9,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Case, Outcome, Settings, Speed, decoded
+from checked_backend.sweep.case import Case, CaseResult, Settings, Speed, decoded
 from checked_backend.sweep.status import Status
 
 
@@ -46,9 +46,9 @@ def test_only_what_changes_the_result_changes_the_state() -> None:
 
 
 def test_an_outcome_survives_json() -> None:
-    full = Outcome(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, Speed(1.0, 2.0, 3.0, 4, 5), "{}", "log", "host")
-    assert Outcome.from_json(full.to_json()) == full
-    assert Outcome.from_json(Outcome(Status.PASS).to_json()) == Outcome(Status.PASS)
+    full = CaseResult(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, Speed(1.0, 2.0, 3.0, 4, 5), "{}", "log", "host")
+    assert CaseResult.from_json(full.to_json()) == full
+    assert CaseResult.from_json(CaseResult(Status.PASS).to_json()) == CaseResult(Status.PASS)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_outcome_survives_json() -> None:
 )
 def test_a_strangers_outcome_is_refused_with_the_field(text: str, why: str) -> None:
     with pytest.raises(SuiteError) as caught:
-        Outcome.from_json(text)
+        CaseResult.from_json(text)
     assert why in str(caught.value)
 
 
@@ -86,14 +86,14 @@ def test_a_case_of_a_stranger() -> None:
 
 @pytest.mark.parametrize("status", list(Status))
 def test_what_each_status_means_for_the_exit_code(status: Status) -> None:
-    verdict = Outcome(status).verdict
+    verdict = CaseResult(status).verdict
     if status is Status.PASS:
         assert verdict is Verdict.PASS
     elif status is Status.SKIPPED:
         assert verdict is None
     else:
         assert verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
-        assert Outcome(status, expected="known").verdict is None
+        assert CaseResult(status, expected="known").verdict is None
     assert status.means
 
 

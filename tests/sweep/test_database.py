@@ -13,7 +13,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case
-from checked_backend.sweep.database import Database, Result
+from checked_backend.sweep.database import Attempt, Database
 from checked_backend.sweep.file import is_database
 from tests.support.sweep_tools import VERSIONS, failing, outcome, run_with
 
@@ -45,11 +45,11 @@ def test_a_result_is_never_replaced_but_what_a_rule_says_is_the_latest(tmp_path:
     with Database(tmp_path / "a.db", write=True) as database:
         run = database.begin("", VERSIONS)
         case = Case("s", "m")
-        database.add(run, Result(case, 0, "", "skipped s", outcome("skipped")))
-        database.add(run, Result(case, 0, "", "s", outcome("fail")))
-        database.add(run, Result(case, 0, "", "s", outcome("pass")))
+        database.add(run, Attempt(case, 0, "", "skipped s", outcome("skipped")))
+        database.add(run, Attempt(case, 0, "", "s", outcome("fail")))
+        database.add(run, Attempt(case, 0, "", "s", outcome("pass")))
         assert [r.outcome.status.value for r in database.results(run)] == ["skipped", "fail"]
-        database.add(run, Result(case, 0, "", "skipped s", outcome("skipped")))
+        database.add(run, Attempt(case, 0, "", "skipped s", outcome("skipped")))
         assert [r.outcome.status.value for r in database.results(run)] == ["fail", "skipped"]
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.sweep.case import Settings
-from checked_backend.sweep.database import Database, Result
+from checked_backend.sweep.database import Attempt, Database
 from checked_backend.sweep.drive import merge, run_sweep, statuses_of
 from checked_backend.sweep.engine import LocalEngine
-from checked_backend.sweep.job import Place
+from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.summary import Summary
 from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted
 
@@ -25,7 +25,7 @@ MODELS = ("a", "b", "c", "d")
 def sweep(folder: Path, answers: dict[str, Sequence[str] | str], **values: object) -> tuple[Summary, list[str]]:
     ran: list[str] = []
     plan = plan_of(values.pop("jobs_planned", jobs_of(*MODELS)), source=str(values.pop("source", "a")))  # type: ignore[arg-type]
-    engine = LocalEngine(1, Place(), runner=scripted(answers, ran))
+    engine = LocalEngine(1, JobResources(), runner=scripted(answers, ran))
     summary, count = run_sweep(asked(folder, **values), Console(file=io.StringIO()), plan, engine)
     assert count == len(ran)
     return summary, ran
@@ -55,7 +55,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
             if len(ran) >= 2:
                 raise Stop
 
-    engine = LocalEngine(1, Place(), runner=run)
+    engine = LocalEngine(1, JobResources(), runner=run)
     with pytest.raises(Stop):
         run_sweep(asked(tmp_path), Stopping(file=io.StringIO()), plan_of(jobs_of(*MODELS)), engine)
     with Database(tmp_path / "sweep.db") as database:
@@ -96,7 +96,7 @@ def test_a_rerun_that_was_stopped_goes_on_and_repeats_nothing(tmp_path: Path) ->
         again = database.ask_again(run, plan.jobs, plan.sources, ["fail"])
         assert [job.attempt for job in again] == [1] * 4
         state = again[0].settings.digest("a")
-        database.add(run, Result(again[0].case, 1, "", state, outcome("fail")))
+        database.add(run, Attempt(again[0].case, 1, "", state, outcome("fail")))
     _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["failed"]))
     assert ran == ["b", "c", "d"]
     _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["fail"]))

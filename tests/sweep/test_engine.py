@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from checked_backend.sweep.case import Outcome
+from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.engine import LocalEngine
-from checked_backend.sweep.job import Job, Place
+from checked_backend.sweep.job import Job, JobResources
 from checked_backend.sweep.status import Status
 from tests.support.sweep_tools import jobs_of, outcome
 
@@ -23,7 +23,7 @@ def test_each_job_is_run_once_and_as_many_at_a_time_as_asked() -> None:
     running, most, lock = 0, 0, threading.Lock()
     gate = threading.Barrier(2, timeout=30)
 
-    def run(_job: Job, _place: Place, _started: Started) -> Outcome:
+    def run(_job: Job, _place: JobResources, _started: Started) -> CaseResult:
         nonlocal running, most
         with lock:
             running += 1
@@ -34,7 +34,7 @@ def test_each_job_is_run_once_and_as_many_at_a_time_as_asked() -> None:
         return outcome()
 
     jobs = jobs_of("a", "b", "c", "d")
-    done = list(LocalEngine(2, Place(), runner=run).run(jobs, lambda _job: None))
+    done = list(LocalEngine(2, JobResources(), runner=run).run(jobs, lambda _job: None))
     assert sorted(job.case.model for job, _ in done) == ["a", "b", "c", "d"]
     assert most == 2
 
@@ -43,23 +43,24 @@ def test_gpus_are_given_in_turn() -> None:
     seen: set[str | None] = set()
     gate = threading.Barrier(3, timeout=30)
 
-    def run(_job: Job, place: Place, _started: Started) -> Outcome:
+    def run(_job: Job, place: JobResources, _started: Started) -> CaseResult:
         gate.wait()
         seen.add(place.gpu)
         return outcome()
 
-    list(LocalEngine(3, Place(), gpus=2, runner=run).run(jobs_of("a", "b", "c"), lambda _job: None))
+    list(LocalEngine(3, JobResources(), gpus=2, runner=run).run(jobs_of("a", "b", "c"), lambda _job: None))
     assert seen == {"0", "1"}
 
 
 def test_a_runner_that_raises_costs_one_job() -> None:
-    def run(job: Job, _place: Place, _started: Started) -> Outcome:
+    def run(job: Job, _place: JobResources, _started: Started) -> CaseResult:
         if job.case.model == "b":
             raise OSError("no more processes")
         return outcome()
 
     done = {
-        job.case.model: found for job, found in LocalEngine(1, Place(), runner=run).run(jobs_of("a", "b", "c"), print)
+        job.case.model: found
+        for job, found in LocalEngine(1, JobResources(), runner=run).run(jobs_of("a", "b", "c"), print)
     }
     assert [done[model].status for model in "abc"] == [Status.PASS, Status.LOST, Status.PASS]
     assert "no more processes" in done["b"].log
@@ -70,7 +71,7 @@ def test_closing_it_kills_what_runs_and_starts_nothing_more() -> None:
     pids: list[int] = []
     up = threading.Event()
 
-    def run(job: Job, _place: Place, started: Started) -> Outcome:
+    def run(job: Job, _place: JobResources, started: Started) -> CaseResult:
         if job.case.model == "first":
             return outcome()
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -80,7 +81,7 @@ def test_closing_it_kills_what_runs_and_starts_nothing_more() -> None:
         process.wait()
         return outcome("crash")
 
-    engine = LocalEngine(1, Place(), runner=run).run(
+    engine = LocalEngine(1, JobResources(), runner=run).run(
         jobs_of("first", "second", "third"), lambda job: begun.append(job.case.model)
     )
     with contextlib.closing(engine) as outcomes:

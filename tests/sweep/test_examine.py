@@ -13,7 +13,7 @@ from torch._dynamo.backends import registry
 
 from checked_backend.checking import check
 from checked_backend.report import Report
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.job import DONE_TIMING
 
@@ -76,8 +76,10 @@ def models(tmp_path: Path) -> Iterator[Path]:
     registry._COMPILER_FNS.pop("second_is_wrong", None)
 
 
-def examined(path: Path, model: str, settings: Settings | None = None, *, speed: bool = False, **way: Any) -> Outcome:
-    answers: list[Outcome] = []
+def examined(
+    path: Path, model: str, settings: Settings | None = None, *, speed: bool = False, **way: Any
+) -> CaseResult:
+    answers: list[CaseResult] = []
     stages: list[str] = []
     case = Case(f"python:{path.name}", model, **{"compiler": "eager", **way})
     examine(f"python:{path}", case, settings or Settings(), speed=speed, note=stages.append, answer=answers.append)

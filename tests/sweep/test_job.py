@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from checked_backend.process.child import Ended
-from checked_backend.sweep.case import Case, Outcome, Settings
-from checked_backend.sweep.job import DONE_TIMING, Answer, Job, Place, run_job
+from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.sweep.job import DONE_TIMING, Answer, Job, JobResources, run_job
 from checked_backend.sweep.job import _outcome as outcome_of
 from checked_backend.sweep.status import Status
 from tests.support.sweep_tools import outcome
@@ -28,7 +28,7 @@ def hungry():
 """
 
 
-def ran(folder: Path, model: str, place: Place, timeout: float = 300.0) -> Outcome:
+def ran(folder: Path, model: str, place: JobResources, timeout: float = 300.0) -> CaseResult:
     path = folder / "zoo_of_jobs.py"
     path.write_text(MODELS)
     case = Case("python:zoo_of_jobs.py", model, compiler="eager")
@@ -39,7 +39,7 @@ def test_a_process_that_dies_is_a_crash_and_what_it_started_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
-    found = ran(tmp_path, "aborts", Place(threads=1))
+    found = ran(tmp_path, "aborts", JobResources(threads=1))
     assert (found.status, found.stage) == (Status.CRASH, "building the model")
     assert found.message == "the process was killed by SIGABRT while building the model"
     assert "aborts" in found.log  # where it died
@@ -52,18 +52,18 @@ def test_a_process_that_dies_is_a_crash_and_what_it_started_goes_with_it(
 
 
 def test_a_process_that_does_not_end_is_a_hang() -> None:
-    found = run_job(Job("huggingface", Case("huggingface", "x"), Settings(timeout=0.2)), Place())
+    found = run_job(Job("huggingface", Case("huggingface", "x"), Settings(timeout=0.2)), JobResources())
     assert found.status is Status.HANG
     assert found.message.startswith("the process had not ended after 0.2 s while ")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX limits memory")
 def test_a_process_has_no_more_memory_than_it_may(tmp_path: Path) -> None:
-    found = ran(tmp_path, "hungry", Place(threads=1, memory=2 << 30))
+    found = ran(tmp_path, "hungry", JobResources(threads=1, memory=2 << 30))
     assert found.status is Status.OUT_OF_MEMORY
 
 
-def answer(told: Outcome | None, status: int, stage: str, overdue: float | None = None, **more: object) -> Answer:
+def answer(told: CaseResult | None, status: int, stage: str, overdue: float | None = None, **more: object) -> Answer:
     text = "" if told is None else told.to_json()
     return Answer(text, Ended(status, stage, overdue), str(more.get("log", "")), 1.0, bool(more.get("starved")))
 

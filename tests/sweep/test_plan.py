@@ -13,7 +13,7 @@ from checked_backend.errors import SuiteError
 from checked_backend.process.child import Ended
 from checked_backend.sweep import plan
 from checked_backend.sweep.case import Settings
-from checked_backend.sweep.job import Answer, Job, Place
+from checked_backend.sweep.job import Answer, Job, JobResources
 from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, parse_modes, planned, spec_of
 from checked_backend.sweep.rules import Rules, load_rules
 
@@ -140,5 +140,5 @@ def test_specs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_suite_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, answer: Answer, why: str) -> None:
     monkeypatch.setattr(plan, "run_worker", lambda *_: answer)
     with pytest.raises(SuiteError) as caught:
-        list_suite("timm", ["eager"], Place())
+        list_suite("timm", ["eager"], JobResources())
     assert why in str(caught.value)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, Outcome, Settings
-from checked_backend.sweep.job import Job, Place
+from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.sweep.job import Job, JobResources
 from checked_backend.sweep.ray_engine import RayEngine
 from tests.support.sweep_tools import jobs_of, outcome
 
@@ -86,7 +86,7 @@ class _NodeDied(_RayError):
     pass
 
 
-def passes(_job: Job, _place: Place, _started: object) -> Outcome:
+def passes(_job: Job, _place: JobResources, _started: object) -> CaseResult:
     return outcome()
 
 
@@ -94,7 +94,7 @@ def test_results_come_back_and_each_job_asks_for_what_it_needs(monkeypatch: pyte
     ray = StandIn()
     monkeypatch.setitem(sys.modules, "ray", ray)
     jobs = [*jobs_of("a"), Job("timm", Case("timm", "b", device="cuda"), Settings())]
-    done = list(RayEngine("ray://there", Place(threads=3), passes).run(jobs, print))
+    done = list(RayEngine("ray://there", JobResources(threads=3), passes).run(jobs, print))
     assert ray.address == "ray://there"
     assert [(job.case.model, found.status.value) for job, found in done] == [("a", "pass"), ("b", "pass")]
     assert [(ask["num_cpus"], ask["num_gpus"], ask["max_retries"]) for ask in ray.asked] == [(3, 0, 1), (3, 1, 1)]
@@ -109,7 +109,7 @@ def test_what_ray_could_not_run_is_recorded_and_costs_nothing_else(monkeypatch: 
     }
     monkeypatch.setitem(sys.modules, "ray", StandIn(errors))
     jobs = jobs_of("lost", "full", "bad", "good")
-    done = {job.case.model: found for job, found in RayEngine(None, Place(), passes).run(jobs, print)}
+    done = {job.case.model: found for job, found in RayEngine(None, JobResources(), passes).run(jobs, print)}
     assert {model: found.status.value for model, found in done.items()} == {
         "lost": "lost",
         "full": "out of memory",
@@ -123,7 +123,7 @@ def test_what_ray_could_not_run_is_recorded_and_costs_nothing_else(monkeypatch: 
 def test_closing_it_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = StandIn()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with closing(RayEngine(None, Place(), passes).run(jobs_of("a", "b", "c"), print)) as outcomes:
+    with closing(RayEngine(None, JobResources(), passes).run(jobs_of("a", "b", "c"), print)) as outcomes:
         next(outcomes)
     assert ray.cancelled == ["b", "c"]
 
@@ -131,10 +131,10 @@ def test_closing_it_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_ray_and_no_cluster_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SuiteError, match=r"install it with pip install 'checked-backend\[ray\]'"):
-        RayEngine(None, Place())
+        RayEngine(None, JobResources())
     monkeypatch.setitem(sys.modules, "ray", StandIn(refuses="nobody answers\nat all"))
     with pytest.raises(SuiteError, match=r"--engine ray: no cluster at there: nobody answers$"):
-        RayEngine("there", Place())
+        RayEngine("there", JobResources())
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_two_real_nodes_of_which_one_is_killed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
-    def held(job: Job, _place: Place, _started: object) -> Outcome:
+    def held(job: Job, _place: JobResources, _started: object) -> CaseResult:
         here = ray.get_runtime_context().get_node_id()
         with (tmp_path / "ran").open("a") as stream:
             stream.write(f"{job.case.model} {here}\n")
@@ -162,7 +162,7 @@ def test_two_real_nodes_of_which_one_is_killed(tmp_path: Path, monkeypatch: pyte
         lost = other.node_id
         killer = threading.Thread(target=kill_when_busy, args=(cluster, other, tmp_path))
         killer.start()
-        done = list(RayEngine(cluster.address, Place(threads=1), held).run(jobs_of("a", "b", "c"), print))
+        done = list(RayEngine(cluster.address, JobResources(threads=1), held).run(jobs_of("a", "b", "c"), print))
         killer.join()
     finally:
         ray.shutdown()

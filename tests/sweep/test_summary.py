@@ -9,19 +9,19 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Case, Outcome, Speed
-from checked_backend.sweep.database import Database, Result
-from checked_backend.sweep.summary import Comparison, compare, find_run, summarize
+from checked_backend.sweep.case import Case, CaseResult, Speed
+from checked_backend.sweep.database import Attempt, Database
+from checked_backend.sweep.summary import SweepComparison, compare, find_run, summarize
 from tests.support.sweep_tools import VERSIONS, outcome, run_with, summary_of
 
 
-def compared(folder: Path, before: dict[str, Outcome], after: dict[str, Outcome]) -> Comparison:
+def compared(folder: Path, before: dict[str, CaseResult], after: dict[str, CaseResult]) -> SweepComparison:
     with Database(folder / "a.db", write=True) as database:
         runs = [run_with(database, before, "2.12.0"), run_with(database, after)]
         return compare(*(summarize(database, run) for run in runs))
 
 
-def timed(step: float, compile_seconds: float = 1.0, noise: float = 1e-6) -> Outcome:
+def timed(step: float, compile_seconds: float = 1.0, noise: float = 1e-6) -> CaseResult:
     return outcome(speed=Speed(compile_seconds, 0.01, step), noise=noise)
 
 
@@ -80,7 +80,7 @@ def test_attempts_of_one_state_that_differ_are_flaky_and_the_worst_counts(tmp_pa
     with Database(tmp_path / "a.db", write=True) as database:
         run = database.begin("", VERSIONS)
         for attempt, status in enumerate(("pass", "crash", "pass")):
-            database.add(run, Result(Case("s", "m"), attempt, "", "s", outcome(status)))
+            database.add(run, Attempt(Case("s", "m"), attempt, "", "s", outcome(status)))
         (case,) = summarize(database, run).cases
     assert case.flaky
     assert case.status.value == "crash"
@@ -90,7 +90,7 @@ def test_a_place_that_was_mended_is_not_flaky(tmp_path: Path) -> None:
     with Database(tmp_path / "a.db", write=True) as database:
         run = database.begin("", VERSIONS)
         for attempt, status in enumerate(("import error", "lost", "pass")):
-            database.add(run, Result(Case("s", "m"), attempt, "", "s", outcome(status)))
+            database.add(run, Attempt(Case("s", "m"), attempt, "", "s", outcome(status)))
         (case,) = summarize(database, run).cases
     assert not case.flaky
 
@@ -98,8 +98,8 @@ def test_a_place_that_was_mended_is_not_flaky(tmp_path: Path) -> None:
 def test_only_the_last_state_counts(tmp_path: Path) -> None:
     with Database(tmp_path / "a.db", write=True) as database:
         run = database.begin("", VERSIONS)
-        database.add(run, Result(Case("s", "m"), 0, "", "old source", outcome("fail")))
-        database.add(run, Result(Case("s", "m"), 0, "", "new source", outcome("pass")))
+        database.add(run, Attempt(Case("s", "m"), 0, "", "old source", outcome("fail")))
+        database.add(run, Attempt(Case("s", "m"), 0, "", "new source", outcome("pass")))
         (case,) = summarize(database, run).cases
     assert not case.flaky
     assert case.status.value == "pass"

@@ -17,7 +17,7 @@ from checked_backend.regions.inputs import copy_values
 
 __all__ = ["called_bodies", "is_higher_order"]
 
-Call = tuple[fx.GraphModule, tuple[Any, ...]]
+BodyCall = tuple[fx.GraphModule, tuple[Any, ...]]
 """A graph, and the inputs that it is called with."""
 
 
@@ -26,7 +26,7 @@ def is_higher_order(node: fx.Node) -> bool:
     return isinstance(node.target, HigherOrderOperator) and bool(_bodies(node))
 
 
-def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> list[Call]:
+def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> list[BodyCall]:
     """The bodies that a higher-order operator calls in eager, with the inputs of the first and the last call of each.
 
     Args:
@@ -44,7 +44,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     follower = fx.Interpreter(own)
     follower.extra_traceback = False
     given = iter(unshared(gm, inputs))
-    calls: dict[str, list[Call]] = {}
+    calls: dict[str, list[BodyCall]] = {}
     with torch.no_grad(), modes_left():
         for one in own.graph.nodes:
             if one.name == node.name:
@@ -55,7 +55,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     return [call for made in calls.values() for call in made]
 
 
-def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, calls: dict[str, list[Call]]) -> None:
+def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, calls: dict[str, list[BodyCall]]) -> None:
     for source in _bodies(node):
         path = str(source.target)
         body, kept = own.get_submodule(path), original.get_submodule(path)
@@ -63,7 +63,7 @@ def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, ca
             body.forward = _noting(body.forward, kept, calls.setdefault(path, []))
 
 
-def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[Call]) -> Callable[..., Any]:
+def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[BodyCall]) -> Callable[..., Any]:
     def forward(*args: Any) -> Any:
         del calls[1:]  # loops may be long: only the first and the last call are kept
         calls.append((body, tuple(copy_values(args))))

@@ -26,14 +26,14 @@ from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 
-__all__ = ["Call", "call_oracle"]
+__all__ = ["OperatorCall", "call_oracle"]
 
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
 """Aspects that a compiler may choose for a value inside a graph."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One operator call of a graph.
 
     Attributes:
@@ -63,7 +63,7 @@ class ControlError(CheckedBackendError):
 class _CallControls:
     """Control runs of one operator call."""
 
-    call: Call
+    call: OperatorCall
 
     def repeat(self, junk: int = 1) -> Values:
         with PoisonMode(junk):
@@ -142,7 +142,7 @@ class _CallControls:
         return None
 
 
-def call_oracle(call: Call, expected: Any, actual: Any) -> Finding | None:
+def call_oracle(call: OperatorCall, expected: Any, actual: Any) -> Finding | None:
     """Check the compiled program's result of one operator call.
 
     Args:

@@ -22,7 +22,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_flatten, tree_unflatten
 from checked_backend.diagnose.localize.bodies import is_higher_order
 from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
-from checked_backend.diagnose.localize.local import Call, call_oracle
+from checked_backend.diagnose.localize.local import OperatorCall, call_oracle
 from checked_backend.diagnose.localize.subgraph import calls_of, is_view, part_of, tensors_made, unshared, with_outputs
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import sets_mode, writes
@@ -179,7 +179,7 @@ def _walk(
 ) -> Iterator[FaultyOperator]:
     """Check each call of a part. ``left`` has the inputs as the compiled part left them."""
     interpreter = fx.Interpreter(gm)
-    written: dict[fx.Node, tuple[Call, Any]] = {}
+    written: dict[fx.Node, tuple[OperatorCall, Any]] = {}
     for node in _with_modes(gm, part):
         if sets_mode(node):
             interpreter.env = values
@@ -191,9 +191,9 @@ def _walk(
         interpreter.env = values
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
         run = _runner(interpreter, node)
-        call = Call(node, tuple(args), kwargs, run, exact)
+        call = OperatorCall(node, tuple(args), kwargs, run, exact)
         if writes(node):
-            call = Call(node, *_copied(args, kwargs), partial(_on_copies, run), exact)
+            call = OperatorCall(node, *_copied(args, kwargs), partial(_on_copies, run), exact)
             written.update((source, (call, values[source])) for source in node.all_input_nodes[:1] if source in left)
         tape = RandomTape()
         with torch.no_grad(), RecordRandom(tape):

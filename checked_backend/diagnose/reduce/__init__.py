@@ -1,6 +1,6 @@
 """After a failure: how small? Reduce a program that goes wrong, write a script that shows it, find a workaround."""
 
-from checked_backend.diagnose.reduce.problem import Progress
+from checked_backend.diagnose.reduce.problem import ReductionProgress
 from checked_backend.diagnose.reduce.sequence import Reduction, reduce
 from checked_backend.diagnose.repro.repro import Repro, write_repro
 from checked_backend.diagnose.repro.source_script import write_source_repro
@@ -15,8 +15,8 @@ __all__ = [
     "EAGER",
     "SETTINGS",
     "Cost",
-    "Progress",
     "Reduction",
+    "ReductionProgress",
     "Repro",
     "Setting",
     "Untranslatable",

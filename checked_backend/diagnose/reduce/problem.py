@@ -16,7 +16,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["OutOfTime", "Problem", "Progress"]
+__all__ = ["OutOfTime", "Problem", "ReductionProgress"]
 
 VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 """Kinds of findings about values. If all values agree, there is no such finding."""
@@ -37,7 +37,7 @@ def _sign(finding: Finding) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReductionProgress:
     """How far a reduction is. ``str()`` is a line for people.
 
     Attributes:
@@ -81,7 +81,7 @@ class Problem:
         kind: Kind,
         deadline: float,
         *,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ReductionProgress], None] | None = None,
         journal: Path | None = None,
         oracle: Oracle = verdict_oracle,
         screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_cases,
@@ -121,7 +121,7 @@ class Problem:
         if left <= 0:
             raise OutOfTime
         if self._progress is not None:
-            self._progress(Progress(self.step, self.tried, self._size, left))
+            self._progress(ReductionProgress(self.step, self.tried, self._size, left))
         self.tried += 1
         began = time.monotonic()
         found = self._oracle(program.case, min(self._timeout, left)) or ()

@@ -11,7 +11,7 @@ from typing import Literal
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce import passes
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Progress
+from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, ReductionProgress
 from checked_backend.diagnose.reduce.size import Size
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
@@ -78,7 +78,7 @@ def reduce(
     subject: str,
     kind: Kind,
     deadline: float,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ReductionProgress], None] | None = None,
     journal: Path | None = None,
     oracle: Oracle = verdict_oracle,
 ) -> Reduction:

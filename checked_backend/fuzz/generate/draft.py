@@ -13,7 +13,7 @@ import torch
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import run_call
 from checked_backend.fuzz.generate.undefined import is_undefined
-from checked_backend.fuzz.program import DTYPES, Call, Input, Program, Ref, Size, map_refs
+from checked_backend.fuzz.program import DTYPES, FuzzProgram, Input, Ref, Size, Statement, map_refs
 from checked_backend.fuzz.values import make_inputs, strides_of
 
 __all__ = ["Choices", "Draft"]
@@ -76,7 +76,7 @@ class Draft:
         self.gradients = gradients
         self.dynamic = dynamic
         self._choices = choices
-        self._entries: list[Input | Call] = []
+        self._entries: list[Input | Statement] = []
 
     def chance(self, probability: float) -> bool:
         """Whether something of this probability happens."""
@@ -209,7 +209,7 @@ class Draft:
 
     # calls
 
-    def add(self, call: Call | None) -> Ref | None:
+    def add(self, call: Statement | None) -> Ref | None:
         """Add a call, if eager runs it and its result is defined.
 
         Returns:
@@ -230,30 +230,30 @@ class Draft:
         made = whole = self._keep(call, value)
         if isinstance(value, tuple | list):
             for place in sorted(self.rng.sample(range(len(value)), min(len(value), self.rng.choice((1, 1, 2))))):
-                made = self._keep(Call("getitem", (whole, place)), value[place])
+                made = self._keep(Statement("getitem", (whole, place)), value[place])
         return made
 
-    def _keep(self, entry: Input | Call, value: Any) -> Ref:
+    def _keep(self, entry: Input | Statement, value: Any) -> Ref:
         self._entries.append(entry)
         self.values.append(value)
         return Ref(len(self.values) - 1)
 
-    def entry(self, ref: Ref) -> Input | Call:
+    def entry(self, ref: Ref) -> Input | Statement:
         """The input or the call of which a value is."""
         return self._entries[ref.value]
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Statement]:
         """The calls so far."""
-        return [entry for entry in self._entries if isinstance(entry, Call)]
+        return [entry for entry in self._entries if isinstance(entry, Statement)]
 
-    def finish(self, returns: Sequence[Ref]) -> Program:
+    def finish(self, returns: Sequence[Ref]) -> FuzzProgram:
         """The program, with its inputs first."""
         inputs = [place for place, entry in enumerate(self._entries) if isinstance(entry, Input)]
-        others = [place for place, entry in enumerate(self._entries) if isinstance(entry, Call)]
+        others = [place for place, entry in enumerate(self._entries) if isinstance(entry, Statement)]
         where = {old: new for new, old in enumerate([*inputs, *others])}
         given = [entry for entry in self._entries if isinstance(entry, Input)]
-        return Program(
+        return FuzzProgram(
             tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
             tuple(map_refs(call, where.__getitem__) for call in self.calls),
             tuple(where[ref.value] for ref in returns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from checked_backend.fuzz.generate.draft import Draft
-from checked_backend.fuzz.program import Call, Ref, Size
+from checked_backend.fuzz.program import Ref, Size, Statement
 
 __all__ = ["INDEXING", "make", "make_assignment"]
 
@@ -18,60 +18,62 @@ INDEXING = (
 """Operations that read or write parts."""
 
 
-def make(draft: Draft, op: str) -> Call | None:
+def make(draft: Draft, op: str) -> Statement | None:
     """A call of one of `INDEXING`."""
     ref = draft.at_least(1)
     tensor = draft.value(ref)
     dim = draft.rng.randrange(tensor.dim())
     size = tensor.shape[dim]
     if op == "getitem":
-        return Call(op, (ref, _index(draft, ref)))
+        return Statement(op, (ref, _index(draft, ref)))
     if not size:
         return None
     match op.rpartition(".")[2]:
         case "index_select":
-            return Call(op, (ref, dim, _indices(draft, size, (draft.rng.choice((1, 2, 5)),))))
+            return Statement(op, (ref, dim, _indices(draft, size, (draft.rng.choice((1, 2, 5)),))))
         case "gather" | "take_along_dim":
             index = _indices(draft, size, tensor.shape)
-            return Call(op, (ref, dim, index) if op.endswith("gather") else (ref, index, dim))
+            return Statement(op, (ref, dim, index) if op.endswith("gather") else (ref, index, dim))
         case "take":
-            return Call(op, (ref, _indices(draft, tensor.numel(), (2, 3)))) if tensor.numel() else None
+            return Statement(op, (ref, _indices(draft, tensor.numel(), (2, 3)))) if tensor.numel() else None
         case "embedding":
-            return Call(op, (_indices(draft, size, (3,)), ref)) if tensor.dim() == 2 and dim == 0 else None
+            return Statement(op, (_indices(draft, size, (3,)), ref)) if tensor.dim() == 2 and dim == 0 else None
         case "scatter" | "scatter_" | "scatter_add":
             shape = tuple(tensor.shape)
             source = draft.any(lambda one: tuple(one.shape) == shape and one.dtype == tensor.dtype) or ref
             index = _indices(draft, size, (*shape[:dim], 1, *shape[dim + 1 :]))
-            return Call(op, (ref, dim, index, source))
+            return Statement(op, (ref, dim, index, source))
         case "index_add" | "index_add_" | "index_copy":
             source = draft.new_input(_name(tensor), tensor.shape)
             distinct = draft.new_input("int64", (size,), fill="distinct", low=0)
-            return Call(op, (ref, dim, distinct, source))
+            return Statement(op, (ref, dim, distinct, source))
         case "index_fill":
-            return Call(op, (ref, dim, _indices(draft, size, (1,)), draft.rng.choice((0, 1, 2))))
+            return Statement(op, (ref, dim, _indices(draft, size, (1,)), draft.rng.choice((0, 1, 2))))
         case "masked_fill" | "masked_fill_":
-            return Call(op, (ref, draft.fitting(tensor.shape, "bool"), draft.rng.choice((0, 1, -1, 0.5))))
+            return Statement(op, (ref, draft.fitting(tensor.shape, "bool"), draft.rng.choice((0, 1, -1, 0.5))))
         case "index_put_":
             values = draft.new_input(_name(tensor), (1,)) if draft.chance(0.5) else draft.new_input(_name(tensor), ())
             if not tensor.shape[0]:
                 return None
             first = _indices(draft, tensor.shape[0], (1,))
-            return Call(op, (ref, (first,), values), {"accumulate": draft.chance(0.5)})
+            return Statement(op, (ref, (first,), values), {"accumulate": draft.chance(0.5)})
         case "select_scatter":
             shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
-            return Call(op, (ref, draft.new_input(_name(tensor), shape), dim, draft.rng.randrange(size)))
+            return Statement(op, (ref, draft.new_input(_name(tensor), shape), dim, draft.rng.randrange(size)))
         case "slice_scatter":
             start = draft.rng.randrange(size)
             shape = tuple(size - start if d == dim else s for d, s in enumerate(tensor.shape))
-            return Call(op, (ref, draft.new_input(_name(tensor), shape), dim, start))
+            return Statement(op, (ref, draft.new_input(_name(tensor), shape), dim, start))
         case "diagonal_scatter":
             return (
-                Call(op, (ref, draft.new_input(_name(tensor), tensor.diagonal().shape))) if tensor.dim() == 2 else None
+                Statement(op, (ref, draft.new_input(_name(tensor), tensor.diagonal().shape)))
+                if tensor.dim() == 2
+                else None
             )
-    return Call(op, (ref, draft.rng.choice((0, 1, 2))))
+    return Statement(op, (ref, draft.rng.choice((0, 1, 2))))
 
 
-def make_assignment(draft: Draft, op: str) -> Call | None:
+def make_assignment(draft: Draft, op: str) -> Statement | None:
     """An assignment ``x[index] = value``: now and then from the same tensor, or to one place after another."""
     ref = draft.any(lambda tensor: tensor.dim() > 0 and not (tensor.is_leaf and tensor.requires_grad))
     if ref is None:
@@ -81,13 +83,13 @@ def make_assignment(draft: Draft, op: str) -> Call | None:
     if draft.chance(0.25):
         mask = draft.fitting(tensor.shape, "bool")
         if draft.value(mask).shape == tensor.shape:
-            return Call(op, (ref, mask, draft.rng.choice((0, 1, -1, 2.5))))
+            return Statement(op, (ref, mask, draft.rng.choice((0, 1, -1, 2.5))))
     if draft.chance(0.4):
-        return Call(op, (ref, index, draft.scalar()))
+        return Statement(op, (ref, index, draft.scalar()))
     shape = draft.value(ref)[_eager(draft, index)].shape
     same = draft.any(lambda one: one.shape == shape and one.dtype == tensor.dtype)
     value = same if same is not None and draft.chance(0.6) else draft.fitting(shape, _name(tensor))
-    return Call(op, (ref, index, value))
+    return Statement(op, (ref, index, value))
 
 
 def _eager(draft: Draft, index: Any) -> Any:

@@ -16,7 +16,7 @@ from checked_backend.fuzz.generate import opinfo
 from checked_backend.fuzz.generate.draft import Choices, Draft
 from checked_backend.fuzz.generate.rules import RULES, Rule
 from checked_backend.fuzz.known import is_known, spelled
-from checked_backend.fuzz.program import Call, Program, Ref, refs_of
+from checked_backend.fuzz.program import FuzzProgram, Ref, Statement, refs_of
 from checked_backend.random_state import random_untouched
 
 __all__ = ["covered", "make_program", "matches", "rules_for", "runs_alike"]
@@ -42,7 +42,7 @@ def rules_for(patterns: Sequence[str]) -> list[Rule]:
 
 def make_program(
     seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
-) -> Program:
+) -> FuzzProgram:
     """The program of a seed and a number. It is the same each time, with the same versions.
 
     Args:
@@ -61,7 +61,7 @@ def make_program(
     raise LookupError(f"no program of seed {seed}, number {number}, in {_TRIES * 10} attempts")
 
 
-def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> Program | None:
+def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> FuzzProgram | None:
     gradients = rng.random() < _SHARE_OF_GRADIENTS if choices.training is None else choices.training
     dynamic = rng.random() < _SHARE_OF_DYNAMIC if choices.dynamic is None else choices.dynamic
     torch.manual_seed(rng.getrandbits(32))
@@ -113,10 +113,10 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
 
 def _draws(draft: Draft, ref: Ref) -> bool:
     call = draft.entry(ref)
-    return isinstance(call, Call) and any(word in call.op for word in ("rand", "bernoulli", "dropout", "normal"))
+    return isinstance(call, Statement) and any(word in call.op for word in ("rand", "bernoulli", "dropout", "normal"))
 
 
-def covered(program: Program) -> list[str]:
+def covered(program: FuzzProgram) -> list[str]:
     """The operations of a program, each with the dtype of its first tensor: ``torch.add float32``."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -128,7 +128,7 @@ def covered(program: Program) -> list[str]:
     return sorted(found)
 
 
-def runs_alike(program: Program) -> bool:
+def runs_alike(program: FuzzProgram) -> bool:
     """Whether eager runs a program, and gives the same twice; forward, and backward if it is differentiated."""
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -139,7 +139,7 @@ def runs_alike(program: Program) -> bool:
     return len(first) == len(second) and all(map(_same, first, second))
 
 
-def _results(program: Program) -> list[Any]:
+def _results(program: FuzzProgram) -> list[Any]:
     torch.manual_seed(0)
     with torch.set_grad_enabled(program.gradients):
         values = run_eager(program)

@@ -14,7 +14,7 @@ from checked_backend._torch.op_database import operator_database
 from checked_backend.fuzz.generate.draft import Draft
 from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS
 from checked_backend.fuzz.known import is_known
-from checked_backend.fuzz.program import CONSTANTS, DTYPES, Call, Constant, Ref
+from checked_backend.fuzz.program import CONSTANTS, DTYPES, Constant, Ref, Statement
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.generate.rules import Rule
@@ -53,7 +53,7 @@ def rules() -> list[Rule]:
     return [Rule("torch's samples", _WEIGHT, ops, _make)] if ops else []
 
 
-def _make(draft: Draft, op: str) -> Call | None:
+def _make(draft: Draft, op: str) -> Statement | None:
     info = _entries()[op]
     near = draft.any()
     dtype = draft.dtype() if near is None or draft.chance(0.3) else _name(draft.value(near).dtype)
@@ -67,7 +67,7 @@ def _make(draft: Draft, op: str) -> Call | None:
         kwargs = {str(key): _argument(draft, value) for key, value in sample.kwargs.items()}
     except _Unusable:
         return None
-    return Call(op, args, kwargs)
+    return Statement(op, args, kwargs)
 
 
 def _sample(draft: Draft, info: Any, dtype: torch.dtype) -> Any:

@@ -10,11 +10,11 @@ from checked_backend.fuzz.generate import indexing, views
 from checked_backend.fuzz.generate.draft import Draft
 from checked_backend.fuzz.generate.undefined import is_overlapping
 from checked_backend.fuzz.known import is_known
-from checked_backend.fuzz.program import Call, Constant, Ref, Size
+from checked_backend.fuzz.program import Constant, Ref, Size, Statement
 
 __all__ = ["RULES", "Rule"]
 
-Make = Callable[[Draft, str], Call | None]
+Make = Callable[[Draft, str], Statement | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _writable(draft: Draft) -> Ref | None:
     return draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and not is_overlapping(tensor))
 
 
-def _unary(draft: Draft, op: str) -> Call | None:
+def _unary(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
@@ -112,15 +112,15 @@ def _unary(draft: Draft, op: str) -> Call | None:
         more["decimals"] = draft.rng.choice((-1, 1, 2))
     if op == "torch.nan_to_num" and draft.chance(0.4):
         more["nan"] = draft.rng.choice((1.0, -2.5))
-    return Call(op, (ref,), more)
+    return Statement(op, (ref,), more)
 
 
-def _unary_in_place(draft: Draft, op: str) -> Call | None:
+def _unary_in_place(draft: Draft, op: str) -> Statement | None:
     ref = _writable(draft)
-    return None if ref is None else Call(op, (ref,))
+    return None if ref is None else Statement(op, (ref,))
 
 
-def _binary(draft: Draft, op: str) -> Call | None:
+def _binary(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
@@ -128,7 +128,7 @@ def _binary(draft: Draft, op: str) -> Call | None:
     pair = (
         (other, ref) if draft.chance(0.15) and (isinstance(other, Ref) or not op.startswith("torch.")) else (ref, other)
     )
-    return Call(op, pair, _binary_options(draft, op))
+    return Statement(op, pair, _binary_options(draft, op))
 
 
 def _binary_options(draft: Draft, op: str) -> dict[str, Any]:
@@ -140,12 +140,12 @@ def _binary_options(draft: Draft, op: str) -> dict[str, Any]:
     return {}
 
 
-def _binary_in_place(draft: Draft, op: str) -> Call | None:
+def _binary_in_place(draft: Draft, op: str) -> Statement | None:
     ref = _writable(draft)
-    return None if ref is None else Call(op, (ref, draft.partner(ref)), _binary_options(draft, op))
+    return None if ref is None else Statement(op, (ref, draft.partner(ref)), _binary_options(draft, op))
 
 
-def _with_out(draft: Draft, op: str) -> Call | None:
+def _with_out(draft: Draft, op: str) -> Statement | None:
     """A call that writes to a tensor there is, or to one made for it."""
     call = _binary(draft, op) if op in _BINARY else _unary(draft, op)
     if call is None or not isinstance(call.args[0], Ref) or op.startswith(("F.", "Tensor.")):
@@ -158,8 +158,8 @@ def _with_out(draft: Draft, op: str) -> Call | None:
         for ref in draft.tensors(lambda t: t.shape == shape and t.dtype == dtype and not t.requires_grad)
         if ref.value not in used and not is_overlapping(draft.value(ref))
     ]
-    out = draft.rng.choice(fits) if fits else draft.add(Call("torch.zeros_like", (call.args[0],)))
-    return None if out is None else Call(op, call.args, {**call.kwargs, "out": out})
+    out = draft.rng.choice(fits) if fits else draft.add(Statement("torch.zeros_like", (call.args[0],)))
+    return None if out is None else Statement(op, call.args, {**call.kwargs, "out": out})
 
 
 def _dims(draft: Draft, ref: Ref, *, several: bool = False) -> Any:
@@ -176,12 +176,12 @@ _SEVERAL = frozenset(_torch("sum mean amax amin std var logsumexp nansum norm st
 _KEEPS = frozenset(_torch("sum mean amax amin std var logsumexp argmax argmin any all prod max min"))
 
 
-def _reduction(draft: Draft, op: str) -> Call | None:
+def _reduction(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
     if op in _WITHOUT_DIM and draft.chance(0.3):
-        return Call(op, (ref,))
+        return Statement(op, (ref,))
     more: dict[str, Any] = {"dim": _dims(draft, ref, several=op in _SEVERAL)}
     if op in _KEEPS and draft.chance(0.4):
         more["keepdim"] = True
@@ -191,10 +191,10 @@ def _reduction(draft: Draft, op: str) -> Call | None:
         more["dtype"] = Constant(draft.rng.choice(("float32", "float64", "int64", "bfloat16", "int32")))
     if op == "torch.diff":
         more["n"] = draft.rng.choice((1, 1, 2))
-    return Call(op, (ref,), more)
+    return Statement(op, (ref,), more)
 
 
-def _ternary(draft: Draft, op: str) -> Call | None:
+def _ternary(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
@@ -202,20 +202,20 @@ def _ternary(draft: Draft, op: str) -> Call | None:
         shape = draft.value(ref).shape
         masks = draft.tensors(lambda t: str(t.dtype) == "torch.bool" and t.shape == shape)
         mask = draft.rng.choice(masks) if masks else draft.fitting(shape, "bool")
-        return Call(op, (mask, ref, draft.partner(ref)))
+        return Statement(op, (mask, ref, draft.partner(ref)))
     if op == "torch.clamp":
         low, high = (draft.rng.choice((-1, 0, -0.5, -300)), draft.rng.choice((1, 2, 0.5, 127, 200, 300)))
         bounds = {"min": low, "max": high}
         if draft.chance(0.4):
             bounds.pop(draft.rng.choice(("min", "max")))
-        return Call(op, (ref,), bounds)
+        return Statement(op, (ref,), bounds)
     first, second = draft.partner(ref), draft.partner(ref)
     if op == "torch.lerp":
-        return Call(op, (ref, first, second))
-    return Call(op, (ref, first, second), {"value": draft.rng.choice((1, 2, 0.5))} if draft.chance(0.4) else {})
+        return Statement(op, (ref, first, second))
+    return Statement(op, (ref, first, second), {"value": draft.rng.choice((1, 2, 0.5))} if draft.chance(0.4) else {})
 
 
-def _combining(draft: Draft, op: str) -> Call | None:
+def _combining(draft: Draft, op: str) -> Statement | None:
     ref = draft.at_least(1)
     tensor = draft.value(ref)
     same = draft.tensors(lambda other: other.shape == tensor.shape)
@@ -223,10 +223,10 @@ def _combining(draft: Draft, op: str) -> Call | None:
     if draft.chance(0.3):
         parts.append(draft.new_input(shape=tensor.shape))
     dim = (_dims(draft, ref),) if op in _torch("cat stack concatenate") else ()
-    return Call(op, tuple(parts) if op == "torch.block_diag" else (parts, *dim))
+    return Statement(op, tuple(parts) if op == "torch.block_diag" else (parts, *dim))
 
 
-def _product(draft: Draft, op: str) -> Call | None:
+def _product(draft: Draft, op: str) -> Statement | None:
     dims = {"torch.mv": 2, "torch.dot": 1, "torch.outer": 1, "torch.bmm": 3, "torch.baddbmm": 3, "torch.inner": 1}.get(
         op, 2
     )
@@ -248,11 +248,11 @@ def _product(draft: Draft, op: str) -> Call | None:
     other = draft.new_input(dtype, shapes.get(op, [inner, more]))
     if op in ("torch.addmm", "torch.baddbmm"):
         bias = draft.fitting([*tensor.shape[:-1], more], dtype)
-        return Call(op, (bias, ref, other), {"alpha": 2, "beta": 3} if draft.chance(0.3) else {})
-    return Call(op, (ref, other))
+        return Statement(op, (bias, ref, other), {"alpha": 2, "beta": 3} if draft.chance(0.3) else {})
+    return Statement(op, (ref, other))
 
 
-def _creating(draft: Draft, op: str) -> Call | None:
+def _creating(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
@@ -263,63 +263,63 @@ def _creating(draft: Draft, op: str) -> Call | None:
     match op:
         case "torch.arange":
             count = sizes[-1] if sizes and draft.chance(0.7) else draft.rng.choice((1, 3, 8, 16))
-            return Call(op, (0, count, 1) if draft.chance(0.3) else (count,), dtype)
+            return Statement(op, (0, count, 1) if draft.chance(0.3) else (count,), dtype)
         case "torch.eye":
-            return Call(op, (draft.rng.choice((2, 3, 8)),), dtype)
+            return Statement(op, (draft.rng.choice((2, 3, 8)),), dtype)
         case "torch.full":
-            return Call(op, (sizes, number), dtype)
+            return Statement(op, (sizes, number), dtype)
         case "torch.zeros" | "torch.ones":
-            return Call(op, (sizes,), dtype)
+            return Statement(op, (sizes,), dtype)
         case "torch.full_like":
-            return Call(op, (ref, number), dtype)
+            return Statement(op, (ref, number), dtype)
         case "Tensor.new_full":
-            return Call(op, (ref, sizes, number), dtype)
+            return Statement(op, (ref, sizes, number), dtype)
         case "Tensor.new_zeros" | "Tensor.new_ones":
-            return Call(op, (ref, sizes), dtype)
-    return Call(op, (ref,))
+            return Statement(op, (ref, sizes), dtype)
+    return Statement(op, (ref,))
 
 
-def _converting(draft: Draft, op: str) -> Call | None:
+def _converting(draft: Draft, op: str) -> Statement | None:
     ref = draft.any()
     if ref is None:
         return None
     if op == "Tensor.type_as":
         other = draft.any()
-        return None if other is None else Call(op, (ref, other))
+        return None if other is None else Statement(op, (ref, other))
     if op == "Tensor.to":
         more = {"copy": True} if draft.chance(0.15) else {}
-        return Call(op, (ref, Constant(draft.dtype())), more)
-    return Call(op, (ref,))
+        return Statement(op, (ref, Constant(draft.dtype())), more)
+    return Statement(op, (ref,))
 
 
-def _normalizing(draft: Draft, op: str) -> Call | None:
+def _normalizing(draft: Draft, op: str) -> Statement | None:
     ref = draft.at_least(1)
     tensor = draft.value(ref)
     match op.rpartition(".")[2]:
         case "layer_norm":
-            return Call(op, (ref, [tensor.shape[-1]]))
+            return Statement(op, (ref, [tensor.shape[-1]]))
         case "softmax" | "log_softmax" | "normalize" | "glu":
-            return Call(op, (ref,), {"dim": _dims(draft, ref)})
+            return Statement(op, (ref,), {"dim": _dims(draft, ref)})
         case "pad":
             widths = [draft.rng.choice((0, 1, 2, -1)) for _ in range(2 * draft.rng.randint(1, min(2, tensor.dim())))]
             how = draft.rng.choice(("constant", "constant", "reflect", "replicate", "circular"))
-            return Call(op, (ref, widths), {"mode": how})
+            return Statement(op, (ref, widths), {"mode": how})
         case "one_hot":
-            return Call(op, (ref, 16))
+            return Statement(op, (ref, 16))
         case "tril" | "triu":
-            return Call(op, (ref,), {"diagonal": draft.rng.choice((-1, 0, 1, 2))})
+            return Statement(op, (ref,), {"diagonal": draft.rng.choice((-1, 0, 1, 2))})
         case "flip":
-            return Call(op, (ref, [_dims(draft, ref)]))
-    return Call(op, (ref, draft.rng.choice((1, -1, 2))), {"dims": _dims(draft, ref)})
+            return Statement(op, (ref, [_dims(draft, ref)]))
+    return Statement(op, (ref, draft.rng.choice((1, -1, 2))), {"dims": _dims(draft, ref)})
 
 
-def _random(draft: Draft, op: str) -> Call | None:
+def _random(draft: Draft, op: str) -> Statement | None:
     ref = draft.any(lambda tensor: tensor.is_floating_point())
     if ref is None:
         return None
     if op == "torch.bernoulli":
-        ref = draft.add(Call("torch.sigmoid", (ref,))) or ref
-    return Call(op, (ref,))
+        ref = draft.add(Statement("torch.sigmoid", (ref,))) or ref
+    return Statement(op, (ref,))
 
 
 RULES: tuple[Rule, ...] = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.program import Call, Constant, Ref
+from checked_backend.fuzz.program import Constant, Ref, Statement
 
 __all__ = ["UNDEFINED_OPS", "is_overlapping", "is_undefined"]
 
@@ -51,7 +51,7 @@ _WRITES = ("setitem", "Tensor.copy_", "Tensor.index_put_", "Tensor.masked_scatte
 _DUPLICATES = ("scatter", "index_copy", "index_put", "index_fill", "put_", "take_along_dim")
 
 
-def is_undefined(call: Call, values: Sequence[Any]) -> bool:
+def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
     """Whether torch leaves open what a call gives.
 
     Args:
@@ -69,7 +69,7 @@ def is_undefined(call: Call, values: Sequence[Any]) -> bool:
     return _shifts_too_far(call, tensors) or _converts_what_does_not_fit(call, tensors) or _writes_twice(call, tensors)
 
 
-def _written(call: Call) -> Ref | None:
+def _written(call: Statement) -> Ref | None:
     """The value that a call writes to."""
     if isinstance(out := call.kwargs.get("out"), Ref):
         return out
@@ -91,7 +91,7 @@ def is_overlapping(value: Any) -> bool:
     return False
 
 
-def _shifts_too_far(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+def _shifts_too_far(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
     if not any(word in call.op for word in _SHIFTS):
         return False
     by = call.args[1]
@@ -108,7 +108,7 @@ def _bits(tensor: torch.Tensor) -> int:
     return 1 if tensor.dtype is torch.bool else 8 * tensor.element_size()
 
 
-def _converts_what_does_not_fit(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+def _converts_what_does_not_fit(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether numbers become integers that cannot hold them."""
     own = call.op.rpartition(".")[2]
     wanted = _TO_INTEGERS.get(own)
@@ -133,7 +133,7 @@ def _converts_what_does_not_fit(call: Call, tensors: Sequence[torch.Tensor]) -> 
     return False
 
 
-def _writes_twice(call: Call, tensors: Sequence[torch.Tensor]) -> bool:
+def _writes_twice(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether an operation may write two values to one place: an index has equal elements."""
     own = call.op.rpartition(".")[2]
     if not own.startswith(_DUPLICATES) or own.startswith(("scatter_add", "scatter_reduce")):

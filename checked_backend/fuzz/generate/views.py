@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from checked_backend.fuzz.generate.draft import Draft
-from checked_backend.fuzz.program import Call, Ref, Size
+from checked_backend.fuzz.program import Ref, Size, Statement
 
 __all__ = ["VIEWS", "VIEWS_IN_PLACE", "make", "make_in_place"]
 
@@ -21,16 +21,16 @@ VIEWS_IN_PLACE = tuple(f"Tensor.{name}" for name in ["unsqueeze_", "squeeze_", "
 """Operations that change the shape of the tensor itself."""
 
 
-def make(draft: Draft, op: str) -> Call | None:
+def make(draft: Draft, op: str) -> Statement | None:
     """A call of one of `VIEWS`."""
     own = op.removeprefix("Tensor.")
     ref = draft.at_least(_LEAST.get(own, 1))
     tensor = draft.value(ref)
     arguments = _ARGUMENTS[own](draft, ref, tensor)
-    return None if arguments is None else Call(op, (ref, *arguments))
+    return None if arguments is None else Statement(op, (ref, *arguments))
 
 
-def make_in_place(draft: Draft, op: str) -> Call | None:
+def make_in_place(draft: Draft, op: str) -> Statement | None:
     """A call of one of `VIEWS_IN_PLACE`: on a computed tensor, mostly."""
     ref = draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and tensor.dim() > 0)
     if ref is None:
@@ -38,12 +38,12 @@ def make_in_place(draft: Draft, op: str) -> Call | None:
     tensor = draft.value(ref)
     match op.removeprefix("Tensor."):
         case "unsqueeze_":
-            return Call(op, (ref, _dim(draft, tensor)))
+            return Statement(op, (ref, _dim(draft, tensor)))
         case "squeeze_":
-            return Call(op, (ref, _dim(draft, tensor)) if draft.chance(0.5) else (ref,))
+            return Statement(op, (ref, _dim(draft, tensor)) if draft.chance(0.5) else (ref,))
         case "t_":
-            return Call(op, (ref,))
-    return Call(op, (ref, _dim(draft, tensor), _dim(draft, tensor)))
+            return Statement(op, (ref,))
+    return Statement(op, (ref, _dim(draft, tensor), _dim(draft, tensor)))
 
 
 _LEAST = {"diagonal": 2, "rot90": 2, "transpose": 2, "permute": 2, "movedim": 2, "swapaxes": 2, "flatten": 1}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checked_backend.sweep.render.table import COLUMNS, row, sections_of
-from checked_backend.sweep.summary import Comparison, Summary
+from checked_backend.sweep.summary import Summary, SweepComparison
 
 __all__ = ["render_csv", "render_json"]
 
@@ -18,7 +18,7 @@ _VERSION = 1
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def render_json(summary: Summary, comparison: Comparison | None = None) -> str:
+def render_json(summary: Summary, comparison: SweepComparison | None = None) -> str:
     """Return a run as strict JSON: every case with its settings and its report, and what changed."""
     found: dict[str, Any] = {
         "schema": "checked_backend.sweep",

@@ -16,7 +16,7 @@ from checked_backend.report.view import ReportView, sections, view
 from checked_backend.sweep.progress import duration
 from checked_backend.sweep.render.table import report_of, row, sections_of
 from checked_backend.sweep.status import Status
-from checked_backend.sweep.summary import CaseSummary, Comparison, Summary
+from checked_backend.sweep.summary import CaseSummary, Summary, SweepComparison
 
 __all__ = ["render_html"]
 
@@ -56,7 +56,7 @@ class _Page:
     ways: Sequence[_Way]
 
 
-def render_html(summary: Summary, comparison: Comparison | None = None) -> str:
+def render_html(summary: Summary, comparison: SweepComparison | None = None) -> str:
     """Return a run as one self-contained HTML page. Every text in it is escaped, and only its own script may run."""
     environment = Environment(
         loader=PackageLoader("checked_backend.sweep.render"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report import Report
-from checked_backend.sweep.summary import CaseSummary, Change, Comparison
+from checked_backend.sweep.summary import CaseChange, CaseSummary, SweepComparison
 
 __all__ = ["COLUMNS", "report_of", "row", "sections_of"]
 
@@ -70,7 +70,7 @@ def row(summary: CaseSummary) -> Mapping[str, Any]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def sections_of(comparison: Comparison) -> Iterator[tuple[str, Sequence[Change]]]:
+def sections_of(comparison: SweepComparison) -> Iterator[tuple[str, Sequence[CaseChange]]]:
     """The changes by heading, the worst first, without empty headings."""
     for heading, changes in (
         ("newly failing", comparison.newly_failing),

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from checked_backend.report.clean import clean
 from checked_backend.sweep.render.table import sections_of
 from checked_backend.sweep.status import Status
-from checked_backend.sweep.summary import CaseSummary, Comparison, Summary
+from checked_backend.sweep.summary import CaseSummary, Summary, SweepComparison
 
 __all__ = ["render_text"]
 
 _SHOWN = 40
 
 
-def render_text(summary: Summary, comparison: Comparison | None = None) -> str:
+def render_text(summary: Summary, comparison: SweepComparison | None = None) -> str:
     """Return a run as text: counts, cases that did not pass, speed, and what changed since another run."""
     return "\n".join(_lines(summary, comparison))
 
 
-def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
+def _lines(summary: Summary, comparison: SweepComparison | None) -> Iterator[str]:
     counts = ", ".join(f"{count} {status}" for status, count in summary.counts.items()) or "no cases"
     yield f"{summary.verdict.value.upper()}: {clean(summary.run.title)}: {counts}"
     for status in Status:
@@ -52,7 +52,7 @@ def _of_status(status: Status, cases: Sequence[CaseSummary]) -> Iterator[str]:
         yield f"  and {len(cases) - _SHOWN} more"
 
 
-def _changes(comparison: Comparison) -> Iterator[str]:
+def _changes(comparison: SweepComparison) -> Iterator[str]:
     yield f"\nsince {clean(comparison.before.title)}:"
     sections = list(sections_of(comparison))
     for heading, changes in sections:

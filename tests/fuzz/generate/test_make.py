@@ -11,7 +11,7 @@ from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, make_program, matches, rules_for, runs_alike
 from checked_backend.fuzz.generate.rules import RULES, Rule
 from checked_backend.fuzz.known import is_known
-from checked_backend.fuzz.program import Program, decode_program, encode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 
 COUNT = 60
 
@@ -22,11 +22,11 @@ def rules() -> list[Rule]:
 
 
 @pytest.fixture(scope="module")
-def programs(rules: list[Rule]) -> list[Program]:
+def programs(rules: list[Rule]) -> list[FuzzProgram]:
     return [make_program(3, number, Choices(), rules) for number in range(COUNT)]
 
 
-def test_the_same_seed_gives_the_same_programs(rules: list[Rule], programs: list[Program]) -> None:
+def test_the_same_seed_gives_the_same_programs(rules: list[Rule], programs: list[FuzzProgram]) -> None:
     torch.manual_seed(99)
     again = [encode_program(make_program(3, number, Choices(), rules)) for number in range(10)]
     assert again == [encode_program(program) for program in programs[:10]]
@@ -34,14 +34,14 @@ def test_the_same_seed_gives_the_same_programs(rules: list[Rule], programs: list
     assert not set(other) & set(again)
 
 
-def test_programs_survive_the_disk_and_run_from_there(programs: list[Program]) -> None:
+def test_programs_survive_the_disk_and_run_from_there(programs: list[FuzzProgram]) -> None:
     for program in programs:
         read = decode_program(encode_program(program))
         assert encode_program(read) == encode_program(program)
         assert runs_alike(read)
 
 
-def test_programs_have_variety(programs: list[Program]) -> None:
+def test_programs_have_variety(programs: list[FuzzProgram]) -> None:
     ops = {op for program in programs for op in program.ops}
     assert len(ops) > COUNT
     inputs = [given for program in programs for given in program.inputs]
@@ -77,7 +77,7 @@ def test_every_operation_of_every_rule_is_known() -> None:
     assert not unknown
 
 
-def test_coverage_names_operations_with_dtypes(programs: list[Program]) -> None:
+def test_coverage_names_operations_with_dtypes(programs: list[FuzzProgram]) -> None:
     for program in programs[:5]:
         named = {entry.split(" ")[0] for entry in covered(program)}
         assert named == set(program.ops)

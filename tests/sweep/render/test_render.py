@@ -22,14 +22,14 @@ from checked_backend.sweep.render.data import render_csv, render_json
 from checked_backend.sweep.render.html import render_html
 from checked_backend.sweep.render.junit import render_junit
 from checked_backend.sweep.render.text import render_text
-from checked_backend.sweep.summary import Comparison, Summary, compare, summarize
+from checked_backend.sweep.summary import Summary, SweepComparison, compare, summarize
 from tests.support.sweep_tools import failing, outcome, run_with
 
 EVIL = "</script><script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Summary, Comparison]:
+def pair(tmp_path: Path) -> tuple[Summary, SweepComparison]:
     before = {"good": outcome(), "bad": outcome(), EVIL: outcome("crash"), "skipped": outcome("skipped", message="no")}
     after = {
         "good": outcome(speed=Speed(1.0, 0.004, 0.002, 10, 20), noise=1e-6),
@@ -46,7 +46,7 @@ def pair(tmp_path: Path) -> tuple[Summary, Comparison]:
     return new, compare(old, new)
 
 
-def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, Comparison]) -> None:
+def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, SweepComparison]) -> None:
     text = render_text(*pair)
     lines = text.splitlines()
     assert lines[0].startswith("FAIL: run 2 (torch 2.13.0, ")
@@ -60,7 +60,7 @@ def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, Com
     assert "nothing changed" in render_text(pair[0], compare(pair[0], pair[0]))
 
 
-def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, Comparison]) -> None:
+def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, SweepComparison]) -> None:
     found = json.loads(render_json(*pair), parse_constant=lambda word: pytest.fail(word))
     assert found["schema"] == "checked_backend.sweep"
     assert found["verdict"] == "fail"
@@ -72,7 +72,7 @@ def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, Comparison]) ->
     assert [case[1] for case in found["since"]["new"]] == ["vague"]
 
 
-def test_csv_has_a_line_for_each_case_and_no_formulas(pair: tuple[Summary, Comparison]) -> None:
+def test_csv_has_a_line_for_each_case_and_no_formulas(pair: tuple[Summary, SweepComparison]) -> None:
     rows = list(csv.DictReader(io.StringIO(render_csv(pair[0]))))
     assert len(rows) == 5
     by_model = {row["model"]: row for row in rows}
@@ -81,7 +81,7 @@ def test_csv_has_a_line_for_each_case_and_no_formulas(pair: tuple[Summary, Compa
     assert by_model["vague"]["noise"] == ""
 
 
-def test_junit_counts_what_is_no_pass(pair: tuple[Summary, Comparison]) -> None:
+def test_junit_counts_what_is_no_pass(pair: tuple[Summary, SweepComparison]) -> None:
     suite = ElementTree.fromstring(render_junit(pair[0])).find("testsuite")
     assert suite is not None
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
@@ -118,7 +118,7 @@ class Reader(HTMLParser):
             self.scripts[-1] += data
 
 
-def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, Comparison]) -> None:
+def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, SweepComparison]) -> None:
     page = render_html(*pair)
     reader = Reader()
     reader.feed(page)
@@ -131,7 +131,7 @@ def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summ
     assert "\x1b" not in page
 
 
-def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, Comparison]) -> None:
+def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, SweepComparison]) -> None:
     page = render_html(*pair)
     assert page.count("<tr data-status=") == 5
     assert len(re.findall(r'<section class="model" id="model-\d">', page)) == 5

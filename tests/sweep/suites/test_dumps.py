@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.suites.dumps import Dumps
 
@@ -26,7 +26,7 @@ def test_every_dumped_graph_is_a_case_and_passes(folder: Path) -> None:
     models = suite.models()
     assert models
     assert all(model.fixed for model in models)
-    answers: list[Outcome] = []
+    answers: list[CaseResult] = []
     case = Case("dumps:dumps", models[0].name, "as dumped", "as dumped", compiler="eager")
     examine(f"dumps:{folder}", case, Settings(), speed=True, note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "pass", answers[-1].message
@@ -53,7 +53,7 @@ def test_no_path_leaves_the_folder_and_a_folder_without_dumps_is_told(folder: Pa
 def test_a_broken_dump_is_no_pass(folder: Path) -> None:
     graph = next(folder.rglob("graph.json"))
     graph.write_text("{}")
-    answers: list[Outcome] = []
+    answers: list[CaseResult] = []
     case = Case("dumps:dumps", graph.parent.relative_to(folder).as_posix(), compiler="eager")
     examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "error"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.suites.huggingface import HuggingFace
 
@@ -22,8 +22,8 @@ KINDS = [
 ]
 
 
-def examined(model: str, **way: str) -> Outcome:
-    answers: list[Outcome] = []
+def examined(model: str, **way: str) -> CaseResult:
+    answers: list[CaseResult] = []
     case = Case("huggingface", model, compiler="eager", **way)  # type: ignore[arg-type]
     examine("huggingface", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
     return answers[-1]

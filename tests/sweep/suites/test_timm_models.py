@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.suites import models_as_json
 from checked_backend.sweep.suites.timm_models import Timm
@@ -39,7 +39,7 @@ def test_models_of_the_real_registry_build_and_pass() -> None:
     pytest.importorskip("torchvision", exc_type=ImportError) if _shimmed() else pytest.skip("no torchvision")
     pytest.importorskip("timm")
     assert len(Timm().models()) > 500
-    answers: list[Outcome] = []
+    answers: list[CaseResult] = []
     case = Case("timm", "resnet10t", compiler="eager")
     examine("timm", case, Settings(batch_size=1), speed=False, note=lambda _: None, answer=answers.append)
     assert (answers[-1].status.value, answers[-1].message) == ("pass", "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, Outcome, Settings
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.suites.torchbench import TorchBench
 
@@ -87,8 +87,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def examined(checkout: Path, model: str, mode: str = "inference", settings: Settings | None = None) -> Outcome:
-    answers: list[Outcome] = []
+def examined(checkout: Path, model: str, mode: str = "inference", settings: Settings | None = None) -> CaseResult:
+    answers: list[CaseResult] = []
     case = Case("torchbench", model, mode=mode, compiler="eager")
     examine(
         f"torchbench:{checkout}", case, settings or Settings(), speed=False, note=lambda _: None, answer=answers.append
