@@ -86,7 +86,7 @@ def decode_argument(value: Any, nodes: Mapping[str, fx.Node], trusted: Trusted) 
         ValueError, TypeError, RuntimeError: A value that its type does not take.
     """
     if isinstance(value, str):
-        return _NO_WORD.sub("_", value)  # nothing, unless it is a message
+        return _NO_WORD.sub("_", value)  # only a message has such characters
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list):
@@ -130,7 +130,7 @@ def _is_device(value: Any) -> bool:
 
 def _is_operator(value: Any) -> bool:
     known = isinstance(value, str) and value.startswith(("op:", "higher_order:"))
-    return known and not leaves_uninitialized(value)  # its result is out of sight, see `rebuild_graph`
+    return known and not leaves_uninitialized(value)  # `rebuild_graph` cannot fill the result of an inner call
 
 
 def _is_a(kind: type) -> Callable[[Any], bool]:

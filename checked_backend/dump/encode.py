@@ -1,4 +1,4 @@
-"""A graph as JSON values."""
+"""Encode a graph as JSON values."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
 
 
 def _refusal(node: fx.Node, target: str) -> str | None:
-    """Why a graph that calls a target cannot be run from its dump; None if it can."""
+    """The reason why a graph that calls a target cannot be run from its dump; None if it can."""
     if "triton_kernel_wrap" in target:
         return None  # this is reported elsewhere, with the kernel's name
     known = node.op == "call_method" or known_function(node.target) is not None

@@ -92,13 +92,13 @@ def check_text(path: Path, expected: str) -> None:
 def check_memory(path: Path, needed: int) -> None:
     """Refuse a file whose tensors need more than this machine's memory, before any memory is requested.
 
-    An operating system that promises more memory than there is would kill the process later.
+    An operating system that overcommits memory would kill the process later.
 
     Raises:
         DumpError: The tensors need more memory than this machine has.
     """
     if not hasattr(os, "sysconf"):
-        return  # Windows does not promise more memory than it has
+        return  # Windows does not overcommit memory
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise DumpError(
@@ -150,7 +150,7 @@ def _finite(text: str) -> float:
 
 @contextmanager
 def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
-    """Open a file that is no link and no larger than a limit. A stranger's names must not lead out of the folder."""
+    """Open a file that is no link and no larger than a limit. The names in a dump must not lead out of its folder."""
     try:
         # follow no link, and do not wait for a pipe that nobody writes to
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))

@@ -37,7 +37,7 @@ class DumpSlot:
         return self.folder / f"{self.name}_{kind}_{self.index}"
 
     def write(self, kind: str, fill: Callable[[Path], None]) -> Path:
-        """Write a graph's folder so that nobody sees half of it.
+        """Write a graph's folder atomically, so that no reader sees half of it.
 
         Args:
             kind: The graph kind: joint, forward, backward, inference, dynamo.
@@ -66,7 +66,7 @@ class DumpSlot:
         return target
 
     def discard(self) -> None:
-        """Remove the graphs of this index, and give the index back. Files that cannot be removed stay."""
+        """Remove the graphs of this index, and free the index. Files that cannot be removed stay."""
         for path in self.folder.glob(f"{self.name}_*_{self.index}"):
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):

@@ -50,8 +50,8 @@ def forward_problem(name: str, given: Mapping[str, Any]) -> str | None:
 def out_problem(overload: OpOverload) -> str | None:
     """Why an operator may not write to its ``out`` argument; None if it may.
 
-    Public operators resize ``out`` and check it. Not all operators that only other operators call do that, and no
-    traced graph has them write to ``out``.
+    Public operators resize ``out`` and check it. Some operators that only other operators call do not. No traced graph
+    makes these write to ``out``.
 
     Args:
         overload: The operator.

@@ -1,4 +1,4 @@
-"""Check the tables of blocks that higher-order operators trust: compiled kernels follow them without a check.
+"""Check the tables of blocks that higher-order operators take. Compiled kernels use them without a check.
 
 Eager does not read these tables, so running the graph in eager does not show that they are wrong.
 """
@@ -16,7 +16,7 @@ _TABLES = 10
 """The number of first entries of a block mask that are the same in all versions of torch."""
 
 _LARGEST = 2**30
-"""Rows of the single block that means that there is no mask."""
+"""The number of rows of the single block that stands for "no mask"."""
 
 
 def higher_order_problem(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
-"""What a module that the user names with ``--import`` lends to a dump: its own operators and its own functions.
+"""Decide what a dump may call of a module that the user names with ``--import``: its own operators and functions.
 
-It lends nothing that it merely imports, and nothing behind an attribute: ``from os import system`` lends no shell.
+A dump may not call names that the module merely imports, nor anything behind an attribute: ``from os import system`` in
+the module gives a dump no shell.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Any
 
 from checked_backend._torch.operators import custom_op_module, registration_file
 
-__all__ = ["lends_nothing", "may_lend", "own_function", "registers"]
+__all__ = ["may_provide", "own_function", "provides_nothing", "registers"]
 
 _NEVER = ("torch", "checked_backend", "builtins", *sys.stdlib_module_names)
 
 
-def lends_nothing(module: str) -> bool:
-    """Whether naming a module changes nothing. From torch and Python a dump may only call what is on the list."""
+def provides_nothing(module: str) -> bool:
+    """Whether naming a module allows nothing more. Of torch and Python, a dump may call only the listed functions."""
     return module.partition(".")[0] in _NEVER and module != "__main__"
 
 
-def may_lend(module: str, name: str) -> bool:
-    """Whether a module, once the user has named it, could lend a function of this name."""
-    return not lends_nothing(module) and "." not in name and not name.startswith("__")
+def may_provide(module: str, name: str) -> bool:
+    """Whether a dump could call a function of this name, if the user named the module."""
+    return not provides_nothing(module) and "." not in name and not name.startswith("__")
 
 
 def own_function(module: str, name: str) -> Callable[..., Any] | str:
@@ -37,7 +38,7 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
         module: The module's name, which the user gave.
         name: The function's name in it.
     """
-    if lends_nothing(module):
+    if provides_nothing(module):
         return f"of {module}, a dump may call what is on the list only"
     home = sys.modules.get(module)
     found = vars(home).get(name) if isinstance(home, ModuleType) else None
@@ -45,8 +46,8 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
         return f"{module} has no function {name!r}"
     if name.startswith("__") or not isinstance(found, FunctionType):
         return f"{module}.{name} is no plain function"
-    # A decorator may wrap the function, but must not have brought it from elsewhere. The function's own claim does not
-    # settle that: numpy.load, which opens files, says that it is of numpy.
+    # A decorator may wrap the function, but the function inside must be the module's own. Its ``__module__`` does not
+    # show that: numpy.load, which opens files, has the ``__module__`` numpy.
     namespace = getattr(inspect.unwrap(found), "__globals__", {})
     if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
         return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
@@ -67,7 +68,7 @@ def registers(name: str, imported: Collection[str], new: Collection[str]) -> boo
     file = registration_file(name)
     if file.endswith(".py") and not _is_torchs(file):
         return any(_has_file(module, file) for module in imported)
-    # registered in C++, or by torch on somebody's behalf: nobody can tell whose it is, only when it came
+    # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
     return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
 
 

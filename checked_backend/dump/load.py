@@ -1,4 +1,4 @@
-"""Read a dump. Loading runs nothing of it: no pickle, no eval, no import of its ``module.py``."""
+"""Read a dump. Loading runs no code of it: no pickle, no eval, no import of its ``module.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend.dump.files import check_memory, check_text, read_json, read_regions
-from checked_backend.dump.imported import lends_nothing
+from checked_backend.dump.imported import provides_nothing
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
@@ -89,12 +89,12 @@ class Dump:
         try:
             return rebuild_graph(self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted)
         except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
-            needs = clean(", ".join(name for name in self._graph.requires if not lends_nothing(name)))
+            needs = clean(", ".join(name for name in self._graph.requires if not provides_nothing(name)))
             needs = f". The dump says that it needs: {needs}" if needs else ""
             raise DumpError(f"{self.path / _GRAPH}: {error}{needs}") from None
 
     def inputs(self, seed: int = 0) -> list[Any]:
-        """Fresh inputs: the recorded values where they were saved, else values within the recorded ranges.
+        """Fresh inputs: the recorded values if they were saved, else values within the recorded ranges.
 
         Args:
             seed: For values that were not saved.

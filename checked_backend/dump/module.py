@@ -1,4 +1,4 @@
-"""A graph as a readable Python module that can be imported on its own."""
+"""Write a graph as a readable Python module that can be imported on its own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _constants(specs):
 
 _BODY = '''
 def _graph_module(body, inputs):
-    """A body as the graph that operators expect which take it apart, as checkpoints do."""
+    """A body as a graph, for operators that interpret its nodes, as checkpoints do."""
     graph = torch.fx.Graph()
     graph.output(graph.call_module("body", tuple(graph.placeholder(name) for name in inputs)))
     return torch.fx.GraphModule({"body": body}, graph)
@@ -81,8 +81,8 @@ _OWN_FOLDER = """
 import os
 import sys
 
-# Python looks for modules next to a script first. Whatever lies in the folder of a dump that came from somebody else,
-# a json.py or a torch.py, is not what this script means by these names.
+# Python looks for modules next to a script first. The folder of a dump that came from somebody else may hold a json.py
+# or a torch.py, which this script must not import.
 _HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) != _HERE]
 """
@@ -111,7 +111,7 @@ def main():
     if document["values"] and not saved:
         print("inputs.safetensors is not here: the values are made from the seed")
     print("inputs:", "the recorded values" if saved else f"made from seed {{chosen.seed}}")
-    # its text, and not what lies compiled in a __pycache__
+    # from its text, because a compiled file in __pycache__ may hold other code
     module = types.ModuleType("module")
     module.__file__ = os.path.join(_HERE, "module.py")
     with open(module.__file__, encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""Which operators a dump may call: a rule on their schemas, so that it also holds for operators of a newer torch.
+"""Decide which operators a dump may call, by a rule on their schemas that also fits the operators of a newer torch.
 
 Operators are allowed if they compute tensors and numbers from tensors and numbers. Operators are refused if they take a
 storage, a file, a stream or an object, if they change where a tensor's memory is or ends, and if they do not check
@@ -26,7 +26,7 @@ _TENSORS = ("aten", "prims")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
 _FAMILIES = ("quantized_decomposed",)
 
-# Other namespaces that torch itself registers. Other people's operators have namespaces of their own.
+# Other namespaces that torch itself registers. Custom operators have namespaces of their own.
 _TORCHS = (
     "_c10d_functional _c10d_functional_autograd _caffe2 _dtensor _inductor_test _native _quantized _test aoti "
     "aoti_torch c10d c10d_functional caffe2 cuda debug_mode_ops debugprims executorch export fbgemm flex_lib fsdp "
@@ -42,7 +42,7 @@ _HIGHER_ORDER = (
     "strict_mode tag_activation_checkpoint while_loop while_loop_stack_output with_effects wrap "
     "wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled"
 )
-# Kernels and objects that only live in the process that traced them.
+# Kernels and objects that exist only in the process that traced them.
 _PROCESS_BOUND = ("triton_kernel_wrap", "call_torchbind", "aoti_call_delegate", "executorch_call_delegate")
 
 # Operators whose names begin with an underscore are steps of others: torch calls them with arguments that it has
@@ -74,7 +74,7 @@ _PRIVATE = re.compile(
     | _linalg_(check_errors|det|eigh|eigvals|slogdet|solve_ex|svd) | _lu_with_info | _logcumsumexp
     | _fft_(c2c|c2r|r2c) | _(cdist|pdist)_(forward|backward) | _euclidean_dist | _histogramdd_\w+ | _unique2?
     | _standard_gamma(_grad)? | _sample_dirichlet | _dirichlet_grad | _philox_\w+
-    # training with quantization in mind
+    # quantization-aware training
     | _fake_quantize_\w+ | _fused_moving_avg_obs_fq_helper(_functional)? | _choose_qparams_per_\w+
     """,
     re.VERBOSE,
@@ -105,7 +105,7 @@ _WORDS = (
 _DIMENSIONS = "dim dims start_dim end_dim dim0 dim1 dim2 out_dim outdim names"
 _FILE_ARGUMENT = re.compile(r"file|path|folder|dir$|ur[il]$")
 
-# The first of each pair indexes without a check of the index. The second checks it, and computes the same.
+# The first of each pair indexes without a check of the index. The second checks the index, and computes the same.
 _CHECKED = {"aten._unsafe_index": "aten.index", "aten._unsafe_index_put": "aten.index_put"}
 
 

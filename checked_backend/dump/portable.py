@@ -1,4 +1,4 @@
-"""Make a graph that a dump can hold: calls of modules are replaced by their nodes, attributes have plain names."""
+"""Make a graph that a dump can hold: replace calls of modules by their nodes, and give attributes plain names."""
 
 from __future__ import annotations
 

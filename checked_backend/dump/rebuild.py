@@ -1,4 +1,4 @@
-"""A graph from its JSON values: a `torch.fx.GraphModule` that calls only what `resolve_target` allows."""
+"""Build a graph from its JSON values: a `torch.fx.GraphModule` that calls only the targets of `resolve_target`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def rebuild_graph(
         graph: A graph that passed `check_graph`.
         constants: The constants, by dotted path from the outermost graph.
         stacks: The stack traces that nodes refer to by number.
-        trusted: What may be called besides torch's own operators and functions.
+        trusted: The operators and functions that it may call besides torch's own.
         path: The place of this graph in the outermost one.
 
     Raises:

@@ -1,6 +1,6 @@
 """Dump the graphs of one region while it is compiled, and their inputs when they are first called.
 
-A dump that fails must not take the user's program down: it warns, and the program goes on.
+A dump that fails must not end the user's program. It warns, and the program goes on.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RegionDump:
         """Write a graph, with the facts known about its inputs so far. A failure is a warning."""
         text = str(gm.graph)
         if self._slot.path(kind).exists():
-            # AOT autograd compiles a backward again if its first compilation failed; that graph is written already
+            # AOT autograd compiles a backward again if its first compilation failed; the graph is then written already
             if self._written.get(kind) != text:
                 _warn(DumpError(f"{self._slot.path(kind)} is there already, with another graph of this region"))
             return

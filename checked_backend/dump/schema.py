@@ -109,7 +109,7 @@ class SymbolicPlace(Symbolic):
 
 
 class Tensor(_Model):
-    """How a tensor lies in memory."""
+    """The layout of a tensor in memory."""
 
     dtype: Dtype
     shape: Sizes

@@ -1,4 +1,4 @@
-"""A dump as text for the terminal."""
+"""Render a dump as text for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["render_dump"]
 
 
 def render_dump(dump: Dump) -> str:
-    """The text: where the graph comes from, its inputs, its nodes with shapes and source lines, what it saves."""
+    """The text: the graph's origin, its inputs, its nodes with shapes and source lines, and its saved activations."""
     data = dump.metadata
     lines = [f"{dump.title}: torch {data['torch']}, Python {data['python']}, process {data['process']}"]
     if data["world_size"] > 1:

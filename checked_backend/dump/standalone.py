@@ -35,7 +35,7 @@ def build_inputs(document: Mapping[str, Any], saved: Mapping[str, torch.Tensor],
 
     Args:
         document: The parsed file.
-        saved: What `read_storages` returned; what is not in it is made from the seed, within the recorded ranges.
+        saved: The result of `read_storages`. Missing values are made from the seed, within the recorded ranges.
         seed: For values that were not saved.
     """
     entries = document["inputs"]
@@ -132,7 +132,7 @@ def _finish(tensor: torch.Tensor, spec: Mapping[str, Any]) -> torch.Tensor:
 
 @contextmanager
 def ambient(document: Mapping[str, Any]) -> Iterator[None]:
-    """Enter the modes and the random state that the graph was called under; leave those of before."""
+    """Enter the modes and the random state that the graph was called under, and restore the previous ones."""
     state, states = document["ambient"], document["rng"] or {}
     before = {place: _random_state(place) for place in states if place == "cpu" or torch.cuda.is_available()}
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from checked_backend._torch.operators import (
     find_op_packet,
 )
 from checked_backend.dump.functions import function_names, functions, is_allowed_method
-from checked_backend.dump.imported import may_lend, own_function, registers
+from checked_backend.dump.imported import may_provide, own_function, registers
 from checked_backend.dump.operators import checked_form, is_custom, operator_problem, refusal_by_name
 
 __all__ = [
@@ -47,12 +47,12 @@ _LISTED = "it is not among the functions of torch and Python that a dump may cal
 
 
 class Unresolved(Exception):
-    """Raised for a target that is not here, or that a dump may not call."""
+    """Raised for a target that does not exist here, or that a dump may not call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What a dump may call besides torch's own operators and functions.
+    """The operators and functions that a dump may call besides torch's own.
 
     Attributes:
         modules: Modules that the user named.
@@ -213,7 +213,7 @@ def _computing(text: str, operator: Any) -> Any:
 
 def _hint(text: str) -> str:
     function = _FUNCTION.fullmatch(text)
-    if function and not may_lend(function[1], function[2]):
+    if function and not may_provide(function[1], function[2]):
         return ", whatever is imported"
     needed = needed_import(text)
     return "" if needed is None else f". Import {needed} first, if you trust it"

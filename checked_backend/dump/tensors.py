@@ -1,4 +1,4 @@
-"""Write tensors to disk: how each lies in memory, which share memory, and the bytes of that memory.
+"""Write tensors to disk: the layout of each, the memory that they share, and the bytes of that memory.
 
 Storages are saved as bytes, not tensors. So strides, offsets, overlaps and every dtype come back as they were.
 """

@@ -90,17 +90,6 @@ class Float64Mode(OperatorMode):
         if self._default_dtype:
             torch.set_default_dtype(dtype)
 
-    def promoted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor that this mode uses in place of a tensor: for low precision, its float64 copy.
-
-        Args:
-            tensor: Any tensor, for example a buffer that the program changed, or returned as it is.
-
-        Returns:
-            Its counterpart, with the changes that the program made to it so far.
-        """
-        return self._float64_copies.of(tensor)
-
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator on promoted tensors and dtypes."""
         if _is_traced(args, kwargs):  # torch asks for the layout of a result, and remembers the answer

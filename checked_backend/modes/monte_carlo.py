@@ -167,7 +167,6 @@ class MonteCarloMode(OperatorMode):
             gradient of an average). Then the error grows with the number of terms, not with its root.
 
     Attributes:
-        perturbed_ops: How many operator calls were perturbed.
         unperturbed: Names of operators that round, but whose results could not be perturbed (float8, sparse, tensor
             subclasses, higher-order operators without eager implementation).
     """
@@ -178,7 +177,6 @@ class MonteCarloMode(OperatorMode):
             raise ValueError(f"magnitude must be a number of unit roundoffs, 0 or more; got {magnitude}")
         self.magnitude = magnitude
         self.correlated = correlated
-        self.perturbed_ops = 0
         self.unperturbed: set[str] = set()
         self._noise = NoiseSource(seed)
         self._poison = _Poison(self._noise)
@@ -313,24 +311,22 @@ class MonteCarloMode(OperatorMode):
                 _tensors(argument(operator, args, kwargs, name), mutated)
         returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
         returned = returned[:1] if operator.base in _FIRST_ONLY else returned
-        done = False
         with DisableTorchDispatch():
             for target in mutated:
-                done |= self._perturb(operator, target, terms)
+                self._perturb(operator, target, terms)
             for target in returned:
                 if any(target is other for other in mutated):
                     continue
                 # Some operators return their input if they have nothing to do, which their schema does not declare.
                 if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
                     continue  # nothing was rounded
-                done |= self._perturb(operator, target, terms)
-        self.perturbed_ops += done
+                self._perturb(operator, target, terms)
 
-    def _perturb(self, operator: Operator, target: torch.Tensor, terms: float) -> bool:
+    def _perturb(self, operator: Operator, target: torch.Tensor, terms: float) -> None:
         if not _is_plain(target):
             if type(target) not in _PLAIN:
                 self.unperturbed.add(operator.name)
-            return False
+            return
         own = unit_roundoff(target.dtype)
         amplitude = self.magnitude * own
         if terms:
@@ -339,9 +335,8 @@ class MonteCarloMode(OperatorMode):
             if target.layout == torch.strided and self._noise.perturb_(target, amplitude):
                 if operator.base in _RANGES and not target.is_complex():
                     target.clamp_(*_RANGES[operator.base])
-                return True
+                return
         except RuntimeError:
             # Memory that overlaps itself (expanded) cannot be changed in place.
             pass
         self.unperturbed.add(operator.name)
-        return False
