@@ -19,7 +19,7 @@ import checked_backend as cb
 from checked_backend import backends
 from checked_backend.diagnose import investigate as module
 from checked_backend.diagnose.localize import Location
-from checked_backend.diagnose.reduce import Progress
+from checked_backend.diagnose.reduce import ReductionProgress
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
@@ -221,9 +221,9 @@ def test_ctrl_c_that_was_swallowed_is_heard_and_a_second_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it hits a destructor: the next step raises it again. No settings are tried after it."""
-    original = Progress.__str__
+    original = ReductionProgress.__str__
 
-    def presses(progress: Progress) -> str:
+    def presses(progress: ReductionProgress) -> str:
         if progress.tried == 2:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -238,7 +238,7 @@ def test_ctrl_c_that_was_swallowed_is_heard_and_a_second_run_continues(
     monkeypatch.setattr(backends, "investigate", module.Investigation(tell, journal))
     wrong = faults.wrong_operator("aten.relu.default", how="aot")
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "__str__", presses)
+        patched.setattr(ReductionProgress, "__str__", presses)
         [finding] = report_of(tmp_path, inference, compiler=wrong).findings
     assert finding.op == "aten.relu.default"
     assert finding.repro is not None

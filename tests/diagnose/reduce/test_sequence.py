@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from checked_backend.diagnose.oracle import exception_oracle, verdict_oracle
-from checked_backend.diagnose.reduce import Progress, Reduction, problem, reduce
+from checked_backend.diagnose.reduce import Reduction, ReductionProgress, problem, reduce
 from checked_backend.diagnose.reduce.sequence import _STRUCTURE
 from checked_backend.findings import Finding, Kind
 from checked_backend.regions.graph_case import GraphCase
@@ -79,7 +79,7 @@ def test_at_the_deadline_and_at_ctrl_c_the_best_so_far_stays(tmp_path: Path) -> 
     case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=faults.wrong_operator("aten.relu.default"))
     seen: list[str] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: ReductionProgress) -> None:
         seen.append(str(progress))
         if progress.size.calls < 6:
             raise KeyboardInterrupt
