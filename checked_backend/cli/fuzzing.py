@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from checked_backend.cli.printing import print_text
+from checked_backend.cli.printing import STDOUT, print_text
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import default_memory
@@ -20,14 +21,32 @@ from checked_backend.report.write import write_whole
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.database import Corpus
+    from checked_backend.fuzz.render.summary import Summary
 
-__all__ = ["fuzz", "report_fuzz", "selftest"]
+__all__ = ["Pages", "fuzz", "report_fuzz", "selftest"]
 
 Words = list[str] | None
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The files that are written besides what is printed; None for none.
+
+    Attributes:
+        html: Path of the HTML page.
+        json_file: Path of the JSON; ``-`` prints it.
+        junit: Path of the JUnit XML.
+        repros: Folder for the script and the issue text of each group.
+    """
+
+    html: Path | None = None
+    json_file: str | None = None
+    junit: Path | None = None
+    repros: Path | None = None
 
 
 def fuzz(
@@ -70,6 +89,8 @@ def fuzz(
     repros: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each group's script and issue text there.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Check a compiler with random programs: confirmed, reduced, and grouped, so that one bug is one row.
@@ -109,20 +130,18 @@ def fuzz(
             console.print(
                 f"{ended.waiting} failures wait to be confirmed: run again with the same --db", soft_wrap=True
             )
-        return _shown(corpus, known, repros, as_json=as_json)
+        return _shown(corpus, known, Pages(html, "-" if as_json else None, junit, repros))
 
 
-def report_fuzz(path: Path, json_file: str | None) -> Verdict:
+def report_fuzz(path: Path, pages: Pages) -> Verdict:
     """Show a database of fuzz.
 
     Args:
         path: The database.
-        json_file: Path of the JSON; ``-`` prints it; None for none.
+        pages: The files to write.
     """
     with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
-        if json_file not in (None, "-"):
-            write_whole(_later("checked_backend.fuzz.render").render_json(corpus, set()) + "\n", Path(str(json_file)))
-        return _shown(corpus, set(), None, as_json=json_file == "-")
+        return _shown(corpus, set(), pages)
 
 
 def selftest(
@@ -135,18 +154,32 @@ def selftest(
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
 
-def _shown(corpus: Corpus, known: set[str], repros: Path | None, *, as_json: bool) -> Verdict:
-    render = _later("checked_backend.fuzz.render")
-    print_text(render.render_json(corpus, known) if as_json else render.render_text(corpus, known))
-    if repros is not None:
-        repros.mkdir(parents=True, exist_ok=True)
-        for group in corpus.groups():
-            name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
-            if group.script:
-                write_whole(group.script, repros / f"repro_{name}.py")
-            write_whole(render.render_issue(group, corpus.settings()), repros / f"issue_{name}.md")
-    verdict: Verdict = render.verdict_of(corpus, known)
-    return verdict
+def _shown(corpus: Corpus, known: set[str], pages: Pages) -> Verdict:
+    summary: Summary = _render("summary").summarize(corpus, known)
+    for path, form in ((pages.html, "html"), (pages.junit, "junit")):
+        if path is not None:
+            write_whole(getattr(_render(form), f"render_{form}")(summary).rstrip("\n") + "\n", path)
+    as_json = pages.json_file == STDOUT
+    if pages.json_file is not None and not as_json:
+        write_whole(_render("data").render_json(summary) + "\n", Path(pages.json_file))
+    print_text(_render("data").render_json(summary) if as_json else _render("text").render_text(summary))
+    if pages.repros is not None:
+        _write_repros(summary, pages.repros)
+    return summary.verdict
+
+
+def _write_repros(summary: Summary, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for shown in summary.groups:
+        group = shown.group
+        name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
+        if group.script:
+            write_whole(group.script, folder / f"repro_{name}.py")
+        write_whole(_render("issue").render_issue(group, summary.settings), folder / f"issue_{name}.md")
+
+
+def _render(form: str) -> Any:
+    return _later(f"checked_backend.fuzz.render.{form}")
 
 
 def _known(paths: list[Path] | tuple[()]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from checked_backend.cli.found import encode_found, merged, worst_of, write_found
-from checked_backend.cli.fuzzing import report_fuzz
+from checked_backend.cli.fuzzing import Pages, report_fuzz
 from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
 from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep
 from checked_backend.errors import CheckedBackendError
@@ -56,11 +56,11 @@ def report(
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
     if is_database(path, FUZZ):
-        refuse_outside_sweeps(csv=csv, run=run, since=since, html=html, junit=junit)
-        return report_fuzz(path, json_file)
+        refuse_outside_sweeps(csv=csv, run=run, since=since)
+        _refuse_certificate("fuzz", certificate=certificate)
+        return report_fuzz(path, Pages(html, json_file, junit))
     if is_database(path):
-        if certificate:
-            raise typer.BadParameter("a sweep has no certificate; name a folder of reports", param_hint="--certificate")
+        _refuse_certificate("sweep", certificate=certificate)
         return report_sweep(path, run, since, Files(html, json_file, junit, csv))
     refuse_outside_sweeps(csv=csv, run=run, since=since)
     found = read_reports(path)
@@ -84,3 +84,8 @@ def report(
     for file, reason in found.broken:
         complain(f"{file}: {reason}")
     return verdict
+
+
+def _refuse_certificate(of: str, *, certificate: bool) -> None:
+    if certificate:
+        raise typer.BadParameter(f"a {of} has no certificate; name a folder of reports", param_hint="--certificate")

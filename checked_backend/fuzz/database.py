@@ -188,7 +188,9 @@ class Corpus(SqliteFile):
         """All groups, those met most first."""
         rows = self._query("SELECT id, content, program, result FROM bug", ())
         found = [self._group(*row) for row in rows]
-        return sorted(found, key=lambda group: (-group.confirmed, bool(group.reason), -group.met, group.number))
+        return sorted(
+            found, key=lambda group: (-group.confirmed, group.difference is not None, -group.met, group.number)
+        )
 
     def _group(self, number: object, content: object, program: object, result: object) -> Group:
         try:

@@ -102,7 +102,7 @@ class _Run:
             self._sort(ConfirmTask(entry.text, result, entry))
         if self.asked.localize:
             groups = self.corpus.groups()
-            self._to_localize = [g for g in groups if g.confirmed and not g.localized and not g.reason]
+            self._to_localize = [g for g in groups if g.confirmed and not g.localized and g.difference is None]
         while True:
             while len(self._running) < self.jobs and (task := self._next()) is not None:
                 self._running[pool.submit(task.run, self.asked, self.reins)] = task
@@ -181,7 +181,7 @@ class _Run:
 
     def _sort(self, task: ConfirmTask) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
-        if task.entry is not None and documented(task.result.detail, task.result.subject):
+        if task.entry is not None and documented(task.result) is not None:
             group = signature_of(task.entry.program, task.result)
             self.corpus.assign(task.entry.number, self.corpus.put(group).number)
         elif not self._known(task):
@@ -210,7 +210,7 @@ class _Run:
         if task.entry is not None:
             self.corpus.assign(task.entry.number, kept.number)
         if kept.signature not in known:
-            if self.asked.localize and not kept.localized and not kept.reason and task.group is None:
+            if self.asked.localize and not kept.localized and kept.difference is None and task.group is None:
                 self._to_localize.append(kept)
             if task.group is None:
                 self.watch.found(kept)

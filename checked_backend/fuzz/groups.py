@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.documented import Difference, documented
 from checked_backend.fuzz.known import spelled
 from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import FuzzProgram
@@ -70,9 +70,9 @@ class Group:
         return f"{self.detail or self.kind} | {self.stage} | {self.op}"
 
     @property
-    def reason(self) -> str:
-        """Why it is no bug but a documented difference; empty if it may be a bug."""
-        return documented(self.detail, self.result.subject)
+    def difference(self) -> Difference | None:
+        """The documented difference that it is; None if it may be a bug."""
+        return documented(self.result)
 
     def joined(self, other: Group) -> Group:
         """Both as one: the smaller program, and how often both were met."""
@@ -118,7 +118,7 @@ def signature_of(program: FuzzProgram, result: Examined) -> Group:
         raised = result.actual.split(":")[0].split("(")[0].strip()
         detail = f"{detail}: {raised}" if raised.isidentifier() else detail
     op = plain(result.op) if result.op else " > ".join(_ops(program))
-    if documented(detail, result.subject):
+    if documented(result) is not None:
         op = ANY  # who knows of one of these knows of all
     return Group(result.kind, detail, result.stage, op, program, result, localized=bool(result.op))
 

@@ -189,7 +189,7 @@ def worst_finding(report: Report) -> Finding | None:
     """The finding that names what is wrong: the first that fails; documented differences and layout come last."""
 
     def rank(finding: Finding) -> tuple[bool, bool]:
-        return bool(documented(finding.detail, finding.subject)), finding.is_layout
+        return documented(finding) is not None, finding.is_layout
 
     return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.groups import Group
+from checked_backend.fuzz.render.summary import standing
 from checked_backend.report.clean import clean
 from checked_backend.report.live_view import LiveView
 from checked_backend.sweep.progress import duration
@@ -43,7 +44,7 @@ class Progress(LiveView):
 
     def found(self, group: Group) -> None:
         """Tell of a group that is new in this corpus."""
-        word = "documented" if group.reason else "known" if group.signature in self._known else "new"
+        word = standing(group, self._known)
         style = "bold red" if word == "new" else "dim"
         line = Text.assemble((f"{word:<11}", style), clean(f"{group.signature}: {group.result.message}"[:200]))
         self._console.print(line, soft_wrap=True, highlight=False)
@@ -63,7 +64,7 @@ class Progress(LiveView):
         rate = (totals.checked - self._before) / max(spent, 1e-9)
         share = totals.compiled / totals.checked if totals.checked else 0.0
         groups = self._corpus.groups()
-        bugs = sum(group.confirmed and not group.reason for group in groups)
+        bugs = sum(group.confirmed and group.difference is None for group in groups)
         return (
             f"{duration(spent)}: {totals.checked} programs, {rate:.2f} a second, {share:.0%} compiled, "
             f"{totals.ops} operations, {totals.pairs} with dtypes, {bugs} groups"

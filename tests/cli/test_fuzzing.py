@@ -11,7 +11,7 @@ from checked_backend.cli import fuzzing
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.selftest import Tried
 from tests.support.cli_tools import Run
-from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
+from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of, program_of
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def _with_results(path: Path) -> Path:
         corpus.add_result(first.number, PASS)
         corpus.add_result(second.number, failing())
         corpus.assign(second.number, corpus.put(group_of("torch.neg")).number)
-        corpus.put(group_of("torch.abs", kind="alias", detail="alias.identity"))
+        corpus.put(group_of("torch.abs", **STRIDES))
     return path
 
 
@@ -58,10 +58,26 @@ def test_report_shows_groups_with_their_programs(run: Run, tmp_path: Path) -> No
     assert groups[0]["program"]["calls"][0][0] == "torch.neg"
 
 
+def test_report_writes_pages_of_a_database_of_fuzz(run: Run, tmp_path: Path) -> None:
+    db = _with_results(tmp_path / "f.db")
+    names = {form: tmp_path / f"f.{form}" for form in ("html", "junit", "json")}
+    words = [word for form, path in names.items() for word in (f"--{form}", path)]
+    code, out, _ = run("report", db, *words)
+    assert code == 1
+    assert out.startswith("FAIL: inductor on torch 2.13.0")
+    assert names["html"].read_text().startswith("<!DOCTYPE html>")
+    assert "<testsuites>" in names["junit"].read_text()
+    assert json.loads(names["json"].read_text())["verdict"] == "fail"
+
+
 def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("report", _with_results(tmp_path / "f.db"), "--csv", tmp_path / "x.csv")
+    db = _with_results(tmp_path / "f.db")
+    code, _, err = run("report", db, "--csv", tmp_path / "x.csv")
     assert code == 3
     assert "--csv" in err
+    code, _, err = run("report", db, "--certificate")
+    assert code == 3
+    assert "a fuzz has no certificate" in err
 
 
 @pytest.mark.parametrize(

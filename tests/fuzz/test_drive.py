@@ -16,7 +16,7 @@ from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask
-from tests.support.fuzz_tools import PASS, failing, group_of, program_of
+from tests.support.fuzz_tools import PASS, STRIDES, failing, group_of, program_of
 
 WRONG = "torch.neg"
 MADE = [program_of("torch.exp"), program_of(WRONG), program_of("torch.abs", WRONG), program_of("torch.abs")]
@@ -107,13 +107,13 @@ def test_documented_differences_are_one_row_and_not_looked_into(
     world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(task: CheckTask) -> Any:
-        return {place: failing("structure", "structure.stride") for place in range(len(task.entries))}, []
+        return {place: failing(**STRIDES) for place in range(len(task.entries))}, []
 
     monkeypatch.setattr(world, "check", check)
     _run(corpus, 4)
     assert world.asked == ["generate 0"]
     (group,) = corpus.groups()
-    assert group.reason
+    assert group.difference is not None
     assert group.met == 4
     assert not corpus.failures()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.groups import may_be, plain, signature_of
-from tests.support.fuzz_tools import failing, group_of, program_of
+from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
 
 @pytest.mark.parametrize("op", ["torch.add", "Tensor.add_", "+", "+=", "aten.add.Tensor", "aten.add_.Tensor"])
@@ -50,8 +49,8 @@ def test_the_smallest_confirmed_program_is_kept() -> None:
     assert small.joined(group_of("torch.exp", confirmed=False)).confirmed
 
 
-def test_documented_differences_are_a_class_of_their_own() -> None:
-    assert documented("alias.identity", "output[0]")
-    assert not documented("alias.memory", "output[0]")
-    assert documented("structure.type", "grad[x0]")
-    assert not documented("structure.type", "output[0]")
+def test_documented_differences_are_one_group_whatever_the_operator() -> None:
+    first, second = (signature_of(program_of(op), failing(**STRIDES)) for op in ("torch.exp", "torch.add"))
+    assert first.signature == second.signature
+    assert first.difference is not None
+    assert signature_of(program_of("torch.exp"), failing(**{**STRIDES, "subject": "mutated[x0]"})).difference is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from checked_backend.fuzz.database import Corpus
@@ -14,9 +15,20 @@ from checked_backend.process.child import Ended
 from checked_backend.sweep.job import Answer
 from checked_backend.sweep.status import Status
 
-__all__ = ["PASS", "answer", "failing", "filled", "group_of", "program_of"]
+__all__ = ["PASS", "STRIDES", "answer", "failing", "filled", "group_of", "program_of"]
 
 PASS = Examined(Status.PASS, compiled=True)
+
+STRIDES: Mapping[str, str] = MappingProxyType(
+    {
+        "kind": "structure",
+        "detail": "structure.stride",
+        "subject": "output[0]",
+        "expected": "(3, 1)",
+        "actual": "(1, 2)",
+    }
+)
+"""A difference that is documented."""
 
 
 def program_of(*ops: str) -> FuzzProgram:

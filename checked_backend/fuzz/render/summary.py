@@ -1,0 +1,134 @@
+"""What a database of fuzz says, read once, for each way to show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from checked_backend.findings import Verdict
+from checked_backend.fuzz.database import Corpus, Totals
+from checked_backend.fuzz.groups import Group
+
+__all__ = ["MEANING", "Shown", "Summary", "standing", "summarize"]
+
+MEANING: Mapping[str, str] = MappingProxyType(
+    {
+        "new": "wrong, and not known before",
+        "known": "wrong, and known before",
+        "documented": "a documented difference of compiled programs",
+        "unconfirmed": "did not show again in a fresh process",
+    }
+)
+"""How groups may stand, in the order in which they are counted, and what that means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A group as it is shown.
+
+    Attributes:
+        group: The group.
+        standing: A word of `MEANING`.
+    """
+
+    group: Group
+    standing: str
+
+    @property
+    def why(self) -> str:
+        """Why it stands so, in words."""
+        difference = self.group.difference
+        return MEANING[self.standing] if difference is None else difference.reason
+
+    @property
+    def source(self) -> str:
+        """The page that documents the difference; empty of what may be a bug."""
+        return "" if self.group.difference is None else self.group.difference.source
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A database of fuzz.
+
+    Attributes:
+        settings: What the results depend on: compiler, versions, hardware.
+        totals: What was checked.
+        groups: The groups, those met most first.
+        waiting: How many failures are not confirmed yet.
+        gone: How many failures did not show again in a fresh process.
+        undecided: The programs without a verdict, each with the reason.
+    """
+
+    settings: Mapping[str, str]
+    totals: Totals
+    groups: Sequence[Shown]
+    waiting: int
+    gone: int
+    undecided: Sequence[tuple[str, str]]
+
+    @property
+    def verdict(self) -> Verdict:
+        """*Fail* if a group is new. *Inconclusive* if no program was checked, or failures wait to be confirmed."""
+        if any(shown.standing == "new" for shown in self.groups):
+            return Verdict.FAIL
+        return Verdict.PASS if self.totals.checked and not self.waiting else Verdict.INCONCLUSIVE
+
+    @property
+    def title(self) -> str:
+        """``FAIL: inductor on torch 2.13.0: groups: 1 new, 2 documented``."""
+        counts = Counter(shown.standing for shown in self.groups)
+        told = ", ".join(f"{counts[word]} {word}" for word in MEANING if counts[word]) or "none"
+        compiler, torch = (self.settings.get(name, "?") for name in ("compiler", "torch"))
+        return f"{self.verdict.value.upper()}: {compiler} on torch {torch}: groups: {told}"
+
+    @property
+    def counts(self) -> str:
+        """``90 programs (2 fail, 88 pass), 80 of them compiled; 40 operations, 90 with dtypes``."""
+        statuses = ", ".join(f"{number} {status}" for status, number in sorted(self.totals.statuses.items()))
+        return (
+            f"{self.totals.checked} programs ({statuses}), {self.totals.compiled} of them compiled; "
+            f"{self.totals.ops} operations, {self.totals.pairs} with dtypes"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What else must be known of the run."""
+        notes = []
+        if self.waiting:
+            notes.append(f"{self.waiting} failures are not confirmed yet: run again with the same --db")
+        if self.gone:
+            notes.append(f"{self.gone} failures did not show again in a fresh process")
+        return notes
+
+
+def summarize(corpus: Corpus, known: set[str]) -> Summary:
+    """Read a database.
+
+    Args:
+        corpus: The database.
+        known: Signatures of groups that were known before.
+    """
+    return Summary(
+        corpus.settings(),
+        corpus.totals(),
+        tuple(Shown(group, standing(group, known)) for group in corpus.groups()),
+        len(corpus.failures()),
+        corpus.unconfirmed(),
+        tuple(corpus.inconclusive()),
+    )
+
+
+def standing(group: Group, known: set[str]) -> str:
+    """``new``, ``known``, ``documented`` or ``unconfirmed``.
+
+    Args:
+        group: The group.
+        known: Signatures of groups that were known before.
+    """
+    if group.difference is not None:
+        return "documented"
+    if not group.confirmed:
+        return "unconfirmed"
+    return "known" if group.signature in known else "new"
