@@ -22,6 +22,9 @@ from checked_backend.regions.late_writes import writes_in_backward
 
 __all__ = ["GraphInfo", "qualified_names"]
 
+_SPLITTING = "DDPOptimizer"
+"""How torch's reason for a graph begins that is one of several, one for each bucket of gradients."""
+
 _ROOT = re.compile(r"^(?:L|G)\['(?P<root>[^']*)'\]")
 _MODULE = "__import_"  # the beginning of Dynamo's names for the globals of a module
 _OF_CLASS = re.compile(r"^(?:dict\()?type\(.*\)\.__dict__\)?\['(?P<name>\w+)'\]$")
@@ -78,9 +81,10 @@ class GraphInfo:
         lines = [line for node in calls if (line := source_line(node))]
         called = graph_name(gm)
         where = compile_id()
+        inputs = _unique(_placeholder_names(gm))
         return cls(
-            name=f"{called} [{where}]" if where else called,
-            inputs=_unique(_placeholder_names(gm)),
+            name=(f"{called} [{where}]" if where else called) + _part(gm, inputs),
+            inputs=inputs,
             input_sources=tuple(
                 next((line for user in node.users if (line := source_line(user))), "")
                 for node in gm.graph.find_nodes(op="placeholder")
@@ -97,6 +101,14 @@ class GraphInfo:
             ),
             accumulates=any(is_accumulate_grad(node.target) for node in calls),
         )
+
+
+def _part(gm: fx.GraphModule, inputs: Sequence[str]) -> str:
+    """Which part of a split graph this is: all parts have one compile id. "" for a graph that was not split."""
+    reason = str(getattr(getattr(gm, "compile_subgraph_reason", None), "reason", ""))
+    if not reason.startswith(_SPLITTING):
+        return ""
+    return f" from {next((name for name in inputs if '.' in name), inputs[0] if inputs else 'its inputs')}"
 
 
 def _placeholder_names(gm: fx.GraphModule) -> list[str]:

@@ -49,7 +49,7 @@ from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
 from checked_backend.regions.torch_state import RngState
-from checked_backend.regions.unobserved import is_unobserved
+from checked_backend.regions.unobserved import is_traced, is_unobserved
 from checked_backend.regions.unsupported import MachineLimits
 
 __all__ = ["CheckedRegion"]
@@ -131,7 +131,7 @@ class CheckedRegion:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
-        if is_unobserved():
+        if is_unobserved() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
         if self._replicas is not None and self._replicas.due(self._earlier.calls):

@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -111,6 +112,7 @@ def told(report: cb.Report) -> dict[str, Any]:
         "located": [[found.subject, found.op, found.source] for found in report.findings],
         "skips": [[skip.subject, skip.reason, skip.matters] for skip in report.coverage.skipped],
         "checked": dict(report.coverage.checked),
+        "regions": len(report.coverage.regions),
         "notes": list(report.coverage.notes),
         "text": str(report),
     }
@@ -218,6 +220,9 @@ def _model(kind: str, world: int, compiled: Callable[[nn.Module], Any]) -> tuple
     model = Blocks()
     if kind == "ddp":
         return model, compiled(nn.parallel.DistributedDataParallel(model))
+    if kind == "split ddp":  # buckets so small that Dynamo splits the graph between them
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
+        return model, compiled(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.003))
     mesh = init_device_mesh("cpu", (world,))
     if kind == "tensor parallel":
         for block in model.blocks:
@@ -323,6 +328,60 @@ def alike(
         checked = _trained(kind, rank, world, steps, "numcheck", given)
     equal = len(plain) == len(checked) > 0 and all(map(torch.equal, plain, checked))
     return {**told(session.report), "equal": equal}
+
+
+def piped(rank: int, world: int, *, handmade: bool, steps: int = 4, **options: Any) -> dict[str, Any]:
+    """Train two stages of a pipeline, one on each of two ranks. Are the weights the same, checked or not?"""
+    given = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
+    train = _piped_by_hand if handmade else _scheduled
+    plain = train(rank, steps, lambda stage: torch.compile(stage, backend="aot_eager"))
+    with cb.collect() as session:
+        checked = train(rank, steps, lambda stage: torch.compile(stage, backend="numcheck", options=given))
+    return {**told(session.report), "equal": all(map(torch.equal, plain, checked))}
+
+
+def _batch(number: int) -> torch.Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(number))
+
+
+def _piped_by_hand(rank: int, steps: int, compiled: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(rank)
+    stage = Block()
+    run, optimizer = compiled(stage), torch.optim.AdamW(stage.parameters(), lr=1e-2)
+    for number in range(steps):
+        optimizer.zero_grad()
+        if rank == 0:
+            sent = run(_batch(number))
+            dist.send(sent.detach(), 1)
+            gradient = torch.empty_like(sent)
+            dist.recv(gradient, 1)
+            sent.backward(gradient)
+        else:
+            received = torch.empty(8, 16)
+            dist.recv(received, 0)
+            received.requires_grad_()
+            run(received).square().mean().backward()
+            dist.send(received.grad, 0)
+        optimizer.step()
+    return [parameter.detach() for parameter in stage.parameters()]
+
+
+def _scheduled(rank: int, steps: int, compiled: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(rank)
+    module = Block()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    stage = PipelineStage(compiled(module), rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+    for number in range(steps):
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(_batch(number))
+        else:
+            schedule.step(target=_batch(-1 - number))
+        optimizer.step()
+    return [parameter.detach() for parameter in module.parameters()]
 
 
 def several(rank: int, world: int, *, programs: Sequence[Sequence[Any]]) -> list[Any]:
