@@ -66,7 +66,7 @@ class DivergenceWarning(UserWarning):
 
 
 class MetadataError(CheckedBackendError):
-    """What ran does not have the metadata that was recorded when the graph was traced.
+    """Raised if a value that ran does not have the metadata that was recorded when the graph was traced.
 
     Attributes:
         finding: The mismatch.

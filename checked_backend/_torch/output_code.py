@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["CALL_MARK", "OutputCode", "output_code_noted"]
 
 CALL_MARK = "[Provenance debug handles]"
-"""What a comment begins with that names the call on the lines after it."""
+"""The beginning of a comment that names the call on the lines after it."""
 
 
 @dataclass(frozen=True, slots=True)

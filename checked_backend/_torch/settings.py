@@ -69,7 +69,7 @@ def set_backend_flag(backend: str, name: str, value: bool) -> None:
     Args:
         backend: ``cudnn`` or ``mkldnn``.
         name: The flag's name, for instance ``deterministic``.
-        value: What it is set to.
+        value: Its new value.
     """
     with torch.backends.__allow_nonbracketed_mutation():
         setattr(getattr(torch.backends, backend), name, value)

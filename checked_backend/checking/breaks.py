@@ -1,4 +1,4 @@
-"""What Dynamo made of the program's code, and which parts ran in eager because of that."""
+"""Find the parts of a program that Dynamo did not compile, and that therefore ran in eager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUBJECT = "the compiled program"
 
 @dataclass(slots=True)
 class Tracing(DynamoLog):
-    """What Dynamo did while a program ran.
+    """The facts about Dynamo's work while a program ran.
 
     Attributes:
         numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.

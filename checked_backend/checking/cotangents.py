@@ -75,7 +75,7 @@ class Incoming(str, Enum):
         return self not in (Incoming.INFINITE, Incoming.NAN)
 
     def at(self, outputs: Mapping[str, Given]) -> dict[str, Given]:
-        """Those of several outputs at which gradients enter."""
+        """The outputs, of several, at which gradients enter."""
         places = list(outputs.items())
         if self is Incoming.FIRST:
             return dict(places[:1])

@@ -16,7 +16,7 @@ __all__ = ["RegionResults"]
 
 @dataclass(slots=True)
 class RegionResults:
-    """What compiled regions returned during one call of a program.
+    """The values that compiled regions returned during one call of a program.
 
     A region's results are a flat list: ``output[1]`` of a region may be ``output[loss]`` of the program.
 

@@ -1,4 +1,4 @@
-"""What can and cannot be checked on this machine."""
+"""Find out what can be checked on this machine, and what cannot."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from checked_backend.report.text import render_rich
 __all__ = ["STDOUT", "Verbose", "complain", "print_reports", "print_text"]
 
 STDOUT = "-"
-"""What ``--json`` without a file stands for."""
+"""The value of ``--json`` without a file."""
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell all that is known.")]
 

@@ -24,7 +24,7 @@ DIAGNOSED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 
 @dataclass(slots=True)
 class Diagnosis:
-    """Where a failure comes from; plain data, because it crosses a process boundary.
+    """The origin of a failure, as plain data, because it crosses a process boundary.
 
     Attributes:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
@@ -70,7 +70,7 @@ class Diagnosis:
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
-        """As text, for another process."""
+        """The diagnosis as text, for another process."""
         return json.dumps(asdict(self))
 
     def add_evidence(self, about: EvidenceKey, words: str) -> None:

@@ -41,7 +41,7 @@ def argument_nodes(value: Any, depth: int = 0, *, message: bool = False) -> Iter
     """Check an argument, and yield the names of the nodes that it refers to.
 
     Args:
-        value: What ``encode_value`` writes: plain values, lists, and ``{kind: inner}`` for everything else.
+        value: A result of ``encode_value``: plain values, lists, and ``{kind: inner}`` for everything else.
         depth: How deep the value lies in the argument.
         message: Whether texts in it are messages, see `takes_message`.
 

@@ -160,7 +160,7 @@ def resolve_target(text: str, trusted: Trusted | None = None) -> Any:
 
     Args:
         text: The text.
-        trusted: What may be called besides torch's own; by default every operator that this program registered.
+        trusted: The targets allowed besides torch's own; by default every operator that this program registered.
 
     Raises:
         Unresolved: The target is not registered here, or a dump may not call it.

@@ -29,7 +29,7 @@ class WorstElement:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Where in a tensor the differences are, and how many are how large.
+    """The distribution of differences in a tensor, by place and by size.
 
     Attributes:
         shape: The tensor's shape.

@@ -113,7 +113,7 @@ class Corpus(SqliteFile):
                 )
 
     def settings(self) -> dict[str, str]:
-        """What the results depend on."""
+        """The facts that the results depend on."""
         return {str(name): str(value) for name, value in self._query("SELECT name, value FROM setting", ())}
 
     # programs

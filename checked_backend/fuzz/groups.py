@@ -66,7 +66,7 @@ class Group:
 
     @property
     def signature(self) -> str:
-        """What makes it one group: kind, finer kind, stage, operator."""
+        """The facts that the failures of a group share: kind, finer kind, stage, operator."""
         return f"{self.detail or self.kind} | {self.stage} | {self.op}"
 
     @property

@@ -77,7 +77,7 @@ _PLAIN = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _UNDEFINED = re.compile(
     r"empty.*|resize.*|new_empty.*|set_|data_ptr|share_memory_|storage.*|.*hook|backward|numpy|map2?_"
 )
-"""What reads memory that nobody wrote, or has nothing to do with a computation."""
+"""Functions that read memory which nothing has written, or that compute nothing."""
 
 
 @functools.cache

@@ -40,7 +40,7 @@ _PLANTED = "planted:"
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What came out for one program.
+    """The result for one program.
 
     Attributes:
         status: A verdict, or how its process ended.
@@ -53,8 +53,8 @@ class Examined:
         subject: Its subject.
         stage: The stage of compilation in which it arises.
         op: The operator at fault, where one was found.
-        expected: What eager has, in words.
-        actual: What the compiled program has.
+        expected: The value in eager, as text.
+        actual: The value in the compiled program, as text.
         report: The report as JSON, of what did not pass.
     """
 

@@ -28,11 +28,11 @@ _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.a
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came out for one planted fault.
+    """The result for one planted fault.
 
     Attributes:
         fault: Its name; ``none`` is the control.
-        words: What it does.
+        words: A description of the fault.
         caught: Whether a check said so.
         programs: After how many programs; of the control, how many there were.
         finding: The kind of finding, in words.

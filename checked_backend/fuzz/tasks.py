@@ -1,4 +1,4 @@
-"""What the worker processes are asked, and what their answers mean, also of a worker that died."""
+"""The questions to worker processes, and the meaning of their answers, also if a worker died."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOCALIZE_SECONDS = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asked for.
+    """The user's choices for a run.
 
     Attributes:
         compiler: The candidate.
@@ -139,7 +139,7 @@ class CheckTask:
     batch: int
 
     def run(self, asked: Asked, reins: Reins) -> tuple[dict[int, Examined], list[CheckTask]]:
-        """What came out by place, and what must be asked again because a process died in between."""
+        """The results by place, and the tasks to repeat because a process died before it answered."""
         question = {
             "ask": "check",
             "programs": [entry.text for entry in self.entries],

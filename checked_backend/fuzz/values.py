@@ -11,7 +11,7 @@ from checked_backend.fuzz.program import Input
 __all__ = ["EDGES", "make_inputs", "storage_sizes", "strides_of"]
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
-"""What floating-point inputs with edge values have among others."""
+"""The edge values that floating-point inputs get among others."""
 
 _SHARE_OF_EDGES = 0.3
 

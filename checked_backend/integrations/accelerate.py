@@ -20,7 +20,7 @@ _BACKEND = "ACCELERATE_DYNAMO_BACKEND"
 
 @dataclass
 class NumcheckPlugin(TorchDynamoPlugin):  # type: ignore[misc]
-    """What ``Accelerator(dynamo_plugin=NumcheckPlugin())`` compiles is checked against eager.
+    """A plugin that checks everything that ``Accelerator(dynamo_plugin=NumcheckPlugin())`` compiles against eager.
 
     Everything else is as in `TorchDynamoPlugin`: ``backend`` is what is checked (Inductor if neither it nor the
     environment names one), and ``mode`` and ``options`` are that backend's.

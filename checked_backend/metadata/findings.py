@@ -28,7 +28,7 @@ class NodeMismatch:
 
     Attributes:
         node: The node.
-        mismatch: What differs.
+        mismatch: The difference.
         graph: The graph's kind.
         place: The graph inside of that graph, or "".
         inputs: The node's real arguments, None if they are not known.
@@ -126,7 +126,7 @@ def depended_on(finding: Finding, why: str) -> Finding:
 
     Args:
         finding: The finding.
-        why: What depends on the layout.
+        why: The user of the layout, as text.
     """
     return replace(finding, more_than_layout=why, evidence={**finding.evidence, EvidenceKey.DEPENDED_ON: why})
 

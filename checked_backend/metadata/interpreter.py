@@ -43,7 +43,7 @@ class MetadataInterpreter:
         ignore_ops: Operators that are not reported: ``aten.relu``, ``aten.relu.default``, ``mylib::op``.
         ignore: Findings that are not reported: kinds, finer kinds or subjects.
         nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
-        history: What the graphs that ran before this one found. This graph adds its own findings.
+        history: The facts from graphs that ran before this one. This graph adds its own.
         immediate: Give each node's findings to ``on_findings`` before the next node runs, not at the end.
         patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
             later node depends on them.

@@ -24,7 +24,7 @@ _SECONDS, _CHECKING = "seconds of the program", "seconds of checks"
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What one process of a run found.
+    """The report of one process of a run.
 
     Attributes:
         report: The report.

@@ -1,4 +1,4 @@
-"""What a recorded run leaves: for each process a file with one line of JSON for each tensor of each recorded call."""
+"""The files of a recorded run: one for each process, with one line of JSON for each tensor of each recorded call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 1 << 20  # characters of one line
 _MOST = 5_000_000  # lines of one file
 
 Place = tuple[str, str, int, str]
-"""Where a tensor is: process, region, call, subject."""
+"""The identity of a recorded tensor: process, region, call, subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TensorRecord:
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """What one process left.
+    """The records of one process.
 
     Attributes:
         header: Its versions and its command line.
@@ -75,7 +75,7 @@ class RecordFile:
     Args:
         folder: The folder of the run.
         rank: The rank of the process, or "0".
-        header: What is known of it.
+        header: The facts about the process.
     """
 
     def __init__(self, folder: Path, rank: str, header: Mapping[str, Any]) -> None:

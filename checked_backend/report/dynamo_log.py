@@ -1,4 +1,4 @@
-"""What Dynamo made of a program's code, in its own words: graph breaks, skipped functions, the recompile limit."""
+"""Read what Dynamo logged about a program's code: graph breaks, skipped functions, the recompile limit."""
 
 from __future__ import annotations
 

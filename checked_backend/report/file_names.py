@@ -28,7 +28,7 @@ def process_rank() -> int | None:
 
 
 def this_moment(now: datetime | None = None) -> str:
-    """What sets this process's files apart: ``20260102T030405Z-1234``, or ``20260102T030405Z-rank0-1234``.
+    """The part of file names that no other process uses: ``20260102T030405Z-1234``, or with the rank before the number.
 
     Args:
         now: The time, if not the present.

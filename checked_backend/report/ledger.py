@@ -67,7 +67,7 @@ class Ledger:
                     self._findings[_key(old)] = finding
 
     def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Those among findings that no earlier call had."""
+        """The findings, of these, that no earlier call had."""
         with self._lock:
             return tuple(finding for finding in findings if _key(finding) not in self._findings)
 
@@ -143,7 +143,7 @@ class Ledger:
             self._passed[info.name] += 1
 
     def _known(self, name: str) -> RegionInfo | None:
-        """What is known of a region, with the calls that were passed by; None if it is not known."""
+        """The facts about a region, with the calls that were not checked; None if it is not known."""
         known, passed = self._regions.get(name), self._passed.pop(name, 0)
         if known is not None and passed:
             known = self._regions[name] = replace(known, calls=known.calls + passed)

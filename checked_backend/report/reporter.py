@@ -23,7 +23,7 @@ __all__ = ["Reporter"]
 
 
 class Reporter:
-    """Where one region's checks write to.
+    """The place to which one region's checks write.
 
     Everything goes to the region's own ledger and to the sessions that are active where it happens.
 

@@ -132,7 +132,7 @@ _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_session
 
 
 def investigations() -> Investigations:
-    """Those of the innermost session. Outside of all sessions nothing is remembered from one region to the next."""
+    """The innermost session's investigations. Outside of all sessions, regions share no memory of them."""
     sessions = _sessions.get()
     return sessions[-1].investigations if sessions else Investigations()
 

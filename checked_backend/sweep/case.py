@@ -135,7 +135,7 @@ class CaseResult:
     Attributes:
         status: Pass, fail, or why there is no verdict.
         message: The reason, in a sentence.
-        stage: What the process was doing last.
+        stage: The last stage that the process entered.
         expected: The rule's reason why this status is expected of the model. The exit code then ignores the case.
         seconds: How long the process ran.
         peak: Peak memory of the process in bytes, with the check's own copies.

@@ -26,15 +26,15 @@ _HEADER, _ID = 100, slice(68, 72)  # https://www.sqlite.org/fileformat.html
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a file of an application is.
+    """The format of an application's SQLite file.
 
     Attributes:
         application: Its id in the file's header.
         version: The version that is read and written.
         schema: The SQL that makes its tables.
         tables: Their names.
-        of: What it is a database of: ``sweeps``.
-        writer: What writes to it: ``sweep``.
+        of: The things that it is a database of: ``sweeps``.
+        writer: The verb that writes to it: ``sweep``.
         error: The exception for a file that cannot be used.
     """
 
@@ -69,7 +69,7 @@ class SqliteFile:
 
     Args:
         path: The file.
-        form: What it must be.
+        form: The format that it must have.
         write: Create the file if it is missing, and lock it against others that write.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where in a tensor the differences are: a block-wise map, a histogram in units in the last place, the worst elements.
+"""The distribution of differences in a tensor: a block-wise map, a histogram in ulps, and the worst elements.
 
 This is made for a finding alone, so a clean run pays nothing for it. The tensors are read in parts.
 """

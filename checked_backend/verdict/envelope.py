@@ -71,7 +71,7 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.Tensor | None:
-    """Where eager has a number and float64 has none, so that float64 confirms nothing.
+    """Mask the elements of which eager has a number and float64 has none, so that float64 confirms nothing.
 
     A matrix that is singular in float64 may be not quite singular in float32. A program may overflow, or take the
     logarithm of zero, in float64 alone. Where the reference and the twin are both infinite, they agree whatever they

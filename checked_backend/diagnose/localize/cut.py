@@ -102,7 +102,7 @@ def cut_before(
         inputs: Its inputs; they may be written to.
         node: The node.
         options: Name the candidate.
-        finding: What is wrong.
+        finding: The finding that it must show.
     """
     values: dict[fx.Node, Any] = {}
     interpreter = fx.Interpreter(gm)

@@ -23,7 +23,7 @@ class Location:
         node: The operator that errs.
         op: Its name in ATen: the operator to which the user's call comes down.
         within: How the node is related to the operator of the user's graph, if a decomposition made the node.
-        message: What is wrong with its result.
+        message: The difference of its result, as text.
         cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.

@@ -61,7 +61,7 @@ class FaultyOperator:
 
     Attributes:
         node: The node of the probed graph.
-        finding: What is wrong with its result.
+        finding: The finding about its result.
     """
 
     node: fx.Node

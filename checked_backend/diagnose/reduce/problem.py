@@ -179,7 +179,7 @@ class Problem:
         return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
     def wrong_results(self, program: FailingCase) -> list[int]:
-        """Which of a program's outputs go wrong in the wanted kind.
+        """The outputs of a program that go wrong in the wanted kind.
 
         Raises:
             OutOfTime: The deadline has passed.

@@ -158,7 +158,7 @@ def write_script(
 
     Args:
         program: The program.
-        finding: What is wrong with it.
+        finding: The finding that it shows.
         compile_code: How it is compiled.
         plain: Prefer calls of ``torch`` to operators.
         values_file: Name of the file for values that are too many to be written.

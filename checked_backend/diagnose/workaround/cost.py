@@ -66,7 +66,7 @@ class Cost:
         return f"{told}: it amounts to eager, at eager's speed" if self.is_eager else told
 
     def to_json(self) -> str:
-        """As text, for another process."""
+        """The cost as text, for another process."""
         return json.dumps(asdict(self))
 
 

@@ -39,7 +39,7 @@ _SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the user asked for.
+    """The user's choices for generated programs.
 
     Attributes:
         ops: Patterns of names of operations, as in a shell; empty for all.
@@ -164,7 +164,7 @@ class Draft:
         return [Ref(p) for p, value in enumerate(self.values) if isinstance(value, torch.Tensor) and wanted(value)]
 
     def value(self, ref: Ref) -> torch.Tensor:
-        """What a value is in eager."""
+        """The value in eager."""
         found = self.values[ref.value]
         if not isinstance(found, torch.Tensor):
             raise FuzzError(f"value {ref.value} of a program that is being made is no tensor")

@@ -1,1 +1,1 @@
-"""What fuzzing found as text, as JSON, as JUnit XML, as one HTML page, and as issues to paste."""
+"""Render the findings of fuzzing as text, as JSON, as JUnit XML, as one HTML page, and as issues to paste."""

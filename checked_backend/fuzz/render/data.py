@@ -1,4 +1,4 @@
-"""What fuzzing found, as JSON."""
+"""Render the findings of fuzzing as JSON."""
 
 from __future__ import annotations
 

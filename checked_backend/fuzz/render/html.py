@@ -1,4 +1,4 @@
-"""What fuzzing found, as one self-contained HTML page without scripts."""
+"""Render the findings of fuzzing as one self-contained HTML page without scripts."""
 
 from __future__ import annotations
 

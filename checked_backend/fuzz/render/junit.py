@@ -1,4 +1,4 @@
-"""What fuzzing found, as JUnit XML, which continuous integration services show."""
+"""Render the findings of fuzzing as JUnit XML, which continuous integration services show."""
 
 from __future__ import annotations
 

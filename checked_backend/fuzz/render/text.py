@@ -1,4 +1,4 @@
-"""What fuzzing found, as text: what was checked, then each group with its program."""
+"""Render the findings of fuzzing as text: what was checked, then each group with its program."""
 
 from __future__ import annotations
 

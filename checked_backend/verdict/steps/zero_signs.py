@@ -68,7 +68,7 @@ def _turned(pair: TensorPair) -> torch.Tensor | None:
 
 
 def _kept_by_all(pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
-    """Which of these elements are zeros of eager's sign in every control run; none if a run could not be made."""
+    """The elements, of these, that are zeros of eager's sign in every control run; none if a run could not be made."""
     sign = _parts(pair.reference).signbit()
     for values in made:
         value = None if values is None else values.get(pair.name)
