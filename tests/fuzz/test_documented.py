@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.fuzz.documented import DOCUMENTED, documented
 from checked_backend.fuzz.oracle import check_program
-from checked_backend.fuzz.program import Call, Input, Program, Ref
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.sweep.status import Status
 from tests.support.fuzz_tools import failing
 
@@ -55,17 +55,17 @@ def test_a_class_takes_one_direction_and_one_subject(
     assert (documented(_found(detail, subject, expected, actual)) is not None) is is_documented
 
 
-def _program(*calls: Call, returns: tuple[int, ...], gradients: bool = False) -> Program:
-    return Program((Input("float32", (2, 3), (3, 1), requires_grad=gradients),), calls, returns, gradients)
+def _program(*calls: Statement, returns: tuple[int, ...], gradients: bool = False) -> FuzzProgram:
+    return FuzzProgram((Input("float32", (2, 3), (3, 1), requires_grad=gradients),), calls, returns, gradients)
 
 
 TWO_VIEWS = _program(
-    Call("torch.exp", (Ref(0),)),
-    Call("Tensor.view", (Ref(1), 3, 2)),
-    Call("Tensor.view", (Ref(1), 3, 2)),
+    Statement("torch.exp", (Ref(0),)),
+    Statement("Tensor.view", (Ref(1), 3, 2)),
+    Statement("Tensor.view", (Ref(1), 3, 2)),
     returns=(2, 3),
 )
-ONE_TENSOR = _program(Call("torch.exp", (Ref(0),)), returns=(1,))
+ONE_TENSOR = _program(Statement("torch.exp", (Ref(0),)), returns=(1,))
 
 
 def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Call
     ],
 )
 def test_the_check_tells_a_documented_difference_from_a_fault_of_the_same_kind(
-    program: Program, change: Any, detail: str, is_documented: bool
+    program: FuzzProgram, change: Any, detail: str, is_documented: bool
 ) -> None:
     result = check_program(program, _changing(change))
     assert result.status is Status.FAIL
@@ -97,14 +97,14 @@ def test_the_check_tells_a_documented_difference_from_a_fault_of_the_same_kind(
 
 
 def test_a_view_of_an_input_that_comes_back_as_the_input_is_a_fault() -> None:
-    program = _program(Call("Tensor.view", (Ref(0), 2, 3)), returns=(1,))
+    program = _program(Statement("Tensor.view", (Ref(0), 2, 3)), returns=(1,))
     result = check_program(program, _changing(lambda _, args: [args[0]]))
     assert result.detail == "alias.identity"
     assert documented(result) is None
 
 
 def test_a_result_whose_elements_share_memory_is_a_fault() -> None:
-    program = _program(Call("torch.zeros_like", (Ref(0),)), returns=(1,))
+    program = _program(Statement("torch.zeros_like", (Ref(0),)), returns=(1,))
     result = check_program(program, _changing(lambda outs, _: [outs[0][:1].expand(2, 3)]))
     assert result.detail == "structure.stride"
     assert documented(result) is None
@@ -126,8 +126,12 @@ class _Sends(torch.autograd.Function):
 @pytest.mark.parametrize(("number", "kind"), [(0.0, ""), (1.0, "structure")])
 def test_zeros_where_eager_has_no_gradient_are_nothing_and_numbers_are_a_fault(number: float, kind: str) -> None:
     inputs = tuple(Input("float32", (2,), (1,), requires_grad=True) for _ in range(2))
-    calls = (Call("torch.exp", (Ref(0),)), Call("torch.zeros_like", (Ref(1),)), Call("torch.add", (Ref(2), Ref(3))))
-    program = Program(inputs, calls, (4,), gradients=True)
+    calls = (
+        Statement("torch.exp", (Ref(0),)),
+        Statement("torch.zeros_like", (Ref(1),)),
+        Statement("torch.add", (Ref(2), Ref(3))),
+    )
+    program = FuzzProgram(inputs, calls, (4,), gradients=True)
 
     def compiler(gm: Any, _inputs: Any) -> Any:
         return lambda *args: [_Sends.apply(gm(*args)[0], args[1], number)]
