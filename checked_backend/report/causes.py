@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checked_backend.findings import Finding, Kind, Severity
 
-__all__ = ["Cause", "causes_of", "short_region"]
+__all__ = ["Cause", "causes_of", "several_regions", "short_region", "worst_first"]
 
 _COMPILE_ID = re.compile(r" \[[^\[\]]*\]$")
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
@@ -63,6 +64,26 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
 def short_region(name: str) -> str:
     """A region's name without Dynamo's compile id."""
     return _COMPILE_ID.sub("", name)
+
+
+def several_regions(findings: Sequence[Finding]) -> bool:
+    """Whether a result is named by its region too: findings of several regions may have the same subjects."""
+    return len({finding.region for finding in findings}) > 1
+
+
+def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings by their relative error. What is no matter of numbers, and NaN or infinity on one side, comes first."""
+    return tuple(sorted(findings, key=_error, reverse=True))
+
+
+def _error(finding: Finding) -> float:
+    metrics = finding.metrics
+    if metrics is None:
+        return math.inf if finding.fails and not finding.is_layout else -1.0
+    if metrics.nonfinite_mismatched:
+        return math.inf
+    share = metrics.rmse / metrics.reference_rms if metrics.reference_rms > 0 else metrics.rmse
+    return share if share == share else -1.0
 
 
 def _rank(cause: Cause) -> int:

@@ -81,13 +81,20 @@ def values_at(finding: Finding) -> str:
     return f"{first_line(finding.subject)}{at} is {reference} in eager, {candidate} compiled"
 
 
-def side_by_side(finding: Finding) -> tuple[str, str, str, str] | None:
-    """The place of the greatest difference, both values there, and the difference; None if nothing is known."""
+def side_by_side(finding: Finding, *, region: bool = False) -> tuple[str, str, str, str] | None:
+    """The place of the greatest difference, both values there, and the difference; None if nothing is known.
+
+    Args:
+        finding: The finding.
+        region: Name its region too.
+    """
     metrics = finding.metrics
     if metrics is None or metrics.index is None:
         return None
     at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
-    return f"{first_line(finding.subject)}{at}", *_values(metrics), f"{metrics.max_abs_diff:.4g}"
+    where = f" of {clean(finding.region)}" if region else ""
+    one_side = "NaN or infinity on one side" if metrics.nonfinite_mismatched else f"{metrics.max_abs_diff:.4g}"
+    return f"{first_line(finding.subject)}{at}{where}", *_values(metrics), one_side
 
 
 def finding_view(finding: Finding, number: int, total: int) -> FindingView:

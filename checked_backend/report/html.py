@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, WorstElement
-from checked_backend.report.causes import Cause, causes_of
+from checked_backend.report.causes import Cause, causes_of, several_regions, worst_first
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.details import kernel_words, side_by_side, told_apart, what
 from checked_backend.report.flow_chart import flow_chart, flow_sentence
@@ -69,18 +70,18 @@ class _Drawn:
 
     Attributes:
         view: What is said of it.
-        chart: Its results' errors; None where there are no numbers.
+        charts: Its results' errors, wide and narrow; nothing where there are no numbers.
         values: The place where each result differs most: its name, eager's value, the compiled one, the difference.
-        flow: How the error flows through the graph; None where that is not known.
+        flows: How the error flows through the graph, wide and narrow; nothing where that is not known.
         flow_words: The same in words.
         code: The generated code of its operator; None where it was not looked for.
         tensors: The results whose elements are drawn.
     """
 
     view: CauseView
-    chart: Markup | None
+    charts: tuple[Markup, ...]
     values: tuple[tuple[str, str, str, str], ...]
-    flow: Markup | None
+    flows: tuple[Markup, ...]
     flow_words: str
     code: _Code | None
     tensors: tuple[_Tensor, ...]
@@ -148,16 +149,17 @@ def _part(report: Report) -> _Part:
 
 
 def _drawn(said: CauseView, cause: Cause) -> _Drawn:
-    values = tuple(row for finding in cause.findings[:_SHOWN_VALUES] if (row := side_by_side(finding)) is not None)
+    worst, where = worst_first(cause.findings), several_regions(cause.findings)
+    values = tuple(row for one in worst if (row := side_by_side(one, region=where)) is not None)[:_SHOWN_VALUES]
     flowing = next((finding for finding in cause.findings if finding.flow), None)
     return _Drawn(
         view=said,
-        chart=error_chart(cause.findings),
+        charts=_both(lambda narrow: error_chart(worst, narrow=narrow)),
         values=values,
-        flow=None if flowing is None else flow_chart(flowing.flow, flowing.node),
+        flows=() if flowing is None else _both(partial(_flow, flowing)),
         flow_words="" if flowing is None else flow_sentence(flowing.flow, flowing.node),
         code=_code(cause.findings),
-        tensors=tuple(_tensors(cause)),
+        tensors=tuple(_tensors(worst)),
     )
 
 
@@ -171,13 +173,23 @@ def _code(findings: Sequence[Finding]) -> _Code | None:
     return _Code(kernel_words(kernel), clean(kernel.code), "; ".join(more))
 
 
-def _tensors(cause: Cause) -> Iterator[_Tensor]:
-    """The results of a cause that can be drawn, the one that it is told with first."""
-    main = cause.main
-    for finding in (main, *(one for one in cause.findings if one is not main))[:_SHOWN_TENSORS]:
+def _both(draw: Callable[[bool], Markup | None]) -> tuple[Markup, ...]:
+    """A picture for a wide window and the same for a narrow one; nothing where there is none."""
+    return tuple(picture for narrow in (False, True) if (picture := draw(narrow)) is not None)
+
+
+def _flow(finding: Finding, narrow: bool) -> Markup | None:
+    return flow_chart(finding.flow, finding.node, narrow=narrow)
+
+
+def _tensors(findings: Sequence[Finding]) -> Iterator[_Tensor]:
+    """The results of a cause that can be drawn, in the order of the findings."""
+    where = several_regions(findings)
+    for finding in [one for one in findings if one.distribution is not None][:_SHOWN_TENSORS]:
         if (found := finding.distribution) is not None:
             words = heat_words(found)
-            yield _Tensor(what(finding), heat_map(found), words, histogram(found), tuple(map(_element, found.worst)))
+            name = f"{what(finding)}{f' of {clean(finding.region)}' if where else ''}"
+            yield _Tensor(name, heat_map(found), words, histogram(found), tuple(map(_element, found.worst)))
 
 
 def _element(element: WorstElement) -> tuple[str, str, str, str]:

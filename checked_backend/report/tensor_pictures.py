@@ -27,8 +27,9 @@ def heat_map(distribution: Distribution) -> Markup | None:
         The picture, which reads as text too; None where no block differs.
     """
     values = [value for row in distribution.blocks for value in row if value > 0 and math.isfinite(value)]
-    if not any(value != 0 for row in distribution.blocks for value in row):
-        return None
+    every = [value for row in distribution.blocks for value in row]
+    if not any(value != 0 for value in every) or (len(every) == 1 and not distribution.shape):
+        return None  # a single number has no places
     low, high = (min(values), max(values)) if values else (1.0, 1.0)
     across = max(map(len, distribution.blocks))
     paths: dict[str, list[str]] = {}
@@ -85,20 +86,24 @@ def histogram(distribution: Distribution) -> Markup | None:
     Returns:
         The picture, which reads as text too; None where the dtype has no such units.
     """
-    counts = distribution.ulps[:_MOST_BARS]
-    if not any(counts):
+    every = distribution.ulps[:_MOST_BARS]
+    if not any(every):
         return None
-    top = math.log10(max(counts)) + 0.5
+    counts = dict(enumerate(every))
+    first = next((place for place, count in counts.items() if place and count), 1)
+    for place in range(1, max(1, min(first - 1, len(every) - _LEAST_BARS))):
+        del counts[place]  # nothing is there, and nothing between it and those that differ by 0
+    top = math.log10(max(every)) + 0.5
     wide = _BAR * max(len(counts), _LEAST_BARS)
-    told = "; ".join(f"{_range(place)} ulp: {_short(count)}" for place, count in enumerate(counts) if count)
+    told = "; ".join(f"{_range(place)} ulp: {_short(count)}" for place, count in counts.items() if count)
     parts = [
         Markup(
             '<svg class="chart bars" role="img" viewBox="0 0 {} {}" style="min-width:{}px;max-width:{}px" '
             'aria-label="{}">'
         ).format(wide, _TOP + _TALL + _FOOT, 3 * wide // 4, wide, f"Elements by their difference: {told}")
     ]
-    for place, count in enumerate(counts):
-        x, tall = _BAR * place, 0.0 if not count else max(2.0, _TALL * (math.log10(count) + 0.5) / top)
+    for at, (place, count) in enumerate(counts.items()):
+        x, tall = _BAR * at, 0.0 if not count else max(2.0, _TALL * (math.log10(count) + 0.5) / top)
         parts.append(
             Markup(
                 '<rect class="{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>'

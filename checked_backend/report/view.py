@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
 from checked_backend.report.advice import PROGRAM_RUNS, advise
-from checked_backend.report.causes import Cause, causes_of, short_region
+from checked_backend.report.causes import Cause, causes_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.coverage_view import counts, coverage_line, limits, missed, region_line, skips
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
@@ -55,9 +55,10 @@ class CauseView:
         code: Its text, or "".
         sentence: What kind of problem it is, in plain words.
         message: What is said of this one.
-        results: What it makes wrong, and how far.
+        results: What it makes wrong, and how far; of many the worst.
         rows: What matters of the rest.
         findings: Its findings with all that is known of them.
+        is_warning: Whether it fails nothing.
     """
 
     title: str
@@ -68,6 +69,7 @@ class CauseView:
     results: tuple[str, ...]
     rows: tuple[Row, ...]
     findings: tuple[FindingView, ...]
+    is_warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +235,10 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
     main = cause.main
     line = user_line(main.source) if is_line_blamed(main) else None
     several = len(cause.findings) > 1
+    are_cut = len(cause.findings) > _SHOWN_RESULTS + 1
     results = [
         f"{what(one)}{_region(one, main)}{_colon(how_wrong(one) if several or one.metrics else '')}"
-        for one in cause.findings
+        for one in (worst_first(cause.findings) if are_cut else cause.findings)
     ]
     rest = len(results) - _SHOWN_RESULTS
     shown = results if rest <= 1 else [*results[:_SHOWN_RESULTS], f"and {rest} more; -v and the JSON list them all"]
@@ -248,6 +251,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         results=tuple(dict.fromkeys(shown)),
         rows=tuple(_rows(main, quoted=line is not None)),
         findings=details,
+        is_warning=cause.is_warning,
     )
 
 

@@ -6,15 +6,12 @@ The pictures go to the test's folder, or to the one that ``TEST_ARTIFACTS`` name
 from __future__ import annotations
 
 import math
-import os
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import checked_backend as cb
 from checked_backend.findings import (
     Coverage,
     Distribution,
@@ -28,10 +25,10 @@ from checked_backend.findings import (
     WorstElement,
 )
 from checked_backend.report import Report
+from tests.support.browser import BROWSER, check_page
+from tests.support.reported_programs import REPORTED, reported
 
-_BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(_BROWSER is None, reason="no Chromium here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
 
 METRICS = Metrics(4096, 4000, 0.25, 0.25, 12_345, 0.01, 1.0, 3.0, 0, 0, 0, 0, 0, (3, 17), 1.0, 1.25, "float32")
 BLOCKS = tuple(tuple(1e-3 * (1 + math.sin(x * y)) for x in range(48)) for y in range(32))
@@ -115,38 +112,24 @@ PAGES = {
 }
 
 
-def browser(profile: Path, *words: str) -> str:
-    command = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={profile}", *words], capture_output=True, text=True, timeout=120, check=True
-    )
-    return done.stdout
+PICTURES = {"wrong_gradient": 6, "nan": 1, "stride": 0, "clean": 0, "fifty": 3}
+"""How many pictures the page of each program shows at least, none of them twice."""
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_as_wide_as_its_window(name: str, width: int, tmp_path: Path) -> None:
-    page = tmp_path / f"{name}.html"
-    page.write_text(PAGES[name].to_html(), encoding="utf-8")
-    # a page that measures the other one: headless windows are at least 500 wide
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<iframe src="{page.name}" style="width:{width}px;height:3000px;border:0"></iframe><script>'
-        "onload = () => { const d = frames[0].document, e = d.documentElement;"
-        ' const cut = [...d.querySelectorAll("svg text")].filter(t => { const b = t.getBBox(),'
-        " v = t.ownerSVGElement.viewBox.baseVal; return b.x < v.x - 1 || b.x + b.width > v.x + v.width + 1; });"
-        ' document.body.append("W" + e.scrollWidth + " " + e.clientWidth + " " + cut.map(t => t.textContent) + "W"); }'
-        "</script>",
-        encoding="utf-8",
-    )
-    said = browser(tmp_path / "profile", "--virtual-time-budget=3000", "--dump-dom", frame.as_uri())
-    found = re.search(r"W(\d+) (\d+) (.*?)W", said, re.DOTALL)
-    assert found is not None, said
-    assert int(found[1]) <= int(found[2])
-    assert not found[3], "a text reaches beyond its picture"
-    kept = Path(os.environ.get("TEST_ARTIFACTS", tmp_path))
-    kept.mkdir(parents=True, exist_ok=True)
-    picture = kept / f"{name}-{width}.png"
-    size = f"--window-size={max(width, 500)},3000"
-    browser(tmp_path / "profile", size, "--hide-scrollbars", f"--screenshot={picture}", frame.as_uri())
-    assert picture.stat().st_size > 10_000
+    check_page(PAGES[name].to_html(), name, width, tmp_path)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", REPORTED)
+def test_the_page_of_a_real_run_fits_a_phone_and_a_desktop_in_light_and_dark(name: str, tmp_path: Path) -> None:
+    report = reported(name, tmp_path / "reports")
+    assert report.verdict is (cb.Verdict.PASS if name in ("stride", "clean") else cb.Verdict.FAIL)
+    page = report.to_html()
+    shown = {
+        check_page(page, f"real-{name}", width, tmp_path, dark=dark) for width in (390, 1280) for dark in (False, True)
+    }
+    assert len(shown) == 1, "a picture is missing at some width"
+    assert shown.pop() >= PICTURES[name]
