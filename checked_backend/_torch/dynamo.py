@@ -6,12 +6,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch._dynamo.config
 from torch import fx
 from torch._dynamo import disable as _disable
+from torch._dynamo import eval_frame
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.registry import list_backends, lookup_backend
@@ -44,6 +46,7 @@ __all__ = [
     "dynamo_reset",
     "dynamo_restarts",
     "element_source",
+    "enters_compiled",
     "inner_exception",
     "list_backends",
     "lookup_backend",
@@ -54,6 +57,12 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def enters_compiled(frame: FrameType) -> bool:
+    """Whether a frame is the one in which Dynamo calls what ``torch.compile`` was given."""
+    code = frame.f_code
+    return code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__
 
 
 def dynamo_disable(function: _Function) -> _Function:

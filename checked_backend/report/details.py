@@ -65,10 +65,15 @@ def how_wrong(finding: Finding) -> str:
     if metrics.nonfinite_mismatched:
         parts.append(f"{metrics.nonfinite_mismatched} NaN or infinite on one side only")
     if metrics.reference_rms > 0 and metrics.rmse > 0:
-        parts.append(f"{100 * metrics.rmse / metrics.reference_rms:.2g}% off")
+        parts.append(f"{_percent(metrics.rmse / metrics.reference_rms)} off")
     if noise is not None and noise.max > 0 and metrics.max_abs_diff > 0:
         parts.append(f"{metrics.max_abs_diff / noise.max:.3g} times its rounding noise")
     return ", ".join(parts)
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.0f}%" if 99.5 <= percent < 1e6 else f"{percent:.2g}%"
 
 
 def values_at(finding: Finding) -> str:
