@@ -117,7 +117,8 @@ def _describe(value: Tensor) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    # Netron's reader of DOT knows no escaped quote
+    return text.replace("\\", "\\\\").replace('"', "'").replace("\n", " ")
 
 
 def _quote(text: str) -> str:

@@ -69,3 +69,17 @@ def test_the_command_writes_both(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert code == 1
     assert json.loads((tmp_path / "graph.json").read_text("utf-8")) == encode_graphs([REPORT])
     assert json.loads((tmp_path / "graph_node_data.json").read_text("utf-8")) == encode_node_data([REPORT])
+
+
+@pytest.mark.slow
+def test_model_explorers_own_types_read_both_files() -> None:
+    builder = pytest.importorskip("model_explorer.graph_builder")
+    node_data = pytest.importorskip("model_explorer.node_data_builder")
+    dacite = pytest.importorskip("dacite")
+    strict = dacite.Config(strict=True)
+    collection = dacite.from_dict(builder.GraphCollection, encode_graphs([REPORT]), config=strict)
+    data = dacite.from_dict(node_data.ModelNodeData, {"graphsData": encode_node_data([REPORT])}, config=strict)
+    (graph,) = collection.graphs
+    assert [node.id for node in graph.nodes] == ["mm", "relu", "add"]
+    assert [edge.sourceNodeId for edge in graph.nodes[2].incomingEdges] == ["mm", "relu"]
+    assert set(data.graphsData[graph.id].results) == {"relu", "add"}
