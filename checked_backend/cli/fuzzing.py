@@ -116,14 +116,14 @@ def fuzz(
         batch=batch,
         timeout=timeout,
         localize=localize and not compiler.startswith("planted:"),
-        place=job.Place(_memory(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
+        place=job.JobResources(_memory(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
         folder=db.with_name(f"{db.stem}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     with _later("checked_backend.fuzz.database").Corpus(db, write=True) as corpus:
         corpus.settle(_settings(compiler, options))
         with _later("checked_backend.fuzz.progress").Progress(corpus, console, known) as progress, terminable():
-            watch = drive.Watch(progress.found, progress.tell)
+            watch = drive.Listener(progress.found, progress.tell)
             ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, watch=watch)
             console.print(progress.line(), soft_wrap=True)
         if ended.waiting:
@@ -149,7 +149,7 @@ def selftest(
 ) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
     module = _later("checked_backend.fuzz.selftest")
-    results = module.run_selftest(_later("checked_backend.sweep.job").Place(_memory(None, 1)))
+    results = module.run_selftest(_later("checked_backend.sweep.job").JobResources(_memory(None, 1)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
@@ -202,8 +202,8 @@ def _refuse_unknown(compiler: str, dtypes: list[str] | tuple[()]) -> None:
     for name in dtypes:
         if name not in valid:
             raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
-    oracle = _later("checked_backend.fuzz.oracle")
-    if isinstance(oracle.compiler_of(compiler), str):
+    examining = _later("checked_backend.fuzz.examine")
+    if isinstance(examining.compiler_of(compiler), str):
         _later("checked_backend.sweep.examine").refuse_unknown(compiler)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.groups import Group
-from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.sweep.file import FUZZ, Format, SqliteFile
 

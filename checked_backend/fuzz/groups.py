@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from checked_backend.fuzz.documented import Difference, documented
+from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.known import spelled
-from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import FuzzProgram
 
 __all__ = ["Group", "may_be", "plain", "signature_of"]

@@ -13,9 +13,9 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.groups import Group, signature_of
-from checked_backend.fuzz.oracle import Examined
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.worker import MODULE
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker

@@ -80,10 +80,10 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
 
 
 def _check(question: _Question, answers: AnswerFolder) -> None:
-    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    examining = importlib.import_module("checked_backend.fuzz.examine")
     programs = [importlib.import_module("checked_backend.fuzz.program").decode_program(t) for t in question["programs"]]
     found: dict[int, Any] = {}
-    compiler = oracle.compiler_of(question["compiler"])
+    compiler = examining.compiler_of(question["compiler"])
     batch, begun = max(1, question["batch"]), time.monotonic()
     for start in range(0, len(programs), batch):
         if time.monotonic() - begun > question["seconds"]:
@@ -94,21 +94,21 @@ def _check(question: _Question, answers: AnswerFolder) -> None:
             words = what if what == "batch" else f"program {places[int(what.split()[1])]}"
             answers.note(f"{words} {places[0]} {places[-1]}")
 
-        for place, came in oracle.examine([programs[p] for p in places], compiler, question["options"], note):
+        for place, came in examining.examine([programs[p] for p in places], compiler, question["options"], note):
             found[places[place]] = json.loads(came.to_json())
             answers.answer(json.dumps(found))
 
 
 def _confirm(question: _Question, answers: AnswerFolder) -> None:
     """Check one program in this fresh process, and make it smaller until the time is over."""
-    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    examining = importlib.import_module("checked_backend.fuzz.examine")
     program_module = importlib.import_module("checked_backend.fuzz.program")
     shrink = importlib.import_module("checked_backend.fuzz.shrink").shrink
     program = program_module.decode_program(question["program"])
-    compiler, options = oracle.compiler_of(question["compiler"]), question["options"]
+    compiler, options = examining.compiler_of(question["compiler"]), question["options"]
     answers.note("confirming")
     isolate = bool(question.get("isolate"))
-    first = oracle.check_program(program, compiler, options, isolate=isolate)
+    first = examining.check_program(program, compiler, options, isolate=isolate)
 
     def tell(smallest: Any, came: Any, **script: Any) -> None:
         text = program_module.encode_program(smallest)
@@ -121,7 +121,7 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
 
     def goes_wrong(candidate: Any) -> bool:
         nonlocal smallest, last
-        came = oracle.check_program(candidate, compiler, options, isolate=isolate)
+        came = examining.check_program(candidate, compiler, options, isolate=isolate)
         if (came.kind, came.detail) != (first.kind, first.detail):
             return False
         smallest, last = candidate, came
@@ -132,7 +132,7 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
     shrink(program, goes_wrong, time.monotonic() + question["seconds"])
     if question.get("localize"):
         answers.note("localizing")
-        localized = oracle.check_program(smallest, compiler, options, localize=True)
+        localized = examining.check_program(smallest, compiler, options, localize=True)
         if localized.kind:
             last = replace(localized, stage=localized.stage or last.stage)
             tell(smallest, last)
@@ -174,7 +174,7 @@ def _shows(path: Path, timeout: float) -> bool:
 
 def _selftest(question: _Question, answers: AnswerFolder) -> None:
     """Check programs with planted faults, until each is caught."""
-    oracle = importlib.import_module("checked_backend.fuzz.oracle")
+    examining = importlib.import_module("checked_backend.fuzz.examine")
     make = importlib.import_module("checked_backend.fuzz.generate.make")
     choices = importlib.import_module("checked_backend.fuzz.generate.draft").Choices
     faults = importlib.import_module("checked_backend.fuzz.planted").FAULTS
@@ -187,7 +187,7 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
         caught, told, tried = False, "", 0
         for number in range(most):
             program = make.make_program(question["seed"], number, wanted, rules)
-            result = oracle.check_program(program, fault.compiler)
+            result = examining.check_program(program, fault.compiler)
             tried += 1
             caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)
             if caught:

@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
 
 
 def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
-    """Return host, device and time, for a finding that the hardware may be to blame for.
+    """Return host, device and time, for a finding that the hardware may have caused.
 
     Args:
         devices: Where the tensors were: ``cpu``, ``cuda:0``.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.oracle import check_program
+from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 
 __all__ = ["FILE", "Entry", "here", "read", "write"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checked_backend.fuzz.documented import DOCUMENTED, documented
-from checked_backend.fuzz.oracle import check_program
+from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.sweep.status import Status
 from tests.support.fuzz_tools import failing

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz.examine import Examined, check_program, compiler_of, examine
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
-from checked_backend.fuzz.oracle import Examined, check_program, compiler_of, examine
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.sweep.status import Status
@@ -70,7 +70,7 @@ def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError("the check broke")
 
-    monkeypatch.setattr("checked_backend.fuzz.oracle.check", broken)
+    monkeypatch.setattr("checked_backend.fuzz.examine.check", broken)
     found = check_program(ADD, "eager")
     assert found.status is Status.INCONCLUSIVE
     assert "the check itself failed: RuntimeError: the check broke" in found.message

@@ -1,7 +1,7 @@
-"""Is a program compiled rightly? `check` says so: of several programs in one compile, then of each that may be wrong.
+"""Check programs with `check`: several in one compile first, then each alone that may be wrong.
 
-Programs share a compile only to save time. Whatever is not a pass is examined again, each program alone, so that
-blame is clear.
+Programs share a compile only to save time. A compile that does not pass is repeated with each program alone, so that it
+is clear which program is wrong.
 """
 
 from __future__ import annotations
