@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,11 @@ from checked_backend.process.worker import cannot_differentiate_in_worker, canno
 from tests.support.cli_tools import Run, runner
 
 ENV_PREFIX = "CHECKED_BACKEND_"
+
+# Inductor's caches do not tell processor settings apart: what they hold is wrong under another one.
+if os.environ.get("ATEN_CPU_CAPABILITY"):
+    _FOLDER = f"checked_backend_inductor_{getpass.getuser()}_{os.environ['ATEN_CPU_CAPABILITY']}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), _FOLDER)))
 
 
 @pytest.fixture(scope="session", autouse=True)

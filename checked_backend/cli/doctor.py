@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import textwrap
@@ -146,6 +147,13 @@ def _cpp() -> Capability:
     if problem:
         note = f"{command} {problem}; install one or set CXX. Candidates such as aot_eager can still be checked"
         return Capability("Inductor on the CPU", False, not torch.cuda.is_available(), note)
+    capability = os.environ.get("ATEN_CPU_CAPABILITY")
+    if capability and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        note = (
+            f"{command} compiles, but ATEN_CPU_CAPABILITY={capability} is set, which Inductor's caches do not tell "
+            "apart, so that results are wrong; set TORCHINDUCTOR_CACHE_DIR to a folder for this setting alone"
+        )
+        return Capability("Inductor on the CPU", False, False, note)
     return Capability("Inductor on the CPU", True, True, f"{command} compiles")
 
 

@@ -77,6 +77,11 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "logic: the compiled program computes something else; rounding does not explain it. Use the workaround "
             "if there is one, and report the repro."
         ),
+        "logic.this_compilation": (
+            "logic: the code is right when it is compiled once more, with empty caches. Inductor's caches do not tell "
+            "apart all settings that its code depends on: ATEN_CPU_CAPABILITY is one that they miss. Run it with "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. If it is right then, delete the cache (TORCHINDUCTOR_CACHE_DIR)."
+        ),
         "precision": "precision: the compiled program rounds more than eager has to.",
         "precision.traced": (
             "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "

@@ -29,3 +29,13 @@ def test_doctor_without_a_compiler(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CXX", "no-such-compiler")
     _, out, _ = run("doctor")
     assert "Inductor on the CPU: no-such-compiler is not on the PATH; install one or set CXX." in out
+
+
+def test_doctor_under_another_processor_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's cache gives code for 16 numbers at a time to a program that is compiled for 8: wrong values."""
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    _, out, _ = run("doctor")
+    assert "ATEN_CPU_CAPABILITY=avx2 is set" in out
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "here")
+    assert "results are wrong" not in run("doctor")[1]

@@ -281,6 +281,12 @@ def test_every_kind_has_advice(kind: Kind) -> None:
     assert f"  - {kind.value}: " in text
 
 
+def test_what_is_right_when_compiled_once_more_is_looked_for_in_caches() -> None:
+    finding = replace(WRONG, detail="logic.this_compilation")
+    assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in str(Report((finding,), COVERAGE))
+    assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" not in str(Report((WRONG,), COVERAGE))
+
+
 def test_rich_says_the_same_and_reads_no_markup() -> None:
     stream = io.StringIO()
     report = Report((replace(WRONG, message="[red]not markup[/red] :smile:"), STRIDE), COVERAGE, "[bold]title")
