@@ -77,7 +77,10 @@ class LocalRegion:
         Returns:
             The region without them; or the reason why they cannot be taken out.
         """
-        cut = cut_collectives(copy_graph(gm))
+        try:
+            cut = cut_collectives(copy_graph(gm))
+        except Exception as error:  # the region is compared all the same
+            return f"cutting its graph raised {type(error).__name__}: {error}".splitlines()[0]
         if isinstance(cut, str):
             return cut
         return cls(cut.graph, (*traced, *cut.received), cut.names, gm)

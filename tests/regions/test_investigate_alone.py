@@ -61,3 +61,11 @@ def test_findings_get_their_own_names_back(monkeypatch: pytest.MonkeyPatch) -> N
         (FOUND[1].subject, "op1"),
         (FOUND[2].subject, "op2"),
     ]
+
+
+def test_a_graph_that_cannot_be_read_is_no_problem_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(_gm: fx.GraphModule) -> Any:
+        raise KeyError("odd")
+
+    monkeypatch.setattr("checked_backend.regions.local_region.cut_collectives", cut)
+    assert LocalRegion.of(region().graph, ()) == "cutting its graph raised KeyError: 'odd'"
