@@ -84,7 +84,7 @@ def patience_of_ranks() -> float | None:
     found = []
     for kind in ("cpu", "cuda"):
         try:
-            group: Any = torch.distributed.group.WORLD
+            group: Any = torch.distributed.distributed_c10d._get_default_group()
             found.append(float(group._get_backend(torch.device(kind)).options._timeout.total_seconds()))
         except (AttributeError, RuntimeError, TypeError, ValueError):
             continue

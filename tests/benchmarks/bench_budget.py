@@ -1,10 +1,11 @@
 """What ``budget`` costs: the share of a run that checking takes, and a call that is not checked.
 
-    python tests/benchmarks/bench_budget.py [--share S] [--seconds N] [--regions N ...] [--compiler NAME]
+    python tests/benchmarks/bench_budget.py [--share S] [--seconds N] [--regions N ...] [--compiler NAME] [--cpu-time]
 
 Prints ratios taken in one run. The same program without numcheck, and with it, takes turns by short blocks of steps,
 so that both see the same load of the machine. The share asked is held against the share that the account has paid
-and against the ratio of both times. Compiling is not in either.
+and against the ratio of both times. Compiling is not in either. On a machine that others use too, ``--cpu-time``
+takes the processor time of this process for the time, also in the account.
 """
 
 from __future__ import annotations
@@ -60,36 +61,39 @@ def trained(regions: int, compiler: str, **options: float) -> Step:
     return step
 
 
-def timed(step: Step, times: int) -> float:
+def timed(step: Step, times: int, now: Callable[[], float]) -> float:
     """Seconds for some steps."""
-    began = time.perf_counter()
+    began = now()
     for _ in range(times):
         step()
-    return time.perf_counter() - began
+    return now() - began
 
 
 class OwnTime:
     """A clock that stands still while other programs are measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._away = 0.0
         self._left = 0.0
 
     def __call__(self) -> float:
-        return time.perf_counter() - self._away
+        return self._now() - self._away
 
     def leave(self) -> None:
         """Stop."""
-        self._left = time.perf_counter()
+        self._left = self._now()
 
     def come_back(self) -> None:
         """Go on."""
-        self._away += time.perf_counter() - self._left
+        self._away += self._now() - self._left
 
 
-def measure(regions: int, compiler: str, share: float, seconds: float) -> tuple[float, float, str]:
+def measure(
+    regions: int, compiler: str, share: float, seconds: float, now: Callable[[], float]
+) -> tuple[float, float, str]:
     """The share that was paid, the ratio of times less one, and how many calls of each region were checked."""
-    clock = OwnTime()
+    clock = OwnTime(now)
     accounts = Accounts(clock)
     torch.compiler.reset()
     with accounts_used(accounts), cb.collect() as session:
@@ -99,9 +103,9 @@ def measure(regions: int, compiler: str, share: float, seconds: float) -> tuple[
         began, spent_before = clock(), accounts.of(share).spent
         own = with_checks = 0.0
         while clock() - began < seconds:
-            with_checks += timed(watched, 5)
+            with_checks += timed(watched, 5, now)
             clock.leave()
-            own += timed(plain, 5)
+            own += timed(plain, 5, now)
             clock.come_back()
         paid = (accounts.of(share).spent - spent_before) / with_checks
     checked = " ".join(f"{region.checked_calls}/{region.calls}" for region in session.report.coverage.regions)
@@ -115,13 +119,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--regions", type=int, nargs="*", default=[1, 5])
     parser.add_argument("--compiler", default="aot_eager")
+    parser.add_argument("--cpu-time", action="store_true")
     chosen = parser.parse_args()
+    now = time.process_time if chosen.cpu_time else time.perf_counter
     torch.set_num_threads(1)
     table = Table(title=f"budget={chosen.share}, {chosen.compiler}, {chosen.seconds:.0f} s of the program's own")
     for column in ("regions", "share paid", "of what was asked", "time ratio - 1", "checked calls"):
         table.add_column(column, justify="right")
     for regions in chosen.regions:
-        paid, ratio, checked = measure(regions, chosen.compiler, chosen.share, chosen.seconds)
+        paid, ratio, checked = measure(regions, chosen.compiler, chosen.share, chosen.seconds, now)
         table.add_row(str(regions), f"{paid:.4f}", f"{paid / chosen.share:.2f}", f"{ratio:+.4f}", checked)
     console = Console(width=160)
     console.print(table)
