@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 from torch import fx
 
+from checked_backend._torch import collectives
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions import investigate_alone as module
@@ -69,3 +72,13 @@ def test_a_graph_that_cannot_be_read_is_no_problem_of_the_programs(monkeypatch: 
 
     monkeypatch.setattr("checked_backend.regions.local_region.cut_collectives", cut)
     assert LocalRegion.of(region().graph, ()) == "cutting its graph raised KeyError: 'odd'"
+
+
+def test_the_patience_of_ranks_is_their_groups_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert collectives.patience_of_ranks() is None
+    monkeypatch.setattr(collectives, "distributed_is_on", lambda: True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77))
+    try:
+        assert collectives.patience_of_ranks() == 77.0
+    finally:
+        dist.destroy_process_group()
