@@ -32,6 +32,7 @@ IMPORT_BY_NAME = {
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
     "fuzz/examine.py": "planted faults are loaded where they are asked for",
+    "fuzz/generate/torchfuzz.py": "PyTorch's torchfuzz is in a checkout",
     "fuzz/worker.py": "memory and threads are limited before torch is loaded",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "pytest_plugin/__init__.py": "a test run that does not ask for checks loads no torch",

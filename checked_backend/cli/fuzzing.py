@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,6 +64,9 @@ def fuzz(
     programs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many programs.")] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes at a time.")] = 1,
     seed: Annotated[int, typer.Option(metavar="N", help="Another seed gives other programs.")] = 0,
+    generator: Annotated[
+        str, typer.Option(metavar="G", help="own, or torchfuzz:DIR of a PyTorch checkout, whose code is run: trust it.")
+    ] = "own",
     ops: Annotated[
         Words, typer.Option(metavar="NAME", help="Operations that programs must have: add, F.*; may be repeated.")
     ] = None,
@@ -102,6 +106,7 @@ def fuzz(
     draft, job = _later("checked_backend.fuzz.generate.draft"), _later("checked_backend.sweep.job")
     seconds = _seconds(time)
     _refuse_unknown(compiler, dtype or ())
+    checkout = _checkout(generator, dtype or ())
     known = _known(against or ())
     choices = draft.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
     options = dict(
@@ -112,6 +117,7 @@ def fuzz(
         compiler=compiler,
         options=options,
         choices=choices,
+        generator=checkout,
         seed=seed,
         batch=batch,
         timeout=timeout,
@@ -121,7 +127,7 @@ def fuzz(
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     with _later("checked_backend.fuzz.database").Corpus(db, write=True) as corpus:
-        corpus.settle(_settings(compiler, options))
+        corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with _later("checked_backend.fuzz.progress").Progress(corpus, console, known) as progress, terminable():
             watch = drive.Listener(progress.found, progress.tell)
             ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, watch=watch)
@@ -130,6 +136,8 @@ def fuzz(
             console.print(
                 f"{ended.waiting} failures wait to be confirmed: run again with the same --db", soft_wrap=True
             )
+        if ended.left_out:
+            console.print(tasks.left_out_words(ended.left_out), soft_wrap=True)
         return _shown(corpus, known, Pages(html, "-" if as_json else None, junit, repros))
 
 
@@ -205,6 +213,18 @@ def _refuse_unknown(compiler: str, dtypes: list[str] | tuple[()]) -> None:
     examining = _later("checked_backend.fuzz.examine")
     if isinstance(examining.compiler_of(compiler), str):
         _later("checked_backend.sweep.examine").refuse_unknown(compiler)
+
+
+def _checkout(generator: str, dtypes: Sequence[str]) -> str:
+    """The folder of torchfuzz, resolved; empty for this package's own generator."""
+    if generator == "own":
+        return ""
+    kind, _, folder = generator.partition(":")
+    if kind != "torchfuzz" or not folder:
+        raise FuzzError(f"--generator got {generator!r}; expected own, or torchfuzz:DIR")
+    if dtypes:
+        raise FuzzError("--dtype is of this package's own generator; torchfuzz chooses its own dtypes")
+    return str(_later("checked_backend.fuzz.generate.torchfuzz").find_torchfuzz(Path(folder)))
 
 
 def _seconds(text: str) -> float:

@@ -103,11 +103,12 @@ class Corpus(SqliteFile):
         """
         there = self.settings()
         if not there:
+            rows = [(name, value) for name, value in settings.items() if value]
             with self._connection:
-                self._connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
+                self._connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", rows)
             return
         for name, value in settings.items():
-            if there.get(name) != value:
+            if there.get(name, "") != value:
                 raise FuzzError(
                     f"{self.path}: was begun with {name} {there.get(name)!r}, not {value!r}; give another --db"
                 )

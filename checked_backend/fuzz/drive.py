@@ -6,6 +6,7 @@ Failures are confirmed before more programs are checked, so that a run that is c
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -48,11 +49,13 @@ class FuzzEnd:
         checked: How many programs were checked in it.
         seconds: How long it took.
         waiting: How many failures wait to be confirmed.
+        left_out: How many programs of the generator were left out, by the reason.
     """
 
     checked: int
     seconds: float
     waiting: int
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def run_fuzz(
@@ -78,7 +81,7 @@ def run_fuzz(
             run.loop(pool)
         finally:
             run.stop()
-    return FuzzEnd(run.checked, time.monotonic() - run.begun, len(run.to_confirm))
+    return FuzzEnd(run.checked, time.monotonic() - run.begun, len(run.to_confirm), run.left_out)
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class _Run:
     checked: int = 0
     to_confirm: list[ConfirmTask] = field(default_factory=list)
     to_check: list[CheckTask] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
     _to_localize: list[Group] = field(default_factory=list)
     _running: dict[Future[Any], Task] = field(default_factory=dict)
     reins: Reins = field(default_factory=Reins)
@@ -164,7 +168,9 @@ class _Run:
 
     def _take(self, task: Task, result: Any) -> None:
         if isinstance(task, GenerateTask):
-            self.corpus.add_programs(self.asked.seed, result)
+            made, left_out = result
+            self.left_out += left_out
+            self.corpus.add_programs(self.asked.seed, made)
         elif isinstance(task, CheckTask):
             self._take_checked(task, *result)
         else:

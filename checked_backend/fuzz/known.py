@@ -17,7 +17,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 
-__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "operation", "spelled"]
+__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "name_of", "operation", "spelled"]
 
 FUNCTION, METHOD = "call_function", "call_method"
 
@@ -54,6 +54,11 @@ OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 """Python's operators."""
+
+_UNARY: Mapping[Callable[..., Any], str] = MappingProxyType(
+    {operator.neg: "torch.neg", operator.pos: "torch.positive", operator.invert: "torch.bitwise_not"}
+)
+"""Operators of one operand, which graphs have, by the function of torch that does the same."""
 
 _ROOMS: Mapping[str, Any] = MappingProxyType(
     {
@@ -122,6 +127,23 @@ def is_known(name: str) -> bool:
     except FuzzError:
         return False
     return True
+
+
+@functools.cache
+def _names() -> Mapping[int, str]:
+    """The names of known functions by their identities. A function of several names has the first."""
+    found = {id(function): name for name, function in OPERATORS.items()}
+    found |= {id(function): name for function, name in _UNARY.items()}
+    for prefix, room in _ROOMS.items():
+        for own in dir(room):
+            if is_known(prefix + own):
+                found.setdefault(id(getattr(room, own)), prefix + own)
+    return found
+
+
+def name_of(function: Any) -> str | None:
+    """The name of a known function, as it stands in a graph; None if it may not be called."""
+    return _names().get(id(function))
 
 
 def spelled(name: str) -> str:

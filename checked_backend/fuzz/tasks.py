@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from checked_backend.fuzz.worker import MODULE
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
-__all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task"]
+__all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
 
 _CHUNK_SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
 
 _GENERATE_SECONDS = 300.0
 _LOCALIZE_SECONDS = 400.0
+_REASONS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Asked:
         compiler: The candidate.
         options: Its options.
         choices: Which programs.
+        generator: The checkout whose torchfuzz makes them; empty for this package's own generator.
         seed: The seed.
         batch: How many programs share a compile.
         chunk: How many programs a process checks.
@@ -51,6 +54,7 @@ class Asked:
     compiler: str = "inductor"
     options: Mapping[str, Any] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
+    generator: str = ""
     seed: int = 0
     batch: int = 8
     chunk: int = 16
@@ -102,8 +106,8 @@ class GenerateTask:
     start: int
     count: int
 
-    def run(self, asked: Asked, reins: Reins) -> dict[str, Any]:
-        """The programs by number, each with what it covers.
+    def run(self, asked: Asked, reins: Reins) -> tuple[dict[str, Any], Counter[str]]:
+        """The programs by number, each with what it covers; and why how many others were left out.
 
         Raises:
             FuzzError: They could not be generated.
@@ -114,6 +118,7 @@ class GenerateTask:
             "start": self.start,
             "count": self.count,
             "choices": asdict(asked.choices),
+            "generator": asked.generator,
         }
         answer = run_worker(question, _GENERATE_SECONDS, asked.place, reins.started, MODULE)
         if reins.stopped:
@@ -122,8 +127,18 @@ class GenerateTask:
         if "refused" in raw:
             raise FuzzError(str(raw["refused"]))
         if not raw.get("programs"):
-            raise FuzzError(f"no programs were generated: the process {answer.ended.words}\n{answer.log}")
-        return dict(raw["programs"])
+            why = left_out_words(Counter(raw.get("left_out", {})))
+            raise FuzzError(f"no programs were generated: {why or f'the process {answer.ended.words}'}\n{answer.log}")
+        return dict(raw["programs"]), Counter(raw.get("left_out", {}))
+
+
+def left_out_words(left_out: Counter[str]) -> str:
+    """``31 of torchfuzz's were left out: sort, which no program may call (20), ...``; empty if none was."""
+    if not left_out:
+        return ""
+    most = ", ".join(f"{reason} ({count})" for reason, count in left_out.most_common(_REASONS))
+    more = "" if len(left_out) <= _REASONS else ", ..."
+    return f"{left_out.total()} of the generator's programs were left out: {most}{more}"
 
 
 @dataclass(frozen=True, slots=True)

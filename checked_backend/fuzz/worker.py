@@ -15,11 +15,13 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.worker import AnswerFolder
 
@@ -67,16 +69,36 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     if choices.ops and not wanted:
         answers.answer(json.dumps({"refused": "--ops names no operation that is known"}))
         return
+    try:
+        of = _generator(question, choices)
+    except FuzzError as error:
+        answers.answer(json.dumps({"refused": str(error)}))
+        return
     made: dict[int, Any] = {}
+    left_out: Counter[str] = Counter()
     for number in range(question["start"], question["start"] + question["count"]):
         answers.note(f"generating program {number}")
         try:
-            program = make.make_program(question["seed"], number, choices, rules, wanted)
+            program = of(number) if of else make.make_program(question["seed"], number, choices, rules, wanted)
         except LookupError:
+            continue
+        except CheckedBackendError as error:  # a program of torchfuzz that none of ours can be
+            left_out[str(error)] += 1
             continue
         alike = f"{program.gradients:d}{program.dynamic:d}"
         made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike}
-    answers.answer(json.dumps({"programs": made}))
+        if of:  # one that ends this process loses no others
+            answers.answer(json.dumps({"programs": made, "left_out": left_out}))
+    answers.answer(json.dumps({"programs": made, "left_out": left_out}))
+
+
+def _generator(question: _Question, choices: Any) -> Callable[[int], Any] | None:
+    """What makes the program of a number, if it is not this package's own generator."""
+    if not question["generator"]:
+        return None
+    module = importlib.import_module("checked_backend.fuzz.generate.torchfuzz")
+    torchfuzz = module.TorchFuzz(Path(question["generator"]), choices)
+    return lambda number: torchfuzz.program(question["seed"], number)
 
 
 def _check(question: _Question, answers: AnswerFolder) -> None:

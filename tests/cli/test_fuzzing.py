@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checked_backend.cli import fuzzing
 from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.drive import FuzzEnd
 from checked_backend.fuzz.selftest import Tried
 from tests.support.cli_tools import Run
 from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of, program_of
+from tests.support.torchfuzz_checkout import write_checkout
 
 
 @pytest.mark.slow
@@ -29,6 +33,24 @@ def test_a_planted_fault_from_the_command_line_to_the_issue(run: Run, tmp_path: 
     code, out, _ = run(*words, "--against", db)
     assert code == 0
     assert "known" in out
+
+
+@pytest.mark.slow
+def test_programs_of_torchfuzz_are_checked_grouped_and_kept(run: Run, tmp_path: Path) -> None:
+    checkout = write_checkout(
+        tmp_path / "pytorch", "torch.exp(var)", "torch.ops.aten.neg(var)", "torch.add(var, arg_1)"
+    )
+    db = tmp_path / "f.db"
+    words = ["fuzz", "--generator", f"torchfuzz:{checkout}", "--compiler", "planted:refuses", "--db", db, "--static"]
+    code, out, err = run(*words, "--programs", "4", "--time", "10m", "--ops", "add")
+    assert code == 1, err
+    assert out.startswith("FAIL: planted:refuses")
+    assert "= torch.add(" in out
+    assert "of the generator's programs were left out: " in err
+    assert "neg, which no program may call" in err
+    code, _, err = run("fuzz", "--compiler", "planted:refuses", "--db", db, "--programs", "1")
+    assert code == 3
+    assert "was begun with generator 'torchfuzz:" in err
 
 
 def _with_results(path: Path) -> Path:
@@ -88,6 +110,9 @@ def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path
         (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
         (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
         (("--against", "missing.db"), "no such database"),
+        (("--generator", "torchfuzz:nowhere"), "no torchfuzz in it"),
+        (("--generator", "other"), "expected own, or torchfuzz:DIR"),
+        (("--generator", "torchfuzz:nowhere", "--dtype", "float32"), "torchfuzz chooses its own dtypes"),
     ],
 )
 def test_misuse_is_told(
@@ -98,6 +123,25 @@ def test_misuse_is_told(
     assert code == 3
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    module = fuzzing._later("checked_backend.fuzz.drive")
+
+    def run_fuzz(what: Any, *_args: Any, **_more: Any) -> FuzzEnd:
+        asked.append(what)
+        return FuzzEnd(0, 0.0, 0, Counter({"streams": 3}))
+
+    monkeypatch.setattr(module, "run_fuzz", run_fuzz)
+    checkout = write_checkout(tmp_path / "pytorch", "var")
+    words = ["--generator", f"torchfuzz:{checkout}", "--db", tmp_path / "f.db", "--seed", "3", "--ops", "add"]
+    code, _, err = run("fuzz", *words, "--html", tmp_path / "f.html")
+    assert code == 2
+    assert "3 of the generator's programs were left out: streams (3)" in err
+    assert (asked[0].seed, asked[0].choices.ops) == (3, ("add",))
+    assert Path(asked[0].generator).name == "torchfuzz"
+    assert "INCONCLUSIVE" in (tmp_path / "f.html").read_text()
 
 
 def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +35,11 @@ class World:
         self.asked: list[str] = []
         self.shows_again = True
 
-    def generate(self, task: GenerateTask) -> dict[str, Any]:
+    def generate(self, task: GenerateTask) -> Any:
         self.asked.append(f"generate {task.start}")
         texts = [encode_program(program) for program in MADE]
-        return {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
+        made = {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
+        return made, Counter({"no words for it": 2})
 
     def check(self, task: CheckTask) -> Any:
         self.asked.append(f"check {len(task.entries)}")
@@ -77,6 +79,7 @@ def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world:
     ended = _run(corpus, 4, Listener(found=found.append))
     assert world.asked == ["generate 0", "check 2", "confirm", "localize", "check 2"]
     assert (ended.checked, ended.waiting) == (4, 0)
+    assert ended.left_out == {"no words for it": 2}
     (group,) = corpus.groups()
     assert (group.op, group.met, group.localized) == ("neg", 2, True)
     assert [one.op for one in found] == ["neg"]
