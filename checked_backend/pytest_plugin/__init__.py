@@ -7,6 +7,7 @@ and is loaded when the option, the marker or the fixture is used.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 DEFAULT_COMPILER = "inductor"
+
+_TRACE = re.compile(r"(\S+ )?DEBUG +torch\.__trace:")
+"""How a line of torch's logger for ``tlparse`` begins, as pytest writes it."""
 
 _WATCH: pytest.StashKey[Watch] = pytest.StashKey()
 _CHECK: pytest.StashKey[TestCheck] = pytest.StashKey()
@@ -173,6 +177,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if check is not None and report.failed:
         check.told = True  # here, or by the section below
+        report.sections = [(name, kept) for name, text in report.sections if (kept := _without_trace(text))]
     if check is not None and check.text and (report.failed or last) and not _shown(report, check.text):
         report.sections.append((REPORT, check.text))
     return report
@@ -187,6 +192,11 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     if module in ("torch", "checked_backend"):
         return rest
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _without_trace(text: str) -> str:
+    """Captured text without torch's own records of compiling, hundreds of lines that say nothing to a person."""
+    return "".join(line for line in text.splitlines(keepends=True) if not _TRACE.match(line)).rstrip("\n")
 
 
 def _shown(report: pytest.TestReport, text: str) -> bool:

@@ -65,5 +65,10 @@ class Summary:
             yield "nothing was checked: no test ran a compiled region"
             return
         verdicts = ", ".join(f"{self.verdicts[v]} {v}" for v in ("pass", "fail", "inconclusive") if self.verdicts[v])
-        counts = ", ".join(f"{self.totals[name]} {name}" for name in _COUNTED)
-        yield f"{tests} tests ran compiled code: {verdicts} ({counts} checked)"
+        counts = ", ".join(_counted(self.totals[name], name) for name in _COUNTED)
+        yield f"{_counted(tests, 'tests')} ran compiled code: {verdicts} ({counts} checked)"
+
+
+def _counted(number: int, things: str) -> str:
+    """``1 region``, ``2 regions``."""
+    return f"{number} {things.removesuffix('s') if number == 1 else things}"

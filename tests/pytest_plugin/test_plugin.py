@@ -19,7 +19,7 @@ PLUGIN = () if INSTALLED else ("-p", "checked_backend.pytest_plugin")
 ROOT = Path(__file__).parents[2]
 
 HEAD = f"""
-import pytest, threading, torch
+import logging, pytest, threading, torch
 from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 
@@ -176,6 +176,7 @@ def test_thread():
     thread.join()
 
 def test_own_failure():
+    logging.getLogger("mine").warning("my own record")
     torch.compile(f, backend=wrong)(x)
     raise ValueError("mine")
 
@@ -237,6 +238,8 @@ def test_a_failure_is_the_report(suite: Result) -> None:
     assert "wrong       logic, output[0]" in told
     assert "in f: return x.sin() + 1" in told
     assert "Traceback" not in told
+    assert "torch.__trace" not in suite.output  # hundreds of records of torch's own
+    assert "my own record" in suite.of("test_own_failure")
     assert "wrong       logic, grad[t]" in suite.of("test_backward")
     own = suite.of("test_own_failure")
     assert own.index("ValueError: mine") < own.index("- numcheck -") < own.index("FAIL: f: output[0] is wrong")
