@@ -275,7 +275,7 @@ def test_summary(suite: Result) -> None:
         name: sum(int(one.get(f"numcheck.{name}", 0)) for one in suite.properties.values())
         for name in ("regions", "calls", "backwards")
     }
-    counts = ", ".join(f"{number} {name}" for name, number in totals.items())
+    counts = ", ".join(f"{number} {name if number != 1 else name[:-1]}" for name, number in totals.items())
     assert lines[-1] == f"12 tests ran compiled code: 4 pass, 8 fail ({counts} checked)"
     assert totals["calls"] >= 12
 
