@@ -19,13 +19,16 @@ TORCHS_OWN = re.compile(r"[IWE]\d{4} .* torch/")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.py"
 
 
-@pytest.mark.inductor
-def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compiler",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow, pytest.mark.ci_sample])],
+)
+def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(compiler: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND_")}
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
         cwd=tmp_path,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", "CHECKED_BACKEND_COMPILER": compiler},
         capture_output=True,
         text=True,
         timeout=500,

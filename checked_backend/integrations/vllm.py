@@ -27,11 +27,16 @@ __all__ = ["register"]
 
 _CHECKED = "_checked_by_checked_backend"
 
+_NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"
+"""With it vLLM compiles at each start: what it takes from its cache of whole models goes through none of its compilers,
+and what it would save there is a compiled piece without a check."""
+
 
 def register() -> None:
     """Check what vLLM's compilers compile or load from now on, if the environment asks for it."""
     if os.environ.get(ON, "").lower() not in ("1", "true", "yes", "on"):
         return
+    os.environ[_NO_CACHE] = "1"
     interface = importlib.import_module("vllm.compilation.compiler_interface")
     numbers = itertools.count(1)
     for kind in _kinds(interface.CompilerInterface):

@@ -1,7 +1,12 @@
-"""vLLM's plugin, against a stand-in with the interface of vLLM's compilers: vLLM itself needs an accelerator."""
+"""vLLM's plugin, against a stand-in with the interface of vLLM's compilers: vLLM itself needs an accelerator.
+
+The stand-in is as ``vllm.compilation.compiler_interface`` is in vLLM 0.33.0, whose own ``EagerAdaptor`` and
+``InductorStandaloneAdaptor`` were seen checked by hand.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -26,12 +31,14 @@ class CompilerInterface:
         graph: fx.GraphModule,
         example_inputs: list[Any],
         compiler_config: Mapping[str, Any],
-        compile_range: Any = None,
+        compile_range: Any,
         key: str | None = None,
     ) -> tuple[Callable[..., Any] | None, Any]:
         return None, None
 
-    def load(self, handle: Any, graph: fx.GraphModule, example_inputs: list[Any], graph_index: int) -> Any:
+    def load(
+        self, handle: Any, graph: fx.GraphModule, example_inputs: list[Any], graph_index: int, compile_range: Any
+    ) -> Any:
         raise NotImplementedError
 
 
@@ -49,7 +56,7 @@ def adaptor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def compile(self, graph: Any, example_inputs: Any, compiler_config: Any, *rest: Any, **more: Any) -> Any:
             return self.made(graph), ("handle", rest, more)
 
-        def load(self, handle: Any, graph: Any, example_inputs: Any, graph_index: int) -> Any:
+        def load(self, handle: Any, graph: Any, example_inputs: Any, graph_index: int, compile_range: Any) -> Any:
             return self.made(graph)
 
         def made(self, graph: fx.GraphModule) -> Callable[..., Any]:
@@ -65,6 +72,7 @@ def adaptor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.compilation.compiler_interface", module)
     monkeypatch.setenv("CHECKED_BACKEND", "1")
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
     monkeypatch.setenv("CHECKED_BACKEND_ON_DIVERGENCE", "record")
     register()
     register()
@@ -90,7 +98,7 @@ def test_pieces_are_checked(adaptor: Any, in_tuple: bool, wrong: bool, verb: str
         compiled, handle = adaptor.compile(graph, [x], {"max_autotune": True}, (1, 8), key="k")
         assert handle == ("handle", ((1, 8),), {"key": "k"})
     else:
-        compiled = adaptor.load("handle", graph, [x], 3)
+        compiled = adaptor.load("handle", graph, [x], 3, (1, 8))
     with cb.collect(closing=False) as session, torch.no_grad():
         returned = compiled(x)
     expected = torch.nn.functional.silu(x) * (1.01 if wrong else 1)
@@ -100,9 +108,16 @@ def test_pieces_are_checked(adaptor: Any, in_tuple: bool, wrong: bool, verb: str
     assert session.report.verdict is (cb.Verdict.FAIL if wrong else cb.Verdict.PASS)
 
 
+@pytest.mark.usefixtures("adaptor")
+def test_nothing_comes_unchecked_out_of_a_cache() -> None:
+    assert os.environ["VLLM_DISABLE_COMPILE_CACHE"] == "1"
+
+
 def test_off_it_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHECKED_BACKEND", raising=False)
+    monkeypatch.delenv("VLLM_DISABLE_COMPILE_CACHE", raising=False)
     register()
+    assert "VLLM_DISABLE_COMPILE_CACHE" not in os.environ
     assert "vllm" not in sys.modules
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from checked_backend.autostart import ON, RUN
+from checked_backend.cli.running import hook
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
+from checked_backend.options import environment_variable
 from checked_backend.program.compare_records import compare_recordings
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.cli.test_running import finished
@@ -62,33 +65,44 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_program_leaves_no_noise_of_its_own(program: Path) -> None:
+    words = (*VERB, "record", "--out", "second", "--noise-runs", "0", "--", sys.executable, "train.py")
+    assert finished(words, program)[0] == 0
+    code, out, err = finished((*VERB, "compare", "first", "second"), program)
+    assert (code, err) == (0, "")
+    assert out.startswith("PASS")
+
+
 @pytest.mark.parametrize(
-    ("changed", "first"),
+    ("changed", "subject", "where", "meaning"),
     [
-        ("", None),
-        ("output", ("output[0]", "first in call 5 of Sequential", "arises in this region")),
-        ("data", ("input[args[0]]", "first in call 4 of Sequential", "from outside")),
-        ("optimizer", ("input[0.weight]", "first in call 4 of Sequential", "from outside")),
+        ("output", "output[0]", "first in call 5 of Sequential", "arises in this region"),
+        ("data", "input[args[0]]", "first in call 4 of Sequential", "from outside"),
+        ("optimizer", "input[0.weight]", "first in call 4 of Sequential", "from outside"),
     ],
 )
-def test_the_first_place_is_named(program: Path, changed: str, first: tuple[str, str, str] | None) -> None:
-    name = f"second-{changed}"
-    words = (*VERB, "record", "--out", name, "--noise-runs", "0", "--", sys.executable, "train.py", changed)
-    assert finished(words, program)[0] == 0
-    code, out, err = finished((*VERB, "compare", "first", name, "--html", f"{name}.html"), program)
-    if first is None:
-        assert (code, err) == (0, "")
-        assert out.startswith("PASS")
-        return
-    subject, where, meaning = first
-    assert code == 1, out
-    told = " ".join(out.split())
-    assert out.startswith(f"FAIL: Sequential: {subject} leaves the noise of the first run"), out
+def test_the_first_place_is_named(program: Path, changed: str, subject: str, where: str, meaning: str) -> None:
+    place = str(program / f"second-{changed}" / PLAIN)
+    more = {**hook(), ON: "1", RUN: str(program), environment_variable("record"): place}  # as the verb starts it
+    code, _, err = finished((sys.executable, "train.py", changed), program, more)
+    assert code == 0, err
+    report = compare_recordings(program / "first", program / f"second-{changed}")
+    assert report.findings[0].subject == subject
+    told = " ".join(str(report).split())
+    assert told.startswith(f"FAIL: Sequential: {subject} leaves the noise of the first run"), told
     assert where in told
     assert meaning in told
-    assert "noise of the first run" in (program / f"{name}.html").read_text()
-    found = json.loads(finished((*VERB, "compare", "first", name, "--json"), program)[1])
-    assert found["findings"][0]["subject"] == subject
+
+
+def test_compare_tells_people_pages_and_programs(tmp_path: Path) -> None:
+    leave(tmp_path / "first", [[TENSOR], [moved(1e-5)], [moved(-1e-5)]])
+    leave(tmp_path / "second", [[moved(0.1)]])
+    code, out, _ = finished((*VERB, "compare", "first", "second", "--html", "page.html"), tmp_path)
+    assert code == 1, out
+    assert out.startswith("FAIL: f: output[0] leaves the noise of the first run"), out
+    assert "noise of the first run" in (tmp_path / "page.html").read_text()
+    found = json.loads(finished((*VERB, "compare", "first", "second", "--json"), tmp_path)[1])
+    assert found["findings"][0]["subject"] == "output[0]"
 
 
 def test_a_program_that_fails_or_compiles_nothing(tmp_path: Path) -> None:
@@ -127,6 +141,24 @@ def test_a_difference_is_held_against_the_noise_of_the_first(tmp_path: Path, by:
     report = compare_recordings(first, leave(tmp_path / "b", [[moved(by)]]))
     assert report.verdict is verdict
     assert report.coverage.detection_limit["output[0] of f"] == pytest.approx(8e-5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit", "roundings", "verdict"),
+    [
+        ("float32", 2**-24, 6, Verdict.PASS),  # as randn with other vector instructions
+        ("float32", 2**-24, 40, Verdict.FAIL),
+        ("bfloat16", 2**-8, 2, Verdict.PASS),
+        ("bfloat16", 2**-8, 6, Verdict.FAIL),
+    ],
+)
+def test_what_code_between_the_regions_makes_may_round_otherwise(
+    tmp_path: Path, dtype: str, unit: float, roundings: float, verdict: Verdict
+) -> None:
+    made = replace(TENSOR, dtype=dtype, roundoff=unit)
+    first = leave(tmp_path / "a", [[made], [made], [made]])  # alike: no region rounds before it
+    other = moved(roundings * unit * made.rms, dtype=dtype, roundoff=unit)
+    assert compare_recordings(first, leave(tmp_path / "b", [[other]])).verdict is verdict
 
 
 def test_what_cannot_be_compared_is_no_pass(tmp_path: Path) -> None:
