@@ -112,9 +112,9 @@ def _said(cause: Cause) -> str:
 
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[str]:
-    repro = next((finding.repro for finding in findings if finding.repro), None)
-    if repro is not None:
-        yield f"repro {repro}"
+    found = next((finding for finding in findings if finding.repro), None)
+    if found is not None:
+        yield f"repro {found.repro}" if found.repro_confirmed else "no confirmed repro"
     workaround = next((finding.workaround for finding in findings if finding.workaround), None)
     if workaround is not None:
         lines = [line.strip() for line in workaround.splitlines() if line.strip() and not line.startswith("#")]
