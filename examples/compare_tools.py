@@ -84,7 +84,8 @@ def by_bisector(net: Net, x: torch.Tensor) -> str:
         with fresh(), inductor_config.patch(BUG):
             return close(net(x), torch.compile(net)(x))
 
-    found = CompilerBisector.do_bisect(passes)
+    with contextlib.redirect_stdout(sys.stderr):  # it prints each of its steps
+        found = CompilerBisector.do_bisect(passes)
     return "nothing" if found is None else f"{found.backend}, {found.subsystem}, {found.debug_info}"
 
 
