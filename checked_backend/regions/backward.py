@@ -31,7 +31,6 @@ from checked_backend._torch.autograd import (
 )
 from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
-from checked_backend.errors import is_out_of_memory
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
 from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
@@ -140,7 +139,8 @@ class BackwardWatch:
         on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent
             yet. It may return gradients too.
         on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
-        on_short: Receives the exception if memory ran out while a pass was watched. That pass gives nothing else.
+        on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
+            may raise it. That pass gives nothing else.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
         again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
 
@@ -220,12 +220,10 @@ class BackwardWatch:
 
     @contextmanager
     def _unless_short(self, progress: _Progress) -> Iterator[None]:
-        """Leave a pass unchecked from the point where memory runs out."""
+        """Leave a pass unchecked from the point where memory runs out, or watching it fails otherwise."""
         try:
             yield
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
             if not progress.short:
                 self._on_short(error)
             progress.short = True

@@ -25,6 +25,7 @@ from checked_backend.regions.handed_out import Look, MemoryRange, memory_ranges
 from checked_backend.regions.health import RegionHealth, failing
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
 
@@ -56,6 +57,7 @@ class BackwardCheck:
         answer: Reports findings.
         candidate: The compiled region.
         memory: Decides what is given up if memory runs out.
+        not_compared: Receives the exceptions of the check itself.
         comparison: Compares gradients and exceptions.
         earlier: Results of earlier calls, which a backward pass may write to.
         sent: Gradients of earlier calls, in the memory of which a backward pass may send others.
@@ -68,6 +70,7 @@ class BackwardCheck:
     answer: RegionAnswer
     candidate: Candidate
     memory: MemoryPressure
+    not_compared: NotCompared
     comparison: CallComparison
     earlier: EarlierResults
     sent: EarlierGradients
@@ -130,7 +133,7 @@ class BackwardCheck:
         return call.exchanges.failed is not None
 
     def _gradients_not_copied(self, error: Exception) -> None:
-        self.memory.not_compared("copying the gradients that arrive", error, backward=True)
+        self.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked(
         self, call: Call, passed: BackwardPass, given: Sequence[MemoryRange], meter: Meter
@@ -148,9 +151,7 @@ class BackwardCheck:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            self.memory.not_compared("comparing the gradients", error, backward=True)
+            self.not_compared("comparing the gradients", error, backward=True)
             return None
         if gradients is not None:
             self.memory.compared()

@@ -43,6 +43,7 @@ from checked_backend.regions.health import Health, RegionHealth, failing, health
 from checked_backend.regions.inputs import Effects, find_effects
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.other_threads import Left
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.replicas import Replicas
@@ -104,6 +105,7 @@ class CheckedRegion:
             remark=remark,
         )
         self._memory = MemoryPressure(self._reporter, keeps_activations=options.reference == "keep")
+        self._not_compared = NotCompared(self._reporter, self._memory)
         self._comparison = CallComparison(
             info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
@@ -117,6 +119,7 @@ class CheckedRegion:
             self._answer,
             self._candidate,
             self._memory,
+            self._not_compared,
             self._comparison,
             self._earlier,
             EarlierGradients(info.name),
@@ -188,10 +191,8 @@ class CheckedRegion:
             if before.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(before)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
+            self._not_compared("copying what the check needs", error)
             before = None
-            self._memory.not_compared("copying what the check needs", error)
         if before is None:
             random.restore()
             with meter.program():
@@ -220,9 +221,9 @@ class CheckedRegion:
         try:
             good = self._after_candidate(args, before, returned, after_candidate)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if error is before.reference:
                 raise
-            self._memory.not_compared("comparing the results", error)
+            self._not_compared("comparing the results", error)
             after_candidate.restore()
             good = True
         return returned if good else self._eager_instead(args, call)

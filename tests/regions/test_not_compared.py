@@ -1,0 +1,84 @@
+"""A mistake of the check's own is told in the coverage, and the user's program goes on with the candidate's results."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import checked_backend as cb
+from checked_backend.errors import DivergenceWarning
+from checked_backend.regions import backward, region
+from checked_backend.regions.compare_call import CallComparison
+from tests.support import faults
+from tests.support.region_tools import checked, gathered
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def mistaken(*_args: object, **_kwargs: object) -> Any:
+    raise ValueError("a slip in the check")
+
+
+def trained(compiled: Any) -> None:
+    x = X.clone().requires_grad_()
+    out = compiled(x)
+    assert torch.equal(out, x.tanh() * 2)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (1 - X.tanh() ** 2))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "subject", "where"),
+    [
+        (region.BeforeCandidate, "gather", "results", "copying what the check needs"),
+        (CallComparison, "forward", "results", "comparing the results"),
+        (backward, "was_written_to", "gradients", "copying the gradients that arrive"),
+        (CallComparison, "backward", "gradients", "comparing the gradients"),
+    ],
+)
+def test_the_program_goes_on_and_the_verdict_is_no_pass(
+    owner: object,
+    name: str,
+    subject: str,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiled = checked(lambda x: x.tanh() * 2, "aot_eager", on_divergence="raise")
+    random = torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, mistaken)
+        report = gathered(lambda: trained(compiled))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())
+    (skip,) = [skip for skip in report.coverage.skipped if skip.matters]
+    assert (skip.subject, skip.matters) == (subject, True)
+    assert skip.reason == (
+        f"the check itself failed in {where}: ValueError: a slip in the check. This is a mistake of checked_backend: "
+        "please report it"
+    )
+    assert f"the check itself failed in {where}" in caplog.text
+
+
+def test_what_the_check_raises_on_purpose_reaches_the_program() -> None:
+    wrong = faults.spoiled_output(lambda out: out + 1)
+    with pytest.raises(cb.DivergenceError):
+        checked(torch.tanh, wrong, on_divergence="raise")(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DivergenceWarning):
+            checked(torch.tanh, wrong, on_divergence="warn")(X)
+
+
+def test_what_eager_raises_reaches_the_program() -> None:
+    def never_raises(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        return lambda *_args: (X,)
+
+    compiled = checked(lambda x, at: x[at] + 0, never_raises, on_divergence="fallback")
+    with pytest.raises(IndexError):
+        compiled(X, torch.tensor([7]))
