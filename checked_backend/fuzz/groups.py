@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from checked_backend.fuzz.documented import Difference, documented
 from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.known import spelled
-from checked_backend.fuzz.program import FuzzProgram
+from checked_backend.fuzz.program import CONTROL, FuzzProgram
 
 __all__ = ["Group", "may_be", "plain", "signature_of"]
 
@@ -100,6 +100,8 @@ def _ops(program: FuzzProgram) -> list[str]:
     tuples = {len(program.inputs) + place for place, call in enumerate(program.calls)}
     found: list[str] = []
     for call in program.calls:
+        if call.op in CONTROL and call.op not in program.ops:
+            continue
         takes = call.op == "getitem" and isinstance(call.args[1], int) and call.args[0].value in tuples
         if not takes and plain(call.op) not in found:
             found.append(plain(call.op))

@@ -1,12 +1,14 @@
 """A torch program as plain data: inputs, calls, and what it returns. It is stored as JSON, which is not trusted.
 
-Values are numbered: first the inputs, then the result of each call. A call names an operation of
-`checked_backend.fuzz.known`, so that a program from disk can call nothing else.
+Values are numbered: first the inputs, then the result of each statement. A call names an operation of
+`checked_backend.fuzz.known`, so that a program from disk can call nothing else. Other statements make loops and
+branches (`checked_backend.fuzz.control`).
 """
 
 from __future__ import annotations
 
 import json
+import keyword
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -16,6 +18,7 @@ from checked_backend.errors import FuzzError
 
 __all__ = [
     "CONSTANTS",
+    "CONTROL",
     "DTYPES",
     "Constant",
     "FuzzProgram",
@@ -39,6 +42,11 @@ CONSTANTS = frozenset({*DTYPES, "channels_last", "contiguous_format", "preserve_
 """The attributes of ``torch`` that may be arguments."""
 
 FILLS = ("normal", "range", "edges", "distinct")
+
+_MARKS = frozenset({"else", "end", "let", "flag"})
+
+CONTROL = _MARKS | {"for", "if"}
+"""Statements that are no calls: see `checked_backend.fuzz.control`."""
 
 _VERSION = 1
 _MOST_ELEMENTS = 2**22
@@ -111,7 +119,9 @@ class Statement:
     """One statement.
 
     Attributes:
-        op: The name of an operation in `checked_backend.fuzz.known`.
+        op: The name of an operation in `checked_backend.fuzz.known`, or of `CONTROL`: ``for`` (turns), ``if`` (flag, or
+            number, relation, number), ``else``, ``end``, ``let`` (earlier value, its new one), ``flag`` (a bool). The
+            value of a ``for`` is the number of the turn.
         args: ``None``, numbers, strings, slices, ``...``, `Ref`, `Size`, `Constant`, and tuples and lists of these.
         kwargs: The same, by name.
     """
@@ -141,30 +151,14 @@ class FuzzProgram:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The names of the operations, in order."""
-        return tuple(call.op for call in self.calls)
+        """The names of the operations, in order; ``for`` and ``if`` are among them."""
+        return tuple(call.op for call in self.calls if call.op not in _MARKS)
 
     @property
     def size(self) -> tuple[int, int, int, int]:
         """A measure: statements, inputs, results, elements."""
         elements = sum(math.prod(given.shape) for given in self.inputs)
         return len(self.calls), len(self.inputs), len(self.returns), elements
-
-    def made_from(self, wanted: Sequence[int]) -> set[int]:
-        """The calls, by position, that values may depend on: also writes to memory that they may share."""
-        needed, first = set(wanted), len(self.inputs)
-        found: set[int] = set()
-        changed = True
-        while changed:
-            changed = False
-            for place, call in enumerate(self.calls):
-                read = {ref.value for ref in refs_of(call)}
-                writes = call.op.endswith(("_", "=")) or call.op == "setitem" or "out" in call.kwargs
-                if place not in found and (first + place in needed or (writes and read & needed)):
-                    found.add(place)
-                    needed |= read | {first + place}
-                    changed = True
-        return found
 
     def unused_dropped(self) -> FuzzProgram:
         """The same without inputs that nothing uses."""
@@ -213,6 +207,8 @@ def _mapped(raw: Any, moved: Any) -> Any:
             return [_mapped(item, moved) for item in raw]
         case dict():
             return {key: _mapped(item, moved) for key, item in raw.items()}
+        case slice():
+            return slice(*(_mapped(part, moved) for part in (raw.start, raw.stop, raw.step)))
     return raw
 
 
@@ -222,6 +218,8 @@ def _leaves(raw: Any) -> Iterator[Any]:
             yield from _leaves(item)
     elif isinstance(raw, dict):
         yield from _leaves(list(raw.values()))
+    elif isinstance(raw, slice):
+        yield from _leaves([raw.start, raw.stop, raw.step])
     else:
         yield raw
 
@@ -333,7 +331,13 @@ def _decode_call(raw: Any, there: int) -> Statement:
     args, kwargs = _decode(raw[1], there), _decode(raw[2], there)
     if not (isinstance(args, list) and isinstance(kwargs, dict)):
         raise FuzzError(f"a program: calls: {raw[0]:.80}: expected a list and an object of arguments")
+    if not all(map(_is_name, kwargs)):  # it would be code in the graph that calls it
+        raise FuzzError(f"a program: calls: {raw[0]:.80}: expected names of arguments, got {list(kwargs)!r:.80}")
     return Statement(raw[0], tuple(args), kwargs)
+
+
+def _is_name(key: str) -> bool:
+    return key.isidentifier() and not keyword.iskeyword(key)
 
 
 def _decode(raw: Any, there: int, depth: int = 0) -> Any:

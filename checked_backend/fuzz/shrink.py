@@ -6,19 +6,23 @@ small program is cheap to check again, has few operators that may be at fault, a
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from checked_backend.fuzz.build import run_eager
+from checked_backend.fuzz.build import run_eager, straightened
+from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse
 from checked_backend.fuzz.generate.make import runs_alike
-from checked_backend.fuzz.program import FuzzProgram, Input, encode_program, map_refs, refs_of
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Statement, encode_program, map_refs, refs_of
 from checked_backend.fuzz.values import strides_of
 
 __all__ = ["shrink"]
+
+_MARKS = ("for", "if", "else", "end")
 
 Interesting = Callable[[FuzzProgram], bool]
 
@@ -36,7 +40,7 @@ def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -
     before = None
     while before != best:
         before = best
-        for step in (_fewer_results, _needed_only, _plainer, _fewer_calls, _plainer_inputs):
+        for step in (_straighter, _fewer_results, _needed_only, _plainer, _fewer_calls, _plainer_inputs):
             best = _best_of(step, best, is_interesting, tried, deadline)
     return best
 
@@ -72,12 +76,45 @@ def _simpler(one: FuzzProgram, other: FuzzProgram) -> bool:
 
 def _cost(program: FuzzProgram) -> tuple[Any, ...]:
     odd = sum(_oddity(given) for given in program.inputs)
-    return len(program.calls), program.dynamic + program.gradients, len(program.returns), len(program.inputs), odd
+    control = sum(call.op in CONTROL for call in program.calls)
+    turns = sum(call.args[0] for call in program.calls if call.op == "for" and isinstance(call.args[0], int))
+    return (
+        control,
+        len(program.calls),
+        turns,
+        program.dynamic + program.gradients,
+        len(program.returns),
+        len(program.inputs),
+        odd,
+    )
 
 
 def _oddity(given: Input) -> int:
     layout = given.stride != strides_of(given.shape) or given.offset > 0
     return layout + (given.shares is not None) + (given.fill == "edges") + given.requires_grad
+
+
+def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
+    """Leave out loops and branches: the calls as they run in order; or one block is left out, or runs once or twice."""
+    blocks = list(blocks_of(parse(program)))
+    if blocks:
+        with contextlib.suppress(Exception):  # whatever torch raises: what does not run in eager is no program
+            yield straightened(program)
+    for block in blocks:
+        yield _without(program, set(block.places))
+        halves = (block.body, block.otherwise) if program.calls[block.head].op == "if" else ()
+        for half in halves:
+            yield _without(program, set(block.places) - _places(half))
+        for turns in (1, 2, 3) if not halves else ():
+            yield _with_call(program, block.head, Statement("for", (turns,)))
+
+
+def _places(items: Sequence[Item]) -> set[int]:
+    return {place for item in items for place in (item.places if isinstance(item, Block) else (item,))}
+
+
+def _with_call(program: FuzzProgram, place: int, call: Statement) -> FuzzProgram:
+    return replace(program, calls=(*program.calls[:place], call, *program.calls[place + 1 :]))
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
@@ -91,7 +128,7 @@ def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
 
 def _needed_only(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Drop the calls that no result may depend on, at once; then the results that are but inputs."""
-    needed = program.made_from(program.returns)
+    needed = made_from(program, program.returns)
     if len(needed) < len(program.calls):
         yield _without(program, set(range(len(program.calls))) - needed)
 
@@ -109,6 +146,8 @@ def _fewer_calls(program: FuzzProgram) -> Iterator[FuzzProgram]:
     first = len(program.inputs)
     used = {ref.value for call in program.calls for ref in refs_of(call)} | set(program.returns)
     for place in reversed(range(len(program.calls))):
+        if program.calls[place].op in _MARKS:
+            continue
         if first + place not in used:
             yield _without(program, {place})
             continue

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from checked_backend.fuzz.known import OPERATORS
-from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
+from checked_backend.fuzz.program import FuzzProgram
+from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
 
 __all__ = ["describe_inputs", "render_function", "render_script"]
 
 _FEW_VALUES = 64
-_SYMBOLS = {name for name in OPERATORS if not name.isalpha()}
 
 
 def render_function(program: FuzzProgram) -> str:
-    """A program as the source of a function of torch calls."""
-    names = [f"x{place}" for place in range(len(program.inputs))]
-    lines = [f"def program({', '.join(names)}):"]
-    for place, call in enumerate(program.calls):
-        name = f"v{place}"
-        lines.append(f"    {_statement(call, name, names)}")
-        names.append(name)
-    results = "".join(f"{names[place]}, " for place in program.returns).rstrip()
-    lines.append(f"    return {f'({results})' if results else 'None'}")
-    return "\n".join(lines)
+    """A program as the source of a function of torch calls.
+
+    Raises:
+        FuzzError: It is no program, or calls what is not known.
+    """
+    return ast.unparse(function_of([program]))
 
 
 def describe_inputs(program: FuzzProgram) -> list[str]:
@@ -135,48 +131,6 @@ def _storage(tensor: Any, count: int, dtype: str) -> str:
     if flat.is_complex():
         return f"torch.complex(torch.randn({count}), torch.randn({count})).to(torch.{dtype})"
     return f"torch.randint(0, 4, ({count},), generator=torch.Generator().manual_seed(0)).to(torch.{dtype})"
-
-
-def _statement(call: Statement, name: str, names: Sequence[str]) -> str:
-    args = [_shown(argument, names) for argument in call.args]
-    if call.op == "setitem":
-        return f"{args[0]}[{_index(call.args[1], names)}] = {args[2]}"
-    if call.op == "getitem":
-        return f"{name} = {args[0]}[{_index(call.args[1], names)}]"
-    if call.op in _SYMBOLS:
-        if call.op.endswith("=") and call.op not in ("<=", "==", "!=", ">="):
-            return f"{name} = {args[0]}; {name} {call.op} {args[1]}"
-        return f"{name} = {args[0]} {call.op} {args[1]}"
-    words = [*args, *(f"{key}={_shown(value, names)}" for key, value in call.kwargs.items())]
-    if call.op.startswith("Tensor."):
-        return f"{name} = {words[0]}.{call.op.removeprefix('Tensor.')}({', '.join(words[1:])})"
-    return f"{name} = {call.op}({', '.join(words)})"
-
-
-def _index(raw: Any, names: Sequence[str]) -> str:
-    if isinstance(raw, tuple) and raw:
-        return ", ".join(_index(item, names) for item in raw) + ("," if len(raw) == 1 else "")
-    if isinstance(raw, slice):
-        start, stop, step = ("" if part is None else _shown(part, names) for part in (raw.start, raw.stop, raw.step))
-        return f"{start}:{stop}" + (f":{step}" if step else "")
-    return _shown(raw, names)
-
-
-def _shown(raw: Any, names: Sequence[str]) -> str:
-    match raw:
-        case Ref(value):
-            return names[value]
-        case Size(value, dim):
-            return f"{names[value]}.size({dim})"
-        case Constant(name):
-            return f"torch.{name}"
-        case tuple():
-            return f"({', '.join(_shown(item, names) for item in raw)}{',' if len(raw) == 1 else ''})"
-        case list():
-            return f"[{', '.join(_shown(item, names) for item in raw)}]"
-        case slice():
-            return f"slice({', '.join(_shown(part, names) for part in (raw.start, raw.stop, raw.step))})"
-    return "..." if raw is ... else _number(raw)
 
 
 def _number(raw: Any) -> str:

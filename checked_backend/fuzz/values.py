@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from checked_backend.fuzz.program import Input
 
-__all__ = ["EDGES", "make_inputs", "storage_sizes", "strides_of"]
+__all__ = ["EDGES", "make_inputs", "same_value", "storage_sizes", "strides_of"]
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
@@ -84,3 +85,11 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tupl
         strides[dim] = step
         step *= max(1, shape[dim])
     return tuple(strides)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are equal: tensors of one dtype and shape with equal elements, or anything of one type."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    one, other = one.detach(), other.detach()
+    return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

@@ -84,13 +84,26 @@ def test_inputs_that_nothing_uses_are_dropped_and_others_keep_their_meaning() ->
     assert dropped.returns == (2,)
 
 
-def test_what_a_result_is_made_from_includes_writes_to_its_memory() -> None:
+@pytest.mark.parametrize("name", ["x=print('run'), y", "from", "a b", ""])
+def test_names_of_arguments_are_names(name: str) -> None:
+    raw = json.loads(encode_program(SMALL))
+    raw["calls"][0][2] = {"dict": {name: 1}}
+    with pytest.raises(FuzzError, match="names of arguments"):
+        decode_program(json.dumps(raw))
+
+
+def test_loops_and_branches_are_read_as_they_were_written() -> None:
     calls = (
-        Statement("Tensor.view", (Ref(0), 6)),
-        Statement("Tensor.zero_", (Ref(1),)),
+        Statement("flag", (True,)),
         Statement("torch.neg", (Ref(0),)),
+        Statement("for", (Size(0, 0),)),
+        Statement("if", (Ref(3), "%", 2)),
+        Statement("setitem", (Ref(2), slice(Ref(3), None), Ref(3))),
+        Statement("else"),
+        Statement("let", (Ref(2), Ref(0))),
+        Statement("end"),
+        Statement("end"),
     )
-    program = FuzzProgram((X,), (*calls, Statement("torch.abs", (Ref(0),))), (3,))
-    assert program.made_from([3]) >= {2}
-    assert 3 not in program.made_from([3])
-    assert program.made_from([1]) == {0, 1}
+    program = FuzzProgram((X,), calls, (2,))
+    assert decode_program(encode_program(program)) == program
+    assert program.ops == ("torch.neg", "for", "if", "setitem")

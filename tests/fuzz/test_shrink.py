@@ -60,3 +60,37 @@ def test_generated_programs_shrink_to_one_call() -> None:
         smallest = shrink(program, lambda one, op=last: op in one.ops, _forever())  # type: ignore[misc]
         assert len(smallest.calls) <= 3, smallest
         assert runs_alike(smallest)
+
+
+def _looped(*body: Statement) -> FuzzProgram:
+    calls = (Statement("torch.neg", (Ref(0),)), Statement("for", (3,)), *body, Statement("end"))
+    return FuzzProgram((X,), (*calls, Statement("torch.exp", (Ref(1),))), (1, 4 + len(body)))
+
+
+ROW = (Statement("setitem", (Ref(1), Ref(2), 2.5)), Statement("Tensor.add_", (Ref(1), 1)))
+
+
+def test_a_loop_becomes_a_straight_line_where_that_fails_too() -> None:
+    smallest = shrink(_looped(*ROW), lambda program: "Tensor.add_" in program.ops, _forever())
+    assert smallest.ops == ("Tensor.add_",)
+
+
+def test_a_loop_that_matters_stays_with_what_matters_in_it() -> None:
+    def wrong(program: FuzzProgram) -> bool:
+        return {"for", "setitem"} <= set(program.ops)
+
+    smallest = shrink(_looped(*ROW), wrong, _forever())
+    assert set(smallest.ops) == {"for", "setitem"}
+    assert Statement("for", (1,)) in smallest.calls
+    assert runs_alike(smallest)
+
+
+def test_the_half_of_a_branch_that_does_not_matter_goes() -> None:
+    branch = (Statement("if", (Ref(2), "%", 2)), *ROW[:1], Statement("else"), *ROW[1:], Statement("end"))
+
+    def wrong(program: FuzzProgram) -> bool:
+        return {"for", "Tensor.add_"} <= set(program.ops)
+
+    smallest = shrink(_looped(*branch), wrong, _forever())
+    assert set(smallest.ops) == {"for", "Tensor.add_"}
+    assert "if" not in smallest.ops

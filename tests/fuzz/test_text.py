@@ -31,23 +31,23 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach())) and one.dtype == other.dtype
 
 
-def test_the_function_and_the_graph_do_what_the_program_does(programs: list[FuzzProgram]) -> None:
+def test_the_text_and_the_function_do_what_the_program_does(programs: list[FuzzProgram]) -> None:
     for program in programs:
         with torch.set_grad_enabled(program.gradients):
             torch.manual_seed(0)
             values = run_eager(program)
             expected = [values[place] for place in program.returns]
             torch.manual_seed(0)
-            from_graph = build([program])(*inputs_for([program]))
+            built = build([program])(*inputs_for([program]))
             names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
             exec(render_function(program), names)
             torch.manual_seed(0)
             from_source = names["program"](*inputs_for([program]))
-        assert all(map(_equal, expected, from_graph)), render_function(program)
+        assert all(map(_equal, expected, built)), render_function(program)
         assert all(map(_equal, expected, from_source)), render_function(program)
 
 
-def test_programs_in_one_module_are_as_alone(programs: list[FuzzProgram]) -> None:
+def test_programs_in_one_function_are_as_alone(programs: list[FuzzProgram]) -> None:
     some = [program for program in programs if not program.gradients and "dropout" not in str(program.ops)][:6]
     with torch.no_grad():
         torch.manual_seed(0)

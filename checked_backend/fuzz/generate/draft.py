@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import run_call
-from checked_backend.fuzz.generate.undefined import is_undefined
+from checked_backend.fuzz.build import run_call, run_statement
+from checked_backend.fuzz.control import run_in_order
+from checked_backend.fuzz.generate.undefined import draws, is_undefined
 from checked_backend.fuzz.program import DTYPES, FuzzProgram, Input, Ref, Size, Statement, map_refs
-from checked_backend.fuzz.values import make_inputs, strides_of
+from checked_backend.fuzz.values import make_inputs, same_value, strides_of
 
 __all__ = ["Choices", "Draft"]
 
@@ -67,7 +68,9 @@ class Draft:
 
     Attributes:
         rng: As above.
-        values: What each input and each call is in eager.
+        values: What each input and each call is in eager. In a block that is not finished they are as if each of its
+            statements ran once, those after an ``else`` too.
+        turns: The loops around what is added now, each as the number of its turn.
     """
 
     def __init__(self, rng: random.Random, choices: Choices, *, gradients: bool, dynamic: bool) -> None:
@@ -75,8 +78,12 @@ class Draft:
         self.values: list[Any] = []
         self.gradients = gradients
         self.dynamic = dynamic
+        self.turns: list[Ref] = []
         self._choices = choices
         self._entries: list[Input | Statement] = []
+        self._open: list[int] = []
+        self._before: list[Any] = []
+        self._hidden: set[int] = set()
 
     def chance(self, probability: float) -> bool:
         """Whether something of this probability happens."""
@@ -161,7 +168,11 @@ class Draft:
 
     def tensors(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> list[Ref]:
         """The tensors so far that are wanted."""
-        return [Ref(p) for p, value in enumerate(self.values) if isinstance(value, torch.Tensor) and wanted(value)]
+        return [
+            Ref(place)
+            for place, value in enumerate(self.values)
+            if isinstance(value, torch.Tensor) and place not in self._hidden and wanted(value)
+        ]
 
     def value(self, ref: Ref) -> torch.Tensor:
         """The value in eager."""
@@ -183,7 +194,9 @@ class Draft:
         return self.new_input(shape=[self.rng.choice(_SIZES[:8]) for _ in range(dims)])
 
     def scalar(self) -> Any:
-        """A Python number. In a dynamic program it may be a size."""
+        """A Python number. In a dynamic program it may be a size, in a loop the number of the turn."""
+        if self.turns and self.chance(0.3):
+            return self.rng.choice(self.turns)
         if self.dynamic and self.chance(0.15):
             found = self.any(lambda tensor: tensor.dim() > 0)
             if found is not None:
@@ -225,13 +238,104 @@ class Draft:
                 value = run_call(call, self.values)
         except Exception:  # what eager refuses is no program; a call may raise whatever torch raises
             return None
-        if call.op != "setitem" and not _is_usable(value):
+        if (call.op != "setitem" and not _is_usable(value)) or (self._open and draws(call.op)):
             return None
         made = whole = self._keep(call, value)
         if isinstance(value, tuple | list):
             for place in sorted(self.rng.sample(range(len(value)), min(len(value), self.rng.choice((1, 1, 2))))):
                 made = self._keep(Statement("getitem", (whole, place)), value[place])
         return made
+
+    # blocks
+
+    @property
+    def in_block(self) -> bool:
+        """Whether what is added now is in a loop or a branch."""
+        return bool(self._open)
+
+    def begin(self, head: Statement) -> Ref:
+        """Begin a loop or a branch.
+
+        Args:
+            head: Its ``for`` or ``if``.
+
+        Returns:
+            The number of the turn, of a loop.
+        """
+        if not self._open:
+            self._before = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in self.values]
+        self._open.append(len(self._entries))
+        turn = self._keep(head, 0 if head.op == "for" else None)
+        if head.op == "for":
+            self.turns.append(turn)
+        return turn
+
+    def otherwise(self) -> None:
+        """What is added now is in the other half of a branch."""
+        self._hide(self._open[-1])
+        self._keep(Statement("else"), None)
+
+    def flag(self, *, value: bool) -> Ref:
+        """A flag: a Python bool that the program is given."""
+        return self._keep(Statement("flag", (value,)), value)
+
+    def let(self, target: Ref, source: Ref) -> None:
+        """Give an earlier value's name to another."""
+        self._keep(Statement("let", (target, source)), None)
+        self.values[target.value] = self.values[source.value]
+
+    def end(self) -> bool:
+        """End a block. The outermost is run as it will be; if it changes nothing or cannot run, it is dropped.
+
+        Returns:
+            Whether it was kept.
+        """
+        start = self._open.pop()
+        if isinstance(head := self._entries[start], Statement) and head.op == "for":
+            self.turns.pop()
+        self._keep(Statement("end"), None)
+        self._hide(start)
+        if self._open:
+            return True
+        try:
+            self.values = self._replayed()
+        except Exception:  # in a later turn, eager refuses what it ran in the first, or its result is not defined
+            kept = False
+        else:  # with other sizes, a branch that is not taken may be
+            kept = self.dynamic or not all(map(same_value, self._before, self.values))
+        if kept:
+            return True
+        del self._entries[start:]
+        self._hidden = {number for number in self._hidden if number < start}
+        self.values = self._replayed()
+        return False
+
+    def _hide(self, start: int) -> None:
+        """What a block computes is known in it alone; the inputs that were made for it are the program's."""
+        here = range(start, len(self._entries))
+        self._hidden |= {place for place in here if isinstance(self._entries[place], Statement)}
+
+    def _replayed(self) -> list[Any]:
+        """The values of the program so far, run from its beginning.
+
+        Raises:
+            Exception: Eager refuses it, a result is not defined, or it is one that programs cannot have.
+        """
+        program, where = self._ordered(())
+        known: list[Any] = list(make_inputs(program.inputs))
+
+        def do(place: int, call: Statement) -> None:
+            if call.op != "let" and is_undefined(call, known):
+                raise FuzzError(f"{call.op}: not defined")
+            run_statement(place, call, known, len(program.inputs))
+            value = known[len(program.inputs) + place]
+            if call.op not in ("setitem", "let") and not _is_usable(value):
+                raise FuzzError(f"{call.op}: too large")
+
+        with warnings.catch_warnings(), torch.set_grad_enabled(self.gradients):
+            warnings.simplefilter("ignore")
+            run_in_order(program, known, do)
+        return [known[where[place]] for place in range(len(self._entries))]
 
     def _keep(self, entry: Input | Statement, value: Any) -> Ref:
         self._entries.append(entry)
@@ -249,17 +353,23 @@ class Draft:
 
     def finish(self, returns: Sequence[Ref]) -> FuzzProgram:
         """The program, with its inputs first."""
+        program, _ = self._ordered(returns)
+        return program.unused_dropped()
+
+    def _ordered(self, returns: Sequence[Ref]) -> tuple[FuzzProgram, dict[int, int]]:
+        """The program with its inputs first, and the new numbers of values by their numbers here."""
         inputs = [place for place, entry in enumerate(self._entries) if isinstance(entry, Input)]
         others = [place for place, entry in enumerate(self._entries) if isinstance(entry, Statement)]
         where = {old: new for new, old in enumerate([*inputs, *others])}
         given = [entry for entry in self._entries if isinstance(entry, Input)]
-        return FuzzProgram(
+        program = FuzzProgram(
             tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
             tuple(map_refs(call, where.__getitem__) for call in self.calls),
             tuple(where[ref.value] for ref in returns),
             self.gradients,
             self.dynamic,
-        ).unused_dropped()
+        )
+        return program, where
 
 
 def _name(dtype: torch.dtype) -> str:

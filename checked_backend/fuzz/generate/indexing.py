@@ -98,7 +98,7 @@ def _eager(draft: Draft, index: Any) -> Any:
     if isinstance(index, slice):
         return slice(*(_eager(draft, part) for part in (index.start, index.stop, index.step)))
     if isinstance(index, Ref):
-        return draft.value(index)
+        return draft.values[index.value]
     return draft.value(Ref(index.value)).shape[index.dim] if isinstance(index, Size) else index
 
 
@@ -107,6 +107,10 @@ def _index(draft: Draft, ref: Ref) -> Any:
     tensor = draft.value(ref)
     parts: list[Any] = []
     for size in tensor.shape:
+        if draft.turns and draft.chance(0.4):
+            turn = draft.rng.choice(draft.turns)
+            parts.append(draft.rng.choice((turn, turn, slice(turn, None), slice(None, turn))))
+            continue
         way = draft.rng.choices(("all", "one", "slice", "step", "tensor", "end"), (34, 22, 25, 12, 6, 12))[0]
         if way == "end":
             break

@@ -12,11 +12,15 @@ from typing import Any
 import torch
 
 from checked_backend.fuzz.build import run_eager
+from checked_backend.fuzz.control import dependencies, writes
 from checked_backend.fuzz.generate import opinfo
+from checked_backend.fuzz.generate.blocks import add_block
 from checked_backend.fuzz.generate.draft import Choices, Draft
 from checked_backend.fuzz.generate.rules import RULES, Rule
+from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, spelled
-from checked_backend.fuzz.program import FuzzProgram, Ref, Statement, refs_of
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
+from checked_backend.fuzz.values import same_value
 from checked_backend.random_state import random_untouched
 
 __all__ = ["covered", "make_program", "matches", "rules_for", "runs_alike"]
@@ -25,6 +29,7 @@ _TRIES = 40
 _SHARE_OF_GRADIENTS = 0.35
 _SHARE_OF_DYNAMIC = 0.06
 _SHARE_OF_WANTED = 0.6
+_SHARE_OF_BLOCKS = 0.25
 
 
 def matches(op: str, patterns: Sequence[str]) -> bool:
@@ -73,14 +78,26 @@ def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted
         draft.shared_input()
     made: list[Ref] = []
     length, asked = rng.randint(1, choices.longest), 0
-    for _ in range(_TRIES):
-        if len(draft.calls) >= length:
-            break
+    blocks = rng.choice((1, 1, 2)) if rng.random() < _SHARE_OF_BLOCKS else 0
+
+    def extend(changing: bool) -> bool:
+        nonlocal asked
         from_wanted = bool(wanted) and (not asked or draft.chance(_SHARE_OF_WANTED))
-        ref = _extend(draft, wanted if from_wanted else rules)
+        chosen = wanted if from_wanted else rules
+        ref = _extend(draft, [rule for rule in chosen if rule.changes] or chosen if changing else chosen)
         if ref is not None:
             made.append(ref)
             asked += from_wanted
+        return ref is not None
+
+    for _ in range(_TRIES):
+        if len(draft.calls) >= length and not blocks:
+            break
+        if blocks and draft.chance(_SHARE_OF_BLOCKS):
+            add_block(draft, extend)
+            blocks -= 1
+        else:
+            extend(False)
     if not made or (wanted and not asked):
         return None
     program = draft.finish(_returned(draft, made))
@@ -98,11 +115,13 @@ def _extend(draft: Draft, rules: Sequence[Rule]) -> Ref | None:
 
 
 def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
-    """The values to return: most of those that no call uses, some of the others, an input now and then."""
+    """The values to return: most that no call uses or that change later, some others, an input now and then."""
     used = {ref.value for call in draft.calls for ref in refs_of(call)}
+    changed = {ref.value for call in draft.calls if writes(call) for ref in _written(call)}
     found = []
     for ref in draft.tensors():
-        probability = 0.08 if ref not in made else 0.25 if ref.value in used else 0.85
+        rarely = ref.value in used and ref.value not in changed
+        probability = 0.08 if ref not in made else 0.25 if rarely else 0.85
         if _draws(draft, ref):
             probability = 1.0  # a compiler need not draw what nobody uses
         if draft.chance(probability):
@@ -111,18 +130,29 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     return found or draft.tensors()[-1:]
 
 
+def _written(call: Statement) -> list[Ref]:
+    return [ref for ref in (*call.args[:1], call.kwargs.get("out")) if isinstance(ref, Ref)]
+
+
 def _draws(draft: Draft, ref: Ref) -> bool:
     call = draft.entry(ref)
-    return isinstance(call, Statement) and any(word in call.op for word in ("rand", "bernoulli", "dropout", "normal"))
+    return isinstance(call, Statement) and draws(call.op)
 
 
 def covered(program: FuzzProgram) -> list[str]:
-    """The operations of a program, each with the dtype of its first tensor: ``torch.add float32``."""
+    """The operations of a program, each with the dtype of its first tensor: ``torch.add float32``.
+
+    A loop is ``for``, a branch ``if`` with what it depends on: ``if size``.
+    """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
         warnings.simplefilter("ignore")
         values = run_eager(program)
     found = set()
     for call in program.calls:
+        if call.op in CONTROL:
+            if call.op in ("for", "if"):
+                found.add(" ".join((call.op, *dependencies(program, call))))
+            continue
         tensors = [values[ref.value] for ref in refs_of(call) if isinstance(values[ref.value], torch.Tensor)]
         found.add(f"{call.op} {str(tensors[0].dtype).removeprefix('torch.') if tensors else ''}".rstrip())
     return sorted(found)
@@ -136,7 +166,7 @@ def runs_alike(program: FuzzProgram) -> bool:
             first, second = (_results(program) for _ in range(2))
     except Exception:  # whatever torch raises: it is no program
         return False
-    return len(first) == len(second) and all(map(_same, first, second))
+    return len(first) == len(second) and all(map(same_value, first, second))
 
 
 def _results(program: FuzzProgram) -> list[Any]:
@@ -152,10 +182,3 @@ def _results(program: FuzzProgram) -> list[Any]:
         torch.autograd.backward(wanted, [torch.ones_like(value) for value in wanted])
     grads = [value.grad for value in values[: len(program.inputs)] if value.grad is not None]
     return [*results, *values[: len(program.inputs)], *grads]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor):
-        return type(one) is type(other)
-    one, other = one.detach(), other.detach()
-    return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

@@ -26,12 +26,14 @@ class Rule:
         weight: How often it is chosen.
         ops: Their names.
         make: Makes a call of one of them; None if nothing fits.
+        changes: Whether they change a tensor, as the bodies of loops do.
     """
 
     name: str
     weight: float
     ops: tuple[str, ...]
     make: Make
+    changes: bool = False
 
 
 def _torch(words: str) -> tuple[str, ...]:
@@ -325,9 +327,11 @@ def _random(draft: Draft, op: str) -> Statement | None:
 RULES: tuple[Rule, ...] = (
     Rule("pointwise", 14, _UNARY, _unary),
     Rule("pairs", 20, _BINARY, _binary),
-    Rule("pointwise in place", 7, _UNARY_IN_PLACE, _unary_in_place),
-    Rule("pairs in place", 11, _BINARY_IN_PLACE, _binary_in_place),
-    Rule("into a tensor", 3, tuple(op for op in (*_BINARY, *_UNARY) if op.startswith("torch.")), _with_out),
+    Rule("pointwise in place", 7, _UNARY_IN_PLACE, _unary_in_place, changes=True),
+    Rule("pairs in place", 11, _BINARY_IN_PLACE, _binary_in_place, changes=True),
+    Rule(
+        "into a tensor", 3, tuple(op for op in (*_BINARY, *_UNARY) if op.startswith("torch.")), _with_out, changes=True
+    ),
     Rule("reductions", 11, _REDUCTIONS, _reduction),
     Rule("three operands", 5, _TERNARY, _ternary),
     Rule("views", 16, views.VIEWS, views.make),
@@ -338,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     Rule("converting", 6, _CONVERTING, _converting),
     Rule("normalizing", 5, _NORMALIZING, _normalizing),
     Rule("indexing", 7, indexing.INDEXING, indexing.make),
-    Rule("assigning", 5, ("setitem",), indexing.make_assignment),
+    Rule("assigning", 5, ("setitem",), indexing.make_assignment, changes=True),
     Rule("random", 0.7, _RANDOM, _random),
 )
 """All rules. What torch itself lists with samples of arguments is added by `checked_backend.fuzz.generate.opinfo`."""

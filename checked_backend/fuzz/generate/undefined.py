@@ -9,7 +9,7 @@ import torch
 
 from checked_backend.fuzz.program import Constant, Ref, Statement
 
-__all__ = ["UNDEFINED_OPS", "is_overlapping", "is_undefined"]
+__all__ = ["UNDEFINED_OPS", "draws", "is_overlapping", "is_undefined"]
 
 UNDEFINED_OPS = frozenset(
     {
@@ -50,6 +50,11 @@ _WRITES = ("setitem", "Tensor.copy_", "Tensor.index_put_", "Tensor.masked_scatte
 _DUPLICATES = ("scatter", "index_copy", "index_put", "index_fill", "put_", "take_along_dim")
 
 
+def draws(op: str) -> bool:
+    """Whether an operation draws random numbers."""
+    return any(word in op for word in ("rand", "bernoulli", "dropout", "normal"))
+
+
 def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
     """Whether torch leaves open what a call gives.
 
@@ -67,7 +72,11 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
     tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     if own == "as_strided_scatter" and not _scatters_in_order(call, tensors):
         return True
-    return _shifts_too_far(call, tensors) or _converts_what_does_not_fit(call, tensors) or _writes_twice(call, tensors)
+    return (
+        _shifts_too_far(call, values, tensors)
+        or _converts_what_does_not_fit(call, tensors)
+        or _writes_twice(call, tensors)
+    )
 
 
 def _scatters_in_order(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
@@ -116,10 +125,12 @@ def is_overlapping(value: Any) -> bool:
     return False
 
 
-def _shifts_too_far(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
+def _shifts_too_far(call: Statement, values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
     if not any(word in call.op for word in _SHIFTS):
         return False
     by = call.args[1]
+    if isinstance(by, Ref) and not isinstance(values[by.value], torch.Tensor):
+        by = values[by.value]  # the number of a turn
     widths = [_bits(tensor) for tensor in tensors] or [64]
     if not isinstance(by, Ref):
         return not 0 <= by < min(widths)

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, make_program, matches, rules_for, runs_alike
 from checked_backend.fuzz.generate.rules import RULES, Rule
@@ -50,6 +51,16 @@ def test_programs_have_variety(programs: list[FuzzProgram]) -> None:
     assert any(given.shares is not None for given in inputs)
     assert any(given.fill == "edges" for given in inputs)
     assert {program.gradients for program in programs} == {True, False}
+    assert {"for", "if"} <= ops
+
+
+def test_loops_and_branches_run_and_are_straight_lines_too(programs: list[FuzzProgram]) -> None:
+    blocked = [program for program in programs if {"for", "if"} & set(program.ops)]
+    assert len(blocked) > COUNT / 12
+    for program in blocked:
+        straight = straightened(program)
+        assert not {"for", "if"} & set(straight.ops)
+        assert runs_alike(straight)
 
 
 def test_wishes_are_followed(rules: list[Rule]) -> None:

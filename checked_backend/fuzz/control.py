@@ -1,0 +1,329 @@
+"""Loops and branches of a program: which statements belong to which, and the order in which they run.
+
+A block is what stands between ``for`` or ``if`` and its ``end``. How often it runs depends on numbers, sizes, flags and
+the turn, and on no tensor's values. What a block computes is known in it alone: the rest of the program sees what it
+writes in place, and the values that ``let`` gives to an earlier name. So a program is also a straight line of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.known import OPERATORS
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, map_refs, refs_of
+
+__all__ = [
+    "RELATIONS",
+    "Block",
+    "Item",
+    "blocks_of",
+    "dependencies",
+    "made_from",
+    "parse",
+    "run_in_order",
+    "straight_line",
+    "writes",
+]
+
+RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
+"""The operators of a condition. A remainder is true unless it is 0."""
+
+_MOST_TURNS = 64
+_MOST_STEPS = 2000
+_DEEPEST = 4
+_COMPARISONS = ("<=", "==", "!=", ">=")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A loop or a branch, by the positions of its statements.
+
+    Attributes:
+        head: Its ``for`` or ``if``.
+        body: What it holds, in order.
+        end: Its ``end``.
+        middle: Its ``else``; None without one.
+        otherwise: What it holds after that.
+    """
+
+    head: int
+    body: tuple[Item, ...]
+    end: int
+    middle: int | None = None
+    otherwise: tuple[Item, ...] = ()
+
+    @property
+    def marks(self) -> set[int]:
+        """The positions of the statements that make it a block."""
+        return {self.head, self.end} | ({self.middle} if self.middle is not None else set())
+
+    @property
+    def places(self) -> range:
+        """The positions of all of its statements."""
+        return range(self.head, self.end + 1)
+
+
+Item = int | Block
+
+
+def parse(program: FuzzProgram) -> tuple[Item, ...]:
+    """The statements of a program as a tree.
+
+    Raises:
+        FuzzError: A block has no end, a loop is too long, a condition depends on data, or a value is not known where it
+            is used.
+    """
+    parser = _Parser(program.calls, len(program.inputs))
+    items, stop, known = parser.items(0, frozenset(range(len(program.inputs))), 0, 1)
+    if stop != len(program.calls):
+        raise FuzzError(f"a program: calls[{stop}]: {program.calls[stop].op} without a beginning")
+    if not known.issuperset(program.returns):
+        raise FuzzError("a program: it returns a value that is known in a block alone")
+    return items
+
+
+class _Parser:
+    def __init__(self, calls: Sequence[Statement], inputs: int) -> None:
+        self._calls, self._first = calls, inputs
+
+    def items(
+        self, start: int, known: frozenset[int], depth: int, turns: int
+    ) -> tuple[tuple[Item, ...], int, frozenset[int]]:
+        """The statements from one position to the end of their block, where that is, and the values known there."""
+        found: list[Item] = []
+        place = start
+        while place < len(self._calls) and self._calls[place].op not in ("else", "end"):
+            call = self._calls[place]
+            self._refuse(place, known)
+            if call.op in ("for", "if"):
+                block = self._block(place, known, depth + 1, turns)
+                found.append(block)
+                place = block.end
+            else:
+                found.append(place)
+                if call.op != "let":
+                    known |= {self._first + place}
+            place += 1
+        return tuple(found), place, known
+
+    def _block(self, head: int, known: frozenset[int], depth: int, turns: int) -> Block:
+        call = self._calls[head]
+        if depth > _DEEPEST:
+            raise FuzzError(f"a program: calls[{head}]: blocks are nested too deep")
+        if call.op == "for":
+            known |= {self._first + head}
+            if isinstance(call.args[0], int):
+                turns *= call.args[0]
+            if turns > _MOST_TURNS:
+                raise FuzzError(f"a program: calls[{head}]: more than {_MOST_TURNS} turns")
+        body, stop, _ = self.items(head + 1, known, depth, turns)
+        middle: int | None = None
+        otherwise: tuple[Item, ...] = ()
+        if call.op == "if" and self._op(stop) == "else":
+            middle = stop
+            otherwise, stop, _ = self.items(stop + 1, known, depth, turns)
+        if self._op(stop) != "end":
+            raise FuzzError(f"a program: calls[{head}]: {call.op} without an end")
+        return Block(head, body, stop, middle, otherwise)
+
+    def _op(self, place: int) -> str:
+        return self._calls[place].op if 0 <= place < len(self._calls) else ""
+
+    def _refuse(self, place: int, known: frozenset[int]) -> None:
+        call = self._calls[place]
+        for ref in refs_of(call):
+            if ref.value not in known:
+                raise FuzzError(f"a program: calls[{place}]: {call.op:.80} uses a value that is not known there")
+        if call.op in CONTROL and not self._is_well_formed(call):
+            raise FuzzError(f"a program: calls[{place}]: {call.op} got {call.args!r:.80}, which it cannot take")
+
+    def _is_well_formed(self, call: Statement) -> bool:
+        if call.kwargs:
+            return False
+        match call.op, call.args:
+            case "flag", (bool(),):
+                return True
+            case "for", (Size(),):
+                return True
+            case "for", (int(turns),):
+                return not isinstance(turns, bool) and turns >= 0
+            case "if", (Ref(value),):
+                return self._op(value - self._first) == "flag"
+            case "if", (left, str(relation), right):
+                return relation in RELATIONS and self._is_number(left) and self._is_number(right)
+            case "let", (Ref(target), Ref(source)):
+                computed = target >= self._first  # the caller's tensors keep their names
+                return computed and not {self._op(one - self._first) for one in (target, source)} & CONTROL
+        return False
+
+    def _is_number(self, raw: Any) -> bool:
+        if isinstance(raw, Ref):
+            return raw.value >= self._first and self._op(raw.value - self._first) == "for"
+        return isinstance(raw, Size) or (isinstance(raw, int) and not isinstance(raw, bool))
+
+
+def blocks_of(items: Sequence[Item]) -> Iterator[Block]:
+    """All blocks of a tree, the outer before the inner."""
+    for item in items:
+        if isinstance(item, Block):
+            yield item
+            yield from blocks_of((*item.body, *item.otherwise))
+
+
+def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Statement], None]) -> None:
+    """Run the statements of a program as often and in the order as its loops and branches say.
+
+    Args:
+        program: The program.
+        known: The inputs. It gets a value for each statement: a turn's number, a flag, and what ``do`` puts there. None
+            where a statement did not run.
+        do: Runs a call or a ``let``, given its position.
+
+    Raises:
+        FuzzError: It is no program, or it takes too many steps.
+    """
+    items = parse(program)
+    walk = _Walk(program.calls, known, len(known), do)
+    known.extend([None] * len(program.calls))
+    walk.through(items)
+
+
+@dataclass(slots=True)
+class _Walk:
+    calls: Sequence[Statement]
+    known: list[Any]
+    first: int
+    do: Callable[[int, Statement], None]
+    steps: int = 0
+
+    def through(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if isinstance(item, Block):
+                self._block(item)
+                continue
+            self.steps += 1
+            if self.steps > _MOST_STEPS:
+                raise FuzzError(f"a program takes more than {_MOST_STEPS} steps")
+            call = self.calls[item]
+            if call.op == "flag":
+                self.known[self.first + item] = call.args[0]
+            else:
+                self.do(item, call)
+
+    def _block(self, block: Block) -> None:
+        call = self.calls[block.head]
+        if call.op == "if":
+            self.through(block.body if self._holds(call.args) else block.otherwise)
+            return
+        turns = self._number(call.args[0])
+        if turns > _MOST_TURNS:
+            raise FuzzError(f"a program: calls[{block.head}]: more than {_MOST_TURNS} turns")
+        for turn in range(turns):
+            self.known[self.first + block.head] = turn
+            self.through(block.body)
+
+    def _holds(self, condition: Sequence[Any]) -> bool:
+        if len(condition) == 1:
+            return bool(self._number(condition[0]))
+        left, relation, right = condition
+        return bool(OPERATORS[relation](self._number(left), self._number(right)))
+
+    def _number(self, raw: Any) -> Any:
+        match raw:
+            case Ref(value):
+                return self.known[value]
+            case Size(value, dim):
+                return self.known[value].size(dim)
+        return raw
+
+
+def straight_line(
+    program: FuzzProgram, run: Callable[[Statement, list[Any]], Any], inputs: Sequence[Any]
+) -> FuzzProgram:
+    """The same program without loops and branches: the calls that it makes, in order.
+
+    Args:
+        program: The program.
+        run: Runs a call, given the values so far; the sizes of its result decide of loops and branches.
+        inputs: The inputs.
+
+    Raises:
+        Exception: Whatever a call raises.
+    """
+    first = len(program.inputs)
+    known = list(inputs)
+    made: list[Statement] = []
+    now = {place: place for place in range(first)}
+
+    def do(place: int, call: Statement) -> None:
+        if call.op == "let":
+            target, source = (ref.value for ref in call.args)
+            known[target], now[target] = known[source], now[source]
+            return
+        known[first + place] = run(call, known)
+        made.append(_with_numbers(map_refs(call, lambda number: now.get(number, ~number)), known))
+        now[first + place] = first + len(made) - 1
+
+    run_in_order(program, known, do)
+    returns = tuple(now[number] for number in program.returns)
+    return replace(program, calls=tuple(made), returns=returns).unused_dropped()
+
+
+def _with_numbers(call: Statement, known: Sequence[Any]) -> Statement:
+    """The same call with numbers in the place of turns and flags, which `straight_line` names by negative numbers."""
+
+    def number(raw: Any) -> Any:
+        match raw:
+            case Ref(value) if value < 0:
+                return known[~value]
+            case tuple():
+                return tuple(map(number, raw))
+            case list():
+                return list(map(number, raw))
+            case dict():
+                return {key: number(item) for key, item in raw.items()}
+            case slice():
+                return slice(*map(number, (raw.start, raw.stop, raw.step)))
+        return raw
+
+    return Statement(call.op, number(call.args), number(dict(call.kwargs)))
+
+
+def dependencies(program: FuzzProgram, head: Statement) -> list[str]:
+    """What a loop or a branch depends on: ``size``, ``flag``, ``turn``; nothing for a loop of a fixed length."""
+    words = {"flag": "flag", "for": "turn"}
+    calls, first = program.calls, len(program.inputs)
+    return sorted({"size" if isinstance(ref, Size) else words[calls[ref.value - first].op] for ref in refs_of(head)})
+
+
+def writes(call: Statement) -> bool:
+    """Whether a statement may change an earlier value: a tensor's memory, or the tensor of a name."""
+    in_place = call.op.endswith(("_", "=")) and call.op not in _COMPARISONS
+    return in_place or call.op in ("setitem", "let") or "out" in call.kwargs
+
+
+def made_from(program: FuzzProgram, wanted: Sequence[int]) -> set[int]:
+    """The statements, by position, that values may depend on: also writes to memory that they may share.
+
+    A block that holds one of them is needed, with its condition.
+    """
+    first = len(program.inputs)
+    blocks = list(blocks_of(parse(program)))
+    marks = {mark: block for block in blocks for mark in block.marks}
+    needed, found = set(wanted), set[int]()
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for place, call in enumerate(program.calls):
+            read = {ref.value for ref in refs_of(call)}
+            block = marks.get(place)
+            wants = first + place in needed or (writes(call) and bool(read & needed))
+            if block is not None:
+                wants = wants or not found.isdisjoint(block.places)
+            if wants and place not in found:
+                found.add(place)
+                needed |= read | {first + place}
+    return found
