@@ -7,10 +7,13 @@ import torch
 from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
-__all__ = ["fingerprint"]
+__all__ = ["LARGE", "fingerprint"]
 
 _CHUNK = 1 << 17
-_LARGE = 1 << 14  # elements; for smaller tensors the compiled loop is not worth compiling
+
+LARGE = 1 << 14
+"""Elements. For smaller tensors alone the compiled loop is not worth compiling."""
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -41,7 +44,7 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
         bits = flat.view(_INTEGERS[size])
         if size == 8:
             bits = bits.view(torch.int32)
-        checksum = (_compiled(bits) if bits.numel() >= _LARGE else None) or _chunk_by_chunk(bits)
+        checksum = (_compiled(bits) if bits.numel() >= LARGE else None) or _chunk_by_chunk(bits)
         total = 0
         for number, start in enumerate(range(0, bits.numel(), _CHUNK)):
             total += (2 * number + 1) * checksum(bits[start : start + _CHUNK])

@@ -13,13 +13,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "checksum_loop", "fused_loop"]
+__all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "begin_compiling", "checksum_loop", "fused_loop"]
 
 FUSED_ROW = 512
 """Elements of a row. `FusedStatistics` locates an element to within one row. It is ``ROW`` in ``fused.c``."""
@@ -136,33 +138,103 @@ def _function(kind: str, dtype: torch.dtype) -> Any:
     return None if library is None else library[f"{kind}_{str(dtype).removeprefix('torch.')}"]
 
 
-@functools.cache
+def begin_compiling() -> None:
+    """Begin to compile the loops beside what the program does, so that nobody waits for them later."""
+    _build()
+
+
 def _library() -> ctypes.CDLL | None:
+    build = _build()
+    return None if build is None else build.library()
+
+
+@functools.cache
+def _build() -> _Build | None:
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        return None
-    source = Path(__file__).with_name("fused.c")
     try:
-        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-            return _built(compiler.split(), source, Path(folder) / "fused.so")
-    except OSError:  # no folder to write to
+        return None if compiler is None else _Build(compiler.split())
+    except OSError:  # no folder to write to, or no such compiler
         return None
 
 
-def _built(compiler: list[str], source: Path, library: Path) -> ctypes.CDLL | None:
-    for tuned in _TUNED_FOR_THIS_PROCESSOR:
+class _Build:
+    """Compiles ``fused.c`` in a process of its own.
+
+    Args:
+        compiler: The C compiler, and options of the user's for it.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, compiler: Sequence[str]) -> None:
+        self._compiler = compiler
+        self._lock = threading.Lock()
+        self._done = False
+        self._library: ctypes.CDLL | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owner = os.getpid()
+        self._folder = tempfile.mkdtemp(prefix="checked_backend_")
+        self._result = Path(self._folder) / "fused.so"
+        first, *self._others = _TUNED_FOR_THIS_PROCESSOR
+        try:
+            self._process = self._started(first)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._clean = weakref.finalize(self, _ended, self._process, self._folder, self._owner)
+
+    def _started(self, tuned: Sequence[str]) -> subprocess.Popen[bytes]:
         # No -ffast-math: NaN, infinities and denormals keep their meaning. The source marks the sums that may be
         # reordered.
         options = ["-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
+        source = Path(__file__).with_name("fused.c")
+        return subprocess.Popen(
+            [*self._compiler, *options, str(source), "-o", str(self._result), "-lm"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def library(self) -> ctypes.CDLL | None:
+        """The loops, when they are compiled; None if the compiler cannot do it."""
+        if self._done:
+            return self._library
+        with self._lock:
+            if not self._done:
+                try:
+                    self._library = self._loaded()
+                except OSError:
+                    self._library = None
+                self._done = True
+            return self._library
+
+    def _loaded(self) -> ctypes.CDLL | None:
+        if os.getpid() != self._owner:  # this process was forked: it can neither wait for the compiler nor clean up
+            self._clean.detach()
+            self._begin()
         try:
-            subprocess.run(
-                [*compiler, *options, str(source), "-o", str(library), "-lm"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=True,
-                timeout=_TIMEOUT,
-            )
-            return ctypes.CDLL(str(library))
-        except (OSError, subprocess.SubprocessError):
-            continue
-    return None
+            while True:
+                try:
+                    if self._process.wait(_TIMEOUT) == 0:
+                        return ctypes.CDLL(str(self._result))
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+                if not self._others:
+                    return None
+                self._process = self._started(self._others.pop(0))
+        finally:
+            self._clean()
+
+
+def _ended(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+    """End a build, maybe before it is done. A forked process leaves its parent's alone."""
+    if os.getpid() != owner:
+        return
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

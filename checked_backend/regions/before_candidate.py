@@ -11,7 +11,6 @@ import torch
 from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.beside import Beside
-from checked_backend.regions.budget import Due
 from checked_backend.regions.call import Call
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.exchanges import Exchanges
@@ -24,6 +23,7 @@ from checked_backend.regions.other_threads import OtherThreads
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.regions.turn import Due
 
 __all__ = ["BeforeCandidate"]
 

@@ -18,159 +18,35 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 
-__all__ = ["OVERHEAD", "Account", "CheckStep", "Due", "Turn"]
+from checked_backend.regions.turn import RECHECKS, CheckStep, Turn
+
+__all__ = ["ASKING", "OVERHEAD", "Account"]
 
 PACE = 2.0
 """How many times the asked share may be spent for a moment, where several checks are earned already."""
 
-PAID_OUT = 0.1
+PAID_OUT = 0.2
 """How much more than the present earnings becomes available if much was earned before, relative."""
 
 SAVED_FOR_RECHECKS = 0.5
 """The part of the earnings that is saved for a recheck while one waits. The rest is for other checks."""
 
-OTHER_CALLS = 2.0
-"""A region that was not called for this many times its longest pause is no longer waited for."""
+RECHECK_NODE, RECHECK_COMPILES = 3e-3, {False: 0.05, True: 1.5}
+"""Estimates for a recheck of unknown cost: seconds for each node, and compilations.
 
-RECHECK_RUNS, RECHECK_NODE, KNOWN_RUNS, LEAST = 60.0, 8e-3, 10.0, 2e-3
-"""Estimates for a check of unknown cost: a number of unchecked calls, seconds for each node, and the least seconds."""
-
-RECHECK_COMPILES = {False: 0.1, True: 2.0}
-"""The estimate for a recheck of unknown cost, in compilations, by whether the region computes in half precision.
-
-Such a region has its float64 twin and its operators compiled; others seldom do.
+The latter by whether the region computes in half precision. Such a region has its float64 twin and its operators
+compiled; others seldom do.
 """
 
-FIRST_OF_ALL = 1.5
+FIRST_OF_ALL = 0.1
 """Seconds that the first recheck of the process costs beyond that, because torch prepares things at first use."""
 
 OVERHEAD = 2e-6
 """Seconds that a skipped call takes beyond its measured time."""
 
-
-class CheckStep(Enum):
-    """The kind of check that a call gets. One call rechecks results or gradients, not both."""
-
-    RESULTS_RECHECK = "recheck of results"
-    GRADIENTS_RECHECK = "recheck of gradients"
-    KNOWN = "compared with known noise"
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """The parts of a call that are checked.
-
-    Attributes:
-        backward: Whether its backward passes are checked too.
-        recheck: Whether results are rechecked; None: at checks 1, 2, 4, 8, ...
-        backward_recheck: Whether gradients are rechecked; None: at checks 1, 2, 4, 8, ...
-        step: The step in the account of the run; None if there is no account.
-    """
-
-    backward: bool = True
-    recheck: bool | None = None
-    backward_recheck: bool | None = None
-    step: CheckStep | None = None
-
-
-_RECHECKS = {CheckStep.RESULTS_RECHECK: False, CheckStep.GRADIENTS_RECHECK: True}
-
-
-class Turn:
-    """The facts that an account knows about one region.
-
-    Args:
-        number: The region's number in the account.
-        unknown: What a recheck may cost beyond some runs, in seconds.
-
-    Attributes:
-        own: Seconds that an unchecked call takes, the shortest so far.
-        gradients: Whether the region has gradients to check.
-    """
-
-    def __init__(self, number: int, unknown: float) -> None:
-        self.own = float("inf")
-        self.gradients = False
-        self._number = number
-        self.unknown = unknown
-        self._checks = {False: 0, True: 0}
-        self._recheck_at = {False: 1, True: 1}
-        self._since: dict[CheckStep, float] = {}
-        self._costs: dict[tuple[CheckStep, bool], float] = {}
-        self.waits: dict[bool, CheckStep] = {}
-        self.called = self.called_before = float("-inf")
-        self._pause = 0.0
-        self.unpaid = 0.0
-
-    def comes(self, now: float) -> None:
-        """Note a call."""
-        if self.called > float("-inf"):
-            self._pause = max(self._pause, now - self.called)
-        if not self._since:
-            self._since = dict.fromkeys(CheckStep, now)
-        self.called_before, self.called = self.called, now
-
-    def steps(self) -> Iterator[CheckStep]:
-        """The steps that could be taken at a call, in the order in which they are tried."""
-        recheck = [step for step, gradients in _RECHECKS.items() if self._is_recheck(gradients)]
-        if recheck:
-            yield min(recheck, key=lambda step: self._since[step])
-        if self._checks[False]:
-            yield CheckStep.KNOWN
-
-    def _is_recheck(self, gradients: bool) -> bool:
-        """Whether the next check is a recheck, as checks 1, 2, 4, 8, ... are. Gradients follow results."""
-        if gradients and not (self.gradients and self._checks[False]):
-            return False
-        return self._checks[gradients] + 1 >= self._recheck_at[gradients]
-
-    def due(self, step: CheckStep) -> Due:
-        """The parts of a call that a step checks. A region's first gradients are checked by a step of their own."""
-        return Due(
-            backward=step is CheckStep.GRADIENTS_RECHECK or (step is CheckStep.KNOWN and self._checks[True] > 0),
-            recheck=step is CheckStep.RESULTS_RECHECK,
-            backward_recheck=step is CheckStep.GRADIENTS_RECHECK,
-            step=step,
-        )
-
-    def place(self, step: CheckStep, now: float) -> tuple[bool, float, int]:
-        """The region's place in the queue: the region that has waited longest is first.
-
-        Among rechecks, the first ones of regions come before all others. Then come those that have waited longest for
-        their cost. Otherwise a recheck that takes minutes to earn would hold up those of all regions after it.
-        """
-        waited = now - self._since[step]
-        if step is CheckStep.KNOWN:
-            return False, -waited, self._number
-        return self._checks[_RECHECKS[step]] > 0, -waited / self.estimate(step), self._number
-
-    def estimate(self, step: CheckStep) -> float:
-        """The expected cost of a step: its cost the last time, or an upper estimate."""
-        known = [cost for (of, _), cost in self._costs.items() if of is step]
-        if known and (step is not CheckStep.GRADIENTS_RECHECK or (step, True) in self._costs):
-            return sum(known)
-        runs, more = (KNOWN_RUNS, 0.0) if step is CheckStep.KNOWN else (RECHECK_RUNS, self.unknown)
-        return max(runs * self.own + more + LEAST, sum(known))
-
-    def gone(self, share: float) -> float:
-        """The time after which the region is not waited for: its longest pause, or the time to save up, is over."""
-        saving = max((self.estimate(step) for step in self.waits.values()), default=0.0) / share
-        return self.called + OTHER_CALLS * max(self._pause, saving)
-
-    def begins(self, step: CheckStep, now: float) -> None:
-        """Note that a step is taken."""
-        self._since[step] = now
-        self.waits.pop(step in _RECHECKS, None)
-
-    def cost(self, step: CheckStep, backward: bool, seconds: float) -> None:
-        """Note the cost of the forward or the backward part of a step."""
-        self._costs[step, backward] = seconds
-        self._checks[backward] += 1
-        while self._recheck_at[backward] <= self._checks[backward] and _RECHECKS.get(step) is backward:
-            self._recheck_at[backward] *= 2
+ASKING, FOR_ASKING = 60e-6, 0.05
+"""Seconds that asking takes, and the part of the share that may go into asking in vain."""
 
 
 class Account:
@@ -178,6 +54,10 @@ class Account:
 
     Args:
         share: The share of the run's time that checks may take.
+
+    Attributes:
+        spent: Seconds that were paid so far.
+        events: A number that changes when a region may be earned a check earlier than it was told.
     """
 
     def __init__(self, share: float) -> None:
@@ -193,6 +73,7 @@ class Account:
         self._goal = 0.0
         self._rest_until = float("-inf")
         self._has_rechecked = False
+        self.events = 0
         self.spent = 0.0
 
     def region(
@@ -231,15 +112,25 @@ class Account:
             self._pay(turn.unpaid)
             turn.unpaid = 0.0
             self._put_by()
+            longest = float("inf")
             for step in turn.steps():
-                if self._earned(turn, step, now):
+                wait = self._wait(turn, step, now)
+                if wait <= 0.0:
                     turn.begins(step, now)
+                    self.events += 1
                     return step
-                recheck = step in _RECHECKS
+                longest = min(longest, wait)
+                recheck = step in RECHECKS
                 if turn.own < float("inf") and turn.waits.get(recheck) is not step:
                     turn.waits[recheck] = step
                     self._limit(now)
+            if turn.own < float("inf"):
+                turn.rest(now + max(longest, self._asking()), self.events)
             return None
+
+    def _asking(self) -> float:
+        """Seconds in which a region may ask in vain once, so that all of them together seldom do."""
+        return ASKING * len(self._turns) / (FOR_ASKING * self._share)
 
     def charge(self, turn: Turn, step: CheckStep | None, seconds: float, now: float, *, backward: bool = False) -> None:
         """Pay for the forward or the backward part of a check.
@@ -252,11 +143,12 @@ class Account:
             backward: Whether it was the backward part.
         """
         with self._lock:
+            self.events += 1
             self._earn(now)
             self._pay(seconds)
             if step is not None:
                 turn.cost(step, backward, seconds)
-                if step in _RECHECKS:
+                if step in RECHECKS:
                     self._saved = max(0.0, self._saved - seconds)
                     self._learn()
             self._rest_until = max(self._rest_until, turn.called) + seconds / (PACE * self._share)
@@ -289,15 +181,19 @@ class Account:
         self._available -= seconds
         self.spent += seconds
 
-    def _earned(self, turn: Turn, step: CheckStep, now: float) -> bool:
-        """Whether it is this region's turn, and the step and those before it in the queue are earned."""
-        recheck = step in _RECHECKS
+    def _wait(self, turn: Turn, step: CheckStep, now: float) -> float:
+        """Seconds that must pass before a step can be taken; 0: it is this region's turn, and all is earned.
+
+        After these seconds it may still have to wait. An event may shorten the wait: see `Turn.rest`.
+        """
+        recheck = step in RECHECKS
         needed = turn.estimate(step)
         available = self._available if recheck else self._available - self._saved
-        if now < self._rest_until or not available >= needed:
-            return False
+        wait = max(self._rest_until - now, self._to_earn(needed - available))
+        if wait > 0.0:
+            return wait
         if not recheck and self._recheck_is_earned(turn, now):
-            return False
+            return self._asking()
         for other in self._alive():
             waits = other.waits.get(recheck)
             if other is turn or waits is None or other.place(waits, now) > turn.place(step, now):
@@ -305,9 +201,13 @@ class Account:
             if now > other.gone(self._share):
                 continue
             if other.called >= turn.called_before:  # the other region is called as often as this one, and goes first
-                return False
+                return self._asking()
             needed += other.estimate(waits)
-        return available >= needed
+        return self._to_earn(needed - available)
+
+    def _to_earn(self, seconds: float) -> float:
+        """The least time in which so much is earned."""
+        return max(0.0, seconds / ((1.0 + PAID_OUT) * self._share))
 
     def _recheck_is_earned(self, turn: Turn, now: float) -> bool:
         """Whether another region, called as often as this one, only needs its next call to be rechecked.

@@ -18,6 +18,8 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.collectives import collective_lines, communicates
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
+from checked_backend.numerics.fingerprint import LARGE
+from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions
 from checked_backend.regions.answer import Investigate
 from checked_backend.regions.call import Call
@@ -95,6 +97,8 @@ def build_region(
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
     source = _Source(compiler, pristine, _traced(gm, example_inputs))
+    if any(_is_large(value) for value in source.traced):
+        begin_compiling()
     settings = ProcessState.capture()
     before_compiling = clock()
     candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
@@ -160,6 +164,13 @@ class _Source:
         with cache.used():
             compiled = compile_again(self.compiler, copy_graph(self.graph), self.traced, inputs)
         return cache.kept_by(dynamo_disable(compiled))
+
+
+def _is_large(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    size = value.numel()
+    return not isinstance(size, int) or size >= LARGE  # a symbolic size must not be compared: that adds guards
 
 
 def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checked_backend.regions.budget import Due
 from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.other_threads import Left
 from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.regions.turn import Due
 
 __all__ = ["Call"]
 

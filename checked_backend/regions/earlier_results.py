@@ -32,12 +32,13 @@ class EarlierResults:
         self._reporter = reporter
         self._own = HandedOut()
 
-    def _holders(self) -> list[HandedOut]:
+    def holders(self) -> list[HandedOut]:
+        """Where results are remembered: here, and in the active sessions."""
         return [self._own, *(session.part(HandedOut) for session in active_sessions())]
 
     def unchecked(self) -> None:
         """Note that compiled code is about to run unchecked."""
-        for holder in self._holders():
+        for holder in self.holders():
             holder.unchecked = True
 
     def look(self, args: Sequence[Any] = ()) -> Look:
@@ -46,7 +47,7 @@ class EarlierResults:
         Args:
             args: The call's arguments, to which it may write.
         """
-        look = Look(self._holders(), args)
+        look = Look(self.holders(), args)
         for subject, reason in look.unexplained.items():
             self._reporter.skip(Skip(subject, reason, matters=True))
         return look
@@ -61,7 +62,7 @@ class EarlierResults:
         """
         names = [subjects.output(index) for index in range(len(returned))]
         results = results_of(returned, names, self._info.output_sources, args, self._info.name, self.calls)
-        for holder in self._holders():
+        for holder in self.holders():
             holder.add(results)
 
     def overwritten(self, look: Look, returned: Sequence[Any], reference: Sequence[Any]) -> list[Finding]:

@@ -56,4 +56,6 @@ class NotCompared:
         log.error("the check itself failed in %s; the program goes on", where, exc_info=error)
         told = described_exception(error).strip().partition("\n")[0][:_LONGEST]
         why = f"the check itself failed in {where}: {told}. This is a mistake of checked_backend: please report it"
+        if not backward:
+            self._reporter.not_checked()
         self._reporter.skip(Skip("gradients" if backward else "results", why, matters=True))

@@ -21,7 +21,6 @@ from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import Investigate, RegionAnswer
 from checked_backend.regions.backward_check import BackwardCheck
 from checked_backend.regions.before_candidate import BeforeCandidate
-from checked_backend.regions.budget import Due
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     candidate_crashed,
@@ -45,11 +44,13 @@ from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.other_threads import Left
+from checked_backend.regions.passed_by import PassedBy
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.schedule import Meter, Schedule
 from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.turn import Due
 from checked_backend.regions.unobserved import is_traced, is_unobserved
 from checked_backend.regions.unsupported import MachineLimits
 
@@ -131,16 +132,21 @@ class CheckedRegion:
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
         self._replicas = Replicas(info.name) if options.ranks and not silent else None
+        self._passed_by = PassedBy(schedule, self._earlier, self._reporter)
+        self._passed_by.look_at_all = self._replicas is not None
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
+        if not self._answer.stopped and self._passed_by.quiet():
+            self._earlier.calls += 1
+            return self._unchecked(*args)
         if is_unobserved() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
         if self._replicas is not None and self._replicas.due(self._earlier.calls):
             self._compare_ranks(self._replicas, args)
         if self._unsupported is not None:
-            self._reporter.passed_by()
+            self._passed_by.count()
             self._reporter.report([self._unsupported])
             return self._reference(*args)
         due = None if self._answer.stopped else self._schedule.due()
@@ -149,9 +155,12 @@ class CheckedRegion:
         if due is not None and self._memory.due():
             with self._schedule.paid(due) as meter:
                 return self._checked_call(args, due, meter)
-        if not self._answer.stopped and not self._candidate.missing:
-            self._reporter.passed_by(unearned=self._schedule.limited and due is None)
-        return self._unchecked(args, self._schedule.unchecked)
+        if self._answer.stopped or self._candidate.missing:
+            return self._reference(*args)
+        self._passed_by.count()
+        if self._schedule.limited and due is None:
+            self._reporter.calls_unearned()
+        return self._schedule.unchecked(self._unchecked, args)
 
     def _compare_ranks(self, replicas: Replicas, args: Sequence[Any]) -> None:
         if not distributed_is_on():
@@ -166,12 +175,9 @@ class CheckedRegion:
         if found:
             self._reporter.report(found)
 
-    def _unchecked(self, args: Sequence[Any], run: Callable[[Callable[..., Any], Sequence[Any]], Any]) -> Any:
-        if self._answer.stopped or self._candidate.missing:
-            return self._reference(*args)
-        self._earlier.unchecked()
+    def _unchecked(self, *args: Any) -> Any:
         try:
-            return run(self._candidate, args)
+            return self._candidate(*args)
         except Exception as error:
             if self._info.collectives is not None:
                 self._reporter.hear(cause=error)  # another rank may have ended
@@ -185,7 +191,7 @@ class CheckedRegion:
         if self._candidate.remark:
             self._reporter.note(self._candidate.remark)
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
-        random = RngState.capture(_cuda(args))
+        random = RngState.for_inputs(args)
         try:
             before = BeforeCandidate.gather(args, self._info, effects, subjects, random, due, meter, self._earlier)
             if before.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
@@ -195,8 +201,9 @@ class CheckedRegion:
             before = None
         if before is None:
             random.restore()
+            self._earlier.unchecked()
             with meter.program():
-                return self._unchecked(args, lambda candidate, given: candidate(*given))
+                return self._reference(*args) if self._candidate.missing else self._unchecked(*args)
         call = before.call
         call.rng.restore()
         try:
@@ -359,6 +366,7 @@ class CheckedRegion:
         if short is not None:
             if self._candidate.missing:
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
+                self._passed_by.look_at_all = True
             self._answer.to([short, *left], cause=error)
             return self._eager_instead(args, call)
         if isinstance(reference, Exception):
@@ -390,7 +398,3 @@ class CheckedRegion:
         call.rng.restore()
         with nullcontext() if call.exchanges is None else call.exchanges.continued():
             return self._reference(*args)
-
-
-def _cuda(args: Sequence[Any]) -> list[int]:
-    return sorted({arg.device.index or 0 for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda})

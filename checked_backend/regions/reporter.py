@@ -18,6 +18,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.kept import KeptReport
+from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.peers import peers_of_run, this_rank
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import investigations
@@ -66,16 +67,18 @@ class RegionReporter(Reporter):
         self._add_calls(calls=1, checked=1)
         self._earned(_CALLS)
 
-    def passed_by(self, *, unearned: bool = False) -> None:
-        """Note that a call is not being checked.
+    def not_checked(self) -> None:
+        """Note that the call whose check began was not checked after all."""
+        self._add_calls(checked=-1)
 
-        Args:
-            unearned: Whether that is because its check is not earned yet (option ``budget``).
-        """
+    def passing(self) -> PassedCalls:
+        """A counter of calls that are not checked, for the ledgers of now."""
+        return PassedCalls(self._region, self._ledgers())
+
+    def calls_unearned(self) -> None:
+        """Note that a call is not being checked because that is not earned yet (option ``budget``)."""
         for ledger in self._ledgers():
-            ledger.passed_by(self._region)
-            if unearned:
-                ledger.unearned(self, _CALLS, self._region.name)
+            ledger.unearned(self, _CALLS, self._region.name)
 
     def _earned(self, subject: str) -> None:
         if self._options.budget is not None:
@@ -106,7 +109,7 @@ class RegionReporter(Reporter):
             backward: Whether it is the backward pass that was not.
         """
         if not backward:
-            self._add_calls(checked=-1)  # it was counted as it began
+            self.not_checked()
         for ledger in self._ledgers():
             ledger.skip_until_compared(replace(skip, region=self._region.name), backward=backward)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +10,13 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from checked_backend.options import CheckOptions
-from checked_backend.regions.budget import OVERHEAD, Account, Due
+from checked_backend.regions.budget import OVERHEAD, Account
+from checked_backend.regions.turn import Due
 
 __all__ = ["Accounts", "GrowingDistance", "Meter", "Schedule", "accounts_used", "clock_of_run", "schedule_of"]
 
 TIMED = 8
 """How many unchecked calls of a region are timed, to estimate what a check will cost."""
-
 
 FARTHEST = 1024
 """The most occasions that are left out before a failed attempt is tried again."""
@@ -86,6 +85,9 @@ class Schedule(Protocol):
 
     limited: bool
 
+    def quiet(self) -> bool:
+        """Count a call that is surely not to be checked; False if `due` has to be asked. This takes next to no time."""
+
     def due(self) -> Due | None:
         """Count a call, and say what of it is to be checked; None: nothing is."""
 
@@ -110,11 +112,20 @@ class EveryNth:
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._calls = itertools.count()
+        self._calls = 0
+
+    def quiet(self) -> bool:
+        """Count a call that is not to be checked."""
+        if self._calls % self._every == 0:
+            return False
+        self._calls += 1
+        return True
 
     def due(self) -> Due | None:
         """Count a call, and say whether it is to be checked."""
-        return Due() if next(self._calls) % self._every == 0 else None
+        due = self._calls % self._every == 0
+        self._calls += 1
+        return Due() if due else None
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run a call that is not checked."""
@@ -161,6 +172,10 @@ class Earned:
         self._asked = 0.0
         self._timed = 0
 
+    def quiet(self) -> bool:
+        """Count a call that has earned no check yet. What that takes is paid for."""
+        return self._turn.passes(self._clock(), self._account.events)
+
     def due(self) -> Due | None:
         """Count a call, and say what of it is to be checked."""
         self._asked = now = self._clock()
@@ -175,6 +190,7 @@ class Earned:
         if self._timed < TIMED:
             self._timed += 1
             turn.own = min(turn.own, self._clock() - began)
+            turn.wake()
         return result
 
     @contextmanager
@@ -189,7 +205,7 @@ class Earned:
 
     def has_gradients(self) -> None:
         """Note that the region has gradients to check."""
-        self._turn.gradients = True
+        self._turn.has_gradients()
 
 
 class Accounts:

@@ -36,6 +36,12 @@ class RngState:
         """Copy the current states of the CPU's generator and of these CUDA devices' generators."""
         return cls(torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in cuda_devices})
 
+    @classmethod
+    def for_inputs(cls, inputs: Sequence[Any]) -> RngState:
+        """Copy the current states of the CPU's generator and of those of the inputs' CUDA devices."""
+        devices = {value.device.index or 0 for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
+        return cls.capture(sorted(devices))
+
     def restore(self) -> None:
         """Set the generators back to these states."""
         torch.set_rng_state(self.cpu)

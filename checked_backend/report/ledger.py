@@ -11,7 +11,7 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo,
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 
-__all__ = ["Ledger", "split_ignored"]
+__all__ = ["Ledger", "PassedCalls", "split_ignored"]
 
 _UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
 
@@ -31,7 +31,7 @@ class Ledger:
         self._limits: dict[str, float] = {}
         self._own_precision_limits: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
-        self._passed = Counter[str]()
+        self._passing: dict[str, dict[PassedCalls, int]] = {}
         self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._ignoring: dict[str, str] = {}
 
@@ -132,19 +132,24 @@ class Ledger:
                     else known.last_checked_call,
                 )
 
-    def passed_by(self, info: RegionInfo) -> None:
-        """Note a call of a region that is not checked. Most calls are none, so that this only counts.
-
-        Args:
-            info: The region, before any call.
-        """
+    def passing(self, calls: PassedCalls) -> None:
+        """Read a counter of calls that are not checked, from now until `passed`."""
         with self._lock:
-            self._regions.setdefault(info.name, info)
-            self._passed[info.name] += 1
+            self._regions.setdefault(calls.info.name, calls.info)
+            self._passing.setdefault(calls.info.name, {})[calls] = calls.count
+
+    def passed(self, calls: PassedCalls) -> None:
+        """Read it for the last time."""
+        with self._lock:
+            self._known(calls.info.name)
+            self._passing.get(calls.info.name, {}).pop(calls, None)
 
     def _known(self, name: str) -> RegionInfo | None:
         """The facts about a region, with the calls that were not checked; None if it is not known."""
-        known, passed = self._regions.get(name), self._passed.pop(name, 0)
+        known, passed = self._regions.get(name), 0
+        for calls, before in self._passing.get(name, {}).items():
+            self._passing[name][calls] = calls.count
+            passed += self._passing[name][calls] - before
         if known is not None and passed:
             known = self._regions[name] = replace(known, calls=known.calls + passed)
         return known
@@ -216,6 +221,31 @@ class Ledger:
             only: Report these findings instead of all.
         """
         return Report(self.findings(only), self.coverage(), title=title, environment=environment())
+
+
+class PassedCalls:
+    """A counter of calls of a region that are not checked. Most calls are none, so that they only add to a number.
+
+    Args:
+        info: The region, before any call.
+        ledgers: They read the counter.
+
+    Attributes:
+        info: The region.
+        count: How many calls there were.
+    """
+
+    def __init__(self, info: RegionInfo, ledgers: Sequence[Ledger]) -> None:
+        self.info = info
+        self.count = 0
+        self._ledgers = tuple(ledgers)
+        for ledger in self._ledgers:
+            ledger.passing(self)
+
+    def end(self) -> None:
+        """Let the ledgers read it for the last time."""
+        for ledger in self._ledgers:
+            ledger.passed(self)
 
 
 def _key(finding: Finding) -> tuple[str, str, str]:

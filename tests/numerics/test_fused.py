@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import math
+import os
 import re
 from pathlib import Path
 
@@ -54,15 +56,68 @@ def test_without_a_compiler_there_is_no_loop(compiler, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     if compiler is not None:
         monkeypatch.setenv("CC", compiler)
-    assert fused._library.__wrapped__() is None
+    build = fused._build.__wrapped__()
+    assert build is None or build.library() is None
 
 
 def test_without_a_folder_to_write_to_there_is_no_loop(monkeypatch):
     def refuse(*args, **kwargs):
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr(fused.tempfile, "TemporaryDirectory", refuse)
-    assert fused._library.__wrapped__() is None
+    monkeypatch.setattr(fused.tempfile, "mkdtemp", refuse)
+    assert fused._build.__wrapped__() is None
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(fused.tempfile, "mkdtemp", lambda prefix: str((tmp_path / prefix).mkdir() or tmp_path / prefix))
+    return tmp_path / "checked_backend_"
+
+
+def test_a_compiler_that_knows_no_processor_is_asked_again(folder, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *native*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    build = fused._build.__wrapped__()
+    assert folder.exists()
+    assert build.library() is not None
+    assert not folder.exists()
+
+
+def test_a_build_that_nobody_waits_for_leaves_nothing(folder, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    build = fused._build.__wrapped__()
+    process = build._process
+    assert folder.exists()
+    assert process.poll() is None
+    del build
+    gc.collect()
+    assert process.poll() is not None
+    assert not folder.exists()
+
+
+def test_a_compiler_that_hangs_is_ended(folder, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(fused, "_TIMEOUT", 0.05)
+    assert fused._build.__wrapped__().library() is None
+    assert not folder.exists()
+
+
+@pytest.mark.forks
+def test_a_forked_process_builds_its_own():
+    build = fused._build.__wrapped__()
+    child = os.fork()
+    if not child:
+        os._exit(0 if build.library() is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert build.library() is not None
 
 
 def test_ratios_of_denormals_are_not_overlooked():

@@ -58,6 +58,8 @@ def test_the_program_goes_on_and_the_verdict_is_no_pass(
     assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())
     (skip,) = [skip for skip in report.coverage.skipped if skip.matters]
     assert (skip.subject, skip.matters) == (subject, True)
+    [known] = report.coverage.regions
+    assert (known.calls, known.checked_calls, known.checked_backwards) == (1, int(subject == "gradients"), 0)
     assert skip.reason == (
         f"the check itself failed in {where}: ValueError: a slip in the check. This is a mistake of checked_backend: "
         "please report it"

@@ -53,7 +53,7 @@ def training(compiled: Callable[..., Any], clock: Clock, calls: int, seconds: fl
 
 def test_a_check_waits_until_it_is_earned(clock: Clock) -> None:
     compiled = checked(Net(), "aot_eager", budget=0.1)
-    report = gathered(training(compiled, clock, 2))
+    report = gathered(training(compiled, clock, 12, seconds=0.01))
     assert report.coverage.regions[0].checked_calls == 0
     report = gathered(training(compiled, clock, 20))
     [region] = report.coverage.regions

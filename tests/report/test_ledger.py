@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from checked_backend import Finding, Kind
 from checked_backend.findings import RegionInfo
-from checked_backend.report.ledger import Ledger
+from checked_backend.report.ledger import Ledger, PassedCalls
 
 CRASH = Finding(Kind.CRASH, "candidate", "it died", detail="crash.running", region="net [0/0]")
 
@@ -29,10 +29,26 @@ def test_what_was_never_added_is_not_completed() -> None:
 
 def test_calls_that_are_passed_by_are_counted_with_the_others() -> None:
     ledger, region = Ledger(), RegionInfo("f", nodes=3)
-    ledger.passed_by(region)
+    passed = PassedCalls(region, [ledger])
+    passed.count += 1
     ledger.region(replace(region, calls=1, checked_calls=1, last_checked_call=1))
-    ledger.passed_by(region)
+    passed.count += 1
     [known] = ledger.coverage().regions
     assert known == replace(region, calls=3, checked_calls=1, last_checked_call=2)
-    ledger.passed_by(region)
+    passed.count += 1
     assert ledger.coverage().regions[0].calls == 4
+
+
+def test_a_ledger_counts_the_calls_of_its_own_time_alone() -> None:
+    region = RegionInfo("f", nodes=3)
+    whole, part = Ledger(), Ledger()
+    first = PassedCalls(region, [whole])
+    first.count += 2
+    first.end()
+    both, other = PassedCalls(region, [whole, part]), PassedCalls(region, [whole])
+    both.count += 3
+    other.count += 5
+    both.end()
+    both.count += 7  # nobody reads it any more
+    assert whole.coverage().regions[0].calls == 10
+    assert part.coverage().regions[0].calls == 3

@@ -1,0 +1,65 @@
+"""Calls of a region that are not checked: most calls of a long run, so that each takes next to no time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from checked_backend.regions.earlier_results import EarlierResults
+from checked_backend.regions.handed_out import HandedOut
+from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.schedule import Schedule
+from checked_backend.regions.unobserved import is_unobserved
+from checked_backend.report.ledger import PassedCalls
+from checked_backend.report.session import Session, active_sessions
+
+__all__ = ["PassedBy"]
+
+
+class PassedBy:
+    """Counts them.
+
+    A program's own kernels leave nothing of this package in the processor's caches, so that each function that is
+    entered and each object that is looked at costs a microsecond or more. What must be noted of such calls is found
+    once for as long as the same sessions are active.
+
+    Args:
+        schedule: Says which calls are not checked.
+        earlier: The results of earlier calls. The compiled code that runs now may write to them.
+        reporter: Receives the number of calls.
+
+    Attributes:
+        look_at_all: Every call has to be looked at, for other reasons than checks.
+    """
+
+    def __init__(self, schedule: Schedule, earlier: EarlierResults, reporter: RegionReporter) -> None:
+        self.look_at_all = False
+        self._schedule = schedule
+        self._earlier = earlier
+        self._reporter = reporter
+        self._sessions: Sequence[Session] | None = None
+        self._holders: Sequence[HandedOut] = ()
+        self._calls: PassedCalls | None = None
+
+    def quiet(self) -> bool:
+        """Count a call if it is surely one of these, without a further look at it."""
+        calls = self._calls
+        if calls is None or self.look_at_all or active_sessions() is not self._sessions or is_unobserved():
+            return False
+        if not self._schedule.quiet():
+            return False
+        for holder in self._holders:
+            holder.unchecked = True
+        calls.count += 1
+        return True
+
+    def count(self) -> None:
+        """Count a call that was looked at."""
+        calls = self._calls
+        if calls is None or active_sessions() is not self._sessions:
+            if calls is not None:
+                calls.end()
+            self._calls = calls = self._reporter.passing()
+            self._holders = self._earlier.holders()
+            self._sessions = active_sessions()
+        self._earlier.unchecked()
+        calls.count += 1

@@ -1,0 +1,65 @@
+"""Calls that are not checked: counted in full, by those who look, at a small cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import checked_backend as cb
+from checked_backend.regions.unobserved import unobserved
+from checked_backend.report.session import Session
+
+Program = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture
+def program() -> Program:
+    """A region of which one call in a thousand is checked."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    return torch.compile(double, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 1000})
+
+
+def calls(session: Session) -> list[tuple[int, int]]:
+    return [(region.calls, region.checked_calls) for region in session.report.coverage.regions]
+
+
+def test_each_session_counts_the_calls_of_its_own_time(program: Program) -> None:
+    x = torch.ones(3)
+    with cb.collect() as whole:
+        for _ in range(5):
+            program(x)
+        with cb.collect() as part:
+            for _ in range(4):
+                program(x)
+            assert calls(part) == [(4, 0)]
+        for _ in range(3):
+            program(x)
+        assert calls(whole) == [(12, 1)]
+    program(x)
+    assert calls(whole) == [(12, 1)]
+    assert calls(part) == [(4, 0)]
+
+
+def test_what_is_unobserved_is_not_counted(program: Program) -> None:
+    x = torch.ones(3)
+    with cb.collect() as session:
+        for _ in range(3):
+            program(x)
+        with unobserved():
+            for _ in range(3):
+                program(x)
+        assert calls(session) == [(3, 1)]
+
+
+def test_the_call_that_is_due_is_checked_after_those_that_were_passed_by(program: Program) -> None:
+    x = torch.ones(3)
+    with cb.collect() as session:
+        for _ in range(1001):
+            program(x)
+        [region] = session.report.coverage.regions
+    assert (region.calls, region.checked_calls, region.last_checked_call) == (1001, 2, 1001)
