@@ -17,7 +17,7 @@ from checked_backend.checking.kept import KeptFindings
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
-from checked_backend.checking.original import eager_function
+from checked_backend.checking.original import eager_function, function_name
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Program, ProgramCall, refuse_misfits
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
@@ -130,6 +130,7 @@ def check(
             found = run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
         else:
             found = plan.report()
+        found = replace(found, title=plan.title)
         if found.verdict is Verdict.FAIL and found.path is None:
             return KeptReport(options.report_dir).save(found)
         return found
@@ -147,13 +148,18 @@ class _Plan:
     vary_data: bool
     vary_layout: bool
 
+    @property
+    def title(self) -> str:
+        """What is checked, for the head of the report."""
+        return function_name(self.program.function)
+
     def report(self, keep: Keep = lambda _findings: None) -> Report:
         """Carry out the plan.
 
         Args:
             keep: Receives the findings before they are localized.
         """
-        kept = KeptFindings(self.options)
+        kept = KeptFindings(self.options, self.title)
         findings: list[Finding] = []
         coverages: list[Coverage] = []
 
@@ -165,7 +171,7 @@ class _Plan:
             found, parts = self._examined(run, keep_all, first=not number)
             findings += found
             coverages += parts
-        return kept.complete(Report(tuple(findings), _joined(coverages), title="check", environment=environment()))
+        return kept.complete(Report(tuple(findings), _joined(coverages), title=self.title, environment=environment()))
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""

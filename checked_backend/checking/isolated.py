@@ -106,7 +106,7 @@ def _isolated(
 
 
 def _report_of(finding: Finding) -> Report:
-    return Report((finding,), Coverage(checked={"program runs": 1}), title="check", environment=environment())
+    return Report((finding,), Coverage(checked={"program runs": 1}), environment=environment())
 
 
 def _stopped(report: Report, death: Death) -> Report:
@@ -143,7 +143,7 @@ def _of_limits(timeout: float, death: Callable[[], Death | None]) -> Finding | N
 
 def _told(make_report: Callable[[Keep], Report], known: Path) -> str:
     def keep(findings: Sequence[Finding]) -> None:
-        write_whole(Report(tuple(findings), Coverage(checked={"program runs": 1}), title="check").to_json(), known)
+        write_whole(Report(tuple(findings), Coverage(checked={"program runs": 1})).to_json(), known)
 
     try:
         text = _DONE + make_report(keep).to_json()

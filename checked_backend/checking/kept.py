@@ -21,9 +21,11 @@ class KeptFindings:
 
     Args:
         options: They name the folder, and whether operators are looked for at all.
+        title: The report's title.
     """
 
-    def __init__(self, options: CheckOptions) -> None:
+    def __init__(self, options: CheckOptions, title: str) -> None:
+        self._title = title
         self._file = KeptReport(options.report_dir)
         self._localizes = options.localize
         self._begun = False
@@ -41,7 +43,7 @@ class KeptFindings:
             replace(finding, searched=True, evidence={**finding.evidence, EvidenceKey.LOCALIZED: _NOT_YET})
             for finding in findings
         )
-        self._file.progress(Report(told, Coverage(checked={"program runs": 1}), "check", environment()))
+        self._file.progress(Report(told, Coverage(checked={"program runs": 1}), self._title, environment()))
 
     def complete(self, report: Report) -> Report:
         """Write the finished report over the first one, if there is one. Return the report with its path."""

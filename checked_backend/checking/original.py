@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["called_inside", "eager_function"]
+__all__ = ["called_inside", "eager_function", "function_name"]
 
 
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,6 +20,16 @@ def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
     return function if inner is None else eager_function(inner)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name of the user's function, for people: ``ConvNet`` for a module, ``train_step``, ``<lambda>``."""
+    while isinstance(function, partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
+    named = str(getattr(function, "__qualname__", type(function).__name__))
+    return named.rpartition("<locals>.")[2]
 
 
 def called_inside(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from checked_backend._torch.packages import load_compiled_package
 from checked_backend.checking.compare_runs import compare_runs
-from checked_backend.checking.original import eager_function
+from checked_backend.checking.original import eager_function, function_name
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Program, ProgramCopy, refuse_misfits
 from checked_backend.checking.program_controls import ProgramControls
@@ -74,7 +74,8 @@ def check_package(
         if compiled and any(finding.fails for finding in findings):
             findings = _with_level(findings, program, expected)
         ledger.add_findings(findings)
-        return Report(ledger.findings(), ledger.coverage(), title="check_package", environment=environment())
+        title = f"{function_name(program.function)}, packaged"
+        return Report(ledger.findings(), ledger.coverage(), title=title, environment=environment())
 
 
 def _loaded(package: Any) -> tuple[Callable[..., Any], bool]:

@@ -136,9 +136,10 @@ def _limits(failure: Failure) -> tuple[float, float]:
 
 def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
     """Investigate a failure for the backend, whose user did not ask for it now. See `Investigation`."""
-    log.warning(
+    log.log(
+        logging.WARNING if failure.options.progress else logging.INFO,
         "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
-        "localize=False skips it)"
+        "localize=False skips it)",
     )
     if not failure.options.progress:
         return Investigation()(failure, findings)
@@ -191,8 +192,6 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         return found
     known(location)
     found = Diagnosis.of(location)
-    if location.cut is None:
-        return found
     evidence = found.evidence = dict(found.evidence or {})
     search = _Search(failure, findings, location, found, evidence, context)
     try:
@@ -243,18 +242,20 @@ class _Search:
         Raises:
             Exception: Whatever a step raises.
         """
-        cut = self.location.cut
-        if cut is None:
-            return
-        reduced = self._reduced(cut)
+        reduced = None
+        if self.location.cut is None:
+            self.evidence[EvidenceKey.REPRO] = "none: no part of the region was found to be wrong by itself"
+        else:
+            reduced = self._reduced(self.location.cut)
+            yield self.found
+            repro = self._repro(reduced)
+            if repro is not None:
+                self.found.repro, self.found.output = str(repro.path), repro.output
+                self.found.repro_confirmed = repro.confirmed
         yield self.found
-        repro = self._repro(reduced)
-        if repro is not None:
-            self.found.repro, self.found.output = str(repro.path), repro.output
-            self.found.repro_confirmed = repro.confirmed
-        yield self.found
-        if reduced.interrupted:
+        if reduced is not None and reduced.interrupted:
             self.evidence[EvidenceKey.SETTINGS] = "not tried: stopped by the user"
+            self.evidence[EvidenceKey.STOPPED] = "by the user"
             return
         workaround = self._workaround(reduced)
         self.found.workaround = None if workaround is None else workaround.code
@@ -359,13 +360,14 @@ class _Search:
     def _script_limit(self) -> float:
         return max(LEAST_SCRIPT_LIMIT, (self.context.deadline - time.monotonic()) / 2)  # it may take two runs
 
-    def _workaround(self, reduced: _Reduced) -> Workaround | None:
+    def _workaround(self, reduced: _Reduced | None) -> Workaround | None:
         oracle, tell = self._oracle, self.context.tell
         search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
         known = self.found.op is not None and self.location.node is not None
         blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
         # if eager raises, there are no results to compare the small program with
-        return search.cheapest(None if reduced.kind is Kind.EXCEPTION else reduced.case, blamed)
+        case = None if reduced is None or reduced.kind is Kind.EXCEPTION else reduced.case
+        return search.cheapest(case, blamed)
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:

@@ -74,8 +74,8 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "compiler with torch.compiler.disable, and report it."
         ),
         "logic": (
-            "logic: the compiled program computes something else; rounding does not explain it. Use the workaround "
-            "if there is one, and report the repro."
+            "logic: the compiled program computes something else; rounding does not explain it. Report it, with the "
+            "repro if there is one."
         ),
         "logic.this_compilation": (
             "logic: the code is right when it is compiled once more, with empty caches. Inductor's caches do not tell "
@@ -130,8 +130,8 @@ NOTHING_COMPILED = (
     "inside of it that does compute with tensors."
 )
 _LOCALIZE = (
-    "To find the operator, a repro and a workaround: cb.check(..., localize=True), or numcheck with "
-    'options={"localize": True}. It takes a minute or two.'
+    "To find the operator, a repro and a workaround: cb.check(..., localize=True), checked-backend check --localize, "
+    'or numcheck with options={"localize": True}. It takes a minute or two.'
 )
 _SKIPPED = (
     "Something that matters was not checked, so this is not a pass. Each entry under 'Not checked' says why; remove "

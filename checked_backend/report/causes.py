@@ -12,6 +12,7 @@ from checked_backend.findings import Finding, Kind, Severity
 __all__ = ["Cause", "causes_of", "several_regions", "short_region", "worst_first"]
 
 _COMPILE_ID = re.compile(r" \[[^\[\]]*\]$")
+_TIMES_COMPILED = re.compile(r"/[^/\[\]]*\]$")
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
 
 
@@ -29,12 +30,27 @@ class Cause:
     def main(self) -> Finding:
         """The finding that the others are told with: one that fails, and for which most is known."""
         known = [finding for finding in self.findings if finding.fails] or list(self.findings)
-        return max(known, key=lambda one: (one.repro is not None, one.workaround is not None, one.metrics is not None))
+        return max(known, key=_knowledge)
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The results that it explains, each once."""
         return tuple(dict.fromkeys(finding.subject for finding in self.findings))
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is known to be one cause. Wrong values without an operator may have several."""
+        return self.main.op is not None or not _is_vague(self.main)
+
+    @property
+    def assumed(self) -> int:
+        """How many of its findings are told with it although their own operator was not looked for."""
+        return sum(finding.op is None for finding in self.findings) if self.main.op is not None else 0
+
+    @property
+    def regions(self) -> int:
+        """In how many regions it shows."""
+        return len({finding.region for finding in self.findings if finding.region})
 
     @property
     def is_warning(self) -> bool:
@@ -51,12 +67,19 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     """Group findings by where they come from; those that fail come first.
 
     The same operator on the same line, wrong at the same stage, is one cause, also where its code was compiled more
-    than once. Where no operator is known, wrong values of one region are told together: one error spreads to all that
-    follows. What is about more than values is told by its finer kind.
+    than once. Where no operator is known, wrong values of one piece of code are told together, however often it was
+    compiled: one error spreads to all that follows. That it is one cause is not known (`Cause.is_named`). What is about
+    more than values is told by its finer kind. Findings of the same kind in the same code, for which the operator was
+    not looked for again, are told with the operator that was found (`Cause.assumed`).
     """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(_origin(finding), []).append(finding)
+        if not _is_left_to_another(finding):
+            groups.setdefault(_origin(finding), []).append(finding)
+    found = [group for group in groups.values() if group[0].op is not None and not group[0].of_node]
+    for finding in filter(_is_left_to_another, findings):
+        known = next((group for group in found if _may_explain(group, finding)), None)
+        (groups.setdefault(_origin(finding), []) if known is None else known).append(finding)
     causes = [Cause(tuple(group)) for group in groups.values()]
     return tuple(sorted(causes, key=_rank))
 
@@ -64,6 +87,11 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
 def short_region(name: str) -> str:
     """A region's name without Dynamo's compile id."""
     return _COMPILE_ID.sub("", name)
+
+
+def _code_of(name: str) -> str:
+    """A region's name without how often its code was compiled: other code of the same name is another region."""
+    return _TIMES_COMPILED.sub("]", name)
 
 
 def several_regions(findings: Sequence[Finding]) -> bool:
@@ -86,6 +114,11 @@ def _error(finding: Finding) -> float:
     return share if share == share else -1.0
 
 
+def _knowledge(finding: Finding) -> tuple[bool, ...]:
+    parts = (finding.op, finding.repro, finding.workaround, finding.metrics)
+    return tuple(part is not None for part in parts)
+
+
 def _rank(cause: Cause) -> int:
     if any(finding.fails for finding in cause.findings):
         return 0
@@ -99,7 +132,25 @@ def _origin(finding: Finding) -> tuple[object, ...]:
         return grade, region, finding.graph, finding.subject, finding.op
     if finding.op is not None:
         return grade, region, finding.graph, finding.stage, finding.node, finding.op, finding.source
-    if finding.kind in _OF_VALUES and not finding.is_layout and finding.detail != "logic.this_call":
-        return grade, region, finding.graph, finding.stage, "values"
+    if _is_vague(finding):
+        return grade, _code_of(finding.region), finding.graph, finding.stage, "values"
     # the same words about several results; another message is another thing
     return grade, region, finding.graph, finding.stage, finding.detail or finding.kind, finding.message
+
+
+def _is_left_to_another(finding: Finding) -> bool:
+    """Whether wrong values were not traced because those of an earlier finding were: not even their stage is known."""
+    return finding.searched and finding.stage is None and finding.op is None and _is_vague(finding)
+
+
+def _may_explain(group: Sequence[Finding], finding: Finding) -> bool:
+    code = _code_of(finding.region)
+    return any(
+        (_code_of(one.region), one.severity, one.kind) == (code, finding.severity, finding.kind) for one in group
+    )
+
+
+def _is_vague(finding: Finding) -> bool:
+    """Whether a finding is of wrong values that any operator before them may have made."""
+    of_values = finding.kind in _OF_VALUES and not finding.of_node and not finding.is_layout
+    return of_values and finding.detail != "logic.this_call"

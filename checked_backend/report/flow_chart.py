@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from checked_backend.findings import NodeError
-from checked_backend.report.one_line import operator_name
+from checked_backend.report.operator_names import operator_name
 from checked_backend.report.svg import LogAxis, fits, joined
 
 __all__ = ["CLEAR", "diverges", "flow_chart", "flow_sentence"]

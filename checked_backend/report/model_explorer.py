@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from checked_backend.findings import Finding, NodeError
 from checked_backend.report.clean import clean, first_line
 from checked_backend.report.flow_chart import diverges
-from checked_backend.report.one_line import operator_name
+from checked_backend.report.operator_names import operator_name
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from checked_backend.findings import Finding, Kind
 from checked_backend.report.causes import Cause, short_region
 from checked_backend.report.clean import first_line, plural
+from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import said_of, stage_words
 
-__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "operator_name", "user_line"]
+__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "user_line"]
 
 _SOURCE = re.compile(
     r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
@@ -49,12 +50,6 @@ def user_line(source: str | None) -> Line | None:
         return None
     file, number, function, code = found.groups(default="")
     return Line(file, int(number), function, code)
-
-
-def operator_name(op: str) -> str:
-    """The name that people use for an operator: ``relu`` for ``aten.relu.default``."""
-    name = op.removeprefix("aten.")
-    return name.removesuffix(".default") if name != op else op.removesuffix(".default")
 
 
 def is_line_blamed(finding: Finding) -> bool:
@@ -108,7 +103,8 @@ def _said(cause: Cause) -> str:
         return f"{operator_name(main.op)} {said_of(main)}{stage}"
     subjects = cause.subjects
     more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
-    return f"{first_line(main.subject)}{more} {said_of(main, len(subjects))}{stage}"
+    where = f" in {cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
+    return f"{first_line(main.subject)}{more} {said_of(main, len(subjects))}{where}{stage}"
 
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from checked_backend.report.clean import first_line
 __all__ = ["Progress"]
 
 _WIDTH = 110
+_LEAST_WIDTH = 40
+_INTERRUPT = " (Ctrl-C keeps what is known)"
 _OFTEN = 5.0
 """Seconds between two lines where each of them stays."""
 
@@ -31,23 +34,31 @@ class Progress:
         self._clock = clock
         self._begun = clock()
         self._latest = float("-inf")
-        self._written = False
 
     def __call__(self, text: str) -> None:
         """Tell what is being done now."""
         now = self._clock()
-        line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)} (Ctrl-C keeps what is known)"
+        line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)}"
         if self._is_terminal():
-            self._write(f"\r{line[:_WIDTH]:<{_WIDTH}}")
-            self._written = True
+            width = self._width()
+            room = width - len(_INTERRUPT)
+            shown = line if len(line) <= room else f"{line[: max(0, room - 3)]}..."
+            self._write(f"\r{f'{shown}{_INTERRUPT}'[:width]:<{width}}")
         elif now - self._latest >= _OFTEN:
-            self._write(f"{line}\n")
+            self._write(f"{line}{_INTERRUPT}\n")
             self._latest = now
 
     def end(self) -> None:
-        """Leave the terminal with an empty line, for what is printed next."""
-        if self._written:
-            self._write(f"\r{'':<{_WIDTH}}\r")
+        """Leave the terminal with an empty line, for what is printed next. A forked process may have written on it."""
+        if self._is_terminal():
+            self._write(f"\r{'':<{self._width()}}\r")
+
+    def _width(self) -> int:
+        """How long a line may be: one that wraps could not be written over."""
+        try:
+            return max(_LEAST_WIDTH, min(_WIDTH, os.get_terminal_size(self._stream.fileno()).columns - 1))
+        except (AttributeError, OSError, ValueError):
+            return _WIDTH
 
     def _is_terminal(self) -> bool:
         try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
 
 from checked_backend._torch.dynamo import dynamo_counters
-from checked_backend.findings import Skip
+from checked_backend.findings import RegionInfo, Skip
 from checked_backend.report import Report
+from checked_backend.report.causes import short_region
+from checked_backend.report.clean import plural
 from checked_backend.report.closing import say_closing_line
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
@@ -18,6 +20,8 @@ from checked_backend.report.ledger import Ledger
 __all__ = ["Investigations", "Session", "SessionPart", "active_sessions", "collect", "investigations"]
 
 _SUBJECT = "the compiled code"
+_NO_REGION = "cb.collect()"
+_NAMED = 3
 
 
 class SessionPart(Protocol):
@@ -64,9 +68,11 @@ class Session:
     def report(self) -> Report:
         """Everything that numcheck found and covered since the session began.
 
-        The coverage also names the code that Dynamo left to eager meanwhile: nothing of it was checked.
+        Its title names the modules and functions that were checked. The coverage also names the code that Dynamo left
+        to eager meanwhile: nothing of it was checked.
         """
-        report = self.ledger.report("collected")
+        report = self.ledger.report("")
+        report = replace(report, title=_title(report.coverage.regions))
         left_out = tuple(self._not_compiled(len(report.coverage.regions)))
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
 
@@ -126,6 +132,14 @@ class Session:
             yield
         finally:
             _sessions.reset(token)
+
+
+def _title(regions: Sequence[RegionInfo]) -> str:
+    """``ConvNet and Encoder``: the first few of what was checked."""
+    names = list(dict.fromkeys(short_region(region.name) for region in regions))
+    rest = len(names) - _NAMED
+    shown = names if rest <= 0 else [*names[:_NAMED], plural(rest, "other")]
+    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part) or _NO_REGION
 
 
 _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())

@@ -15,7 +15,8 @@ from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.coverage_view import counts, coverage_line, limits, missed, region_line, skips
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.layout import layout_sentence
-from checked_backend.report.one_line import is_line_blamed, one_line, operator_name, user_line
+from checked_backend.report.one_line import is_line_blamed, one_line, user_line
+from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import plain_sentence, stage_words
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ def headline(report: Report, *, remedies: bool = True) -> str:
         if all(finding.is_layout for finding in report.findings) and not missed(report.coverage):
             return layout_sentence(failing)
         causes = causes_of(failing)
-        more = f"; {plural(len(causes) - 1, 'other cause')} below" if len(causes) > 1 else ""
+        noun = "other cause" if all(cause.is_named for cause in causes) else "other part"
+        more = f"; {plural(len(causes) - 1, noun)} below" if len(causes) > 1 else ""
         return one_line(causes[0], remedies=remedies) + more
     reasons = []
     if len(report.findings) > len(warnings):
@@ -215,9 +217,18 @@ def _title(report: Report, causes: Sequence[Cause]) -> str:
         return title
     regions = {finding.region for finding in report.findings if finding.region}
     where = f" in {plural(len(regions), 'region')}" if len(regions) > 1 else ""
-    of = f", {plural(len(causes), 'cause')}" if len(report.findings) > 1 else ""
+    of = f", {_origins(causes)}" if len(report.findings) > 1 else ""
     said = f"{plural(len(report.findings), 'finding')}{where}{of}"
     return f"{title}: {said}" if title else said
+
+
+def _origins(causes: Sequence[Cause]) -> str:
+    """How many causes there are, as far as that is known."""
+    named = [cause for cause in causes if cause.is_named]
+    if not named:
+        return "no operator named"
+    vague = len(causes) - len(named)
+    return plural(len(named), "cause") + (f", no operator named for {plural(vague, 'other part')}" if vague else "")
 
 
 # -- causes ----------------------------------------------------------------------------------------------------------
@@ -236,9 +247,10 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
     line = user_line(main.source) if is_line_blamed(main) else None
     several = len(cause.findings) > 1
     are_cut = len(cause.findings) > _SHOWN_RESULTS + 1
+    told = worst_first(cause.findings) if are_cut else cause.findings
     results = [
         f"{what(one)}{_region(one, main)}{_colon(how_wrong(one) if several or one.metrics else '')}"
-        for one in (worst_first(cause.findings) if are_cut else cause.findings)
+        for one in sorted(told, key=lambda one: one.op is None)  # those that were traced to it come first
     ]
     rest = len(results) - _SHOWN_RESULTS
     shown = results if rest <= 1 else [*results[:_SHOWN_RESULTS], f"and {rest} more; -v and the JSON list them all"]
@@ -249,7 +261,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         sentence=plain_sentence(main),
         message=clean(main.message),
         results=tuple(dict.fromkeys(shown)),
-        rows=tuple(_rows(main, quoted=line is not None)),
+        rows=(*_assumed(cause), *_rows(main, quoted=line is not None)),
         findings=details,
         is_warning=cause.is_warning,
     )
@@ -264,8 +276,15 @@ def _cause_title(cause: Cause) -> str:
         subjects = cause.subjects
         more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
         said = f"{first_line(main.subject)}{more}"
-    where = ", ".join(part for part in (short_region(main.region), stage_words(main)) if part)
+    regions = f"{cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
+    where = ", ".join(part for part in (short_region(main.region), regions, stage_words(main)) if part)
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")
+
+
+def _assumed(cause: Cause) -> Iterator[Row]:
+    if cause.assumed:
+        told = f"{plural(cause.assumed, 'finding')} of the same code, whose operator was not looked for"
+        yield Row("assumed", f"that it explains {told}; check again when it is mended")
 
 
 def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:

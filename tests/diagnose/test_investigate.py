@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,7 @@ def test_ctrl_c_that_was_swallowed_is_heard_and_a_second_run_continues(
     assert finding.repro is not None
     assert str(finding.evidence["reduced"]).endswith(", interrupted")
     assert finding.evidence["settings"] == "not tried: stopped by the user"
+    assert finding.evidence["stopped"] == "by the user"
     told = log.read_text().splitlines()
     assert any("exposed" in line for line in told)
     log.unlink()
@@ -265,6 +267,45 @@ def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.M
     [finding] = report.findings
     assert finding.op == "aten.relu.default"
     assert "killed by SIGKILL" in finding.evidence["stopped"]
+
+
+def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_and_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    located = module.locate
+    monkeypatch.setattr(module, "locate", lambda *args, **kwargs: replace(located(*args, **kwargs), cut=None))
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert (finding.op, finding.repro) == ("aten.relu.default", None)
+    assert finding.evidence["repro"] == "none: no part of the region was found to be wrong by itself"
+    assert finding.evidence["generated_code"] == "none: only Inductor hands out the code that it generates"
+    assert finding.workaround is not None
+    assert "torch.compiler.disable(torch.relu)" in finding.workaround
+    assert any(node.own for node in finding.flow)
+
+
+def test_a_failure_of_which_nothing_could_be_found_says_why_there_is_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "locate", lambda *_args, **_kwargs: Location("compiled", notes=("nothing was found",)))
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert (finding.op, finding.workaround, finding.stage) == (None, None, "compiled")
+    assert finding.evidence["localization"] == "nothing was found"
+    assert str(finding.evidence["generated_code"]).startswith("none: ")
+
+
+def test_it_is_silent_where_that_was_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for progress in (True, False):
+        torch._dynamo.reset()
+        caplog.clear()
+        wrong = faults.wrong_operator("aten.relu.default", how="aot")
+        report_of(tmp_path, inference, compiler=wrong, progress=progress)
+        told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert any("looking for the operator" in line for line in told) is progress
+        assert ("numcheck: " in capfd.readouterr().err) is progress
 
 
 def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> None:

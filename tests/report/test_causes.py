@@ -63,3 +63,37 @@ def test_the_finding_of_which_most_is_known_is_told() -> None:
 
 def test_a_compile_id_is_no_part_of_a_regions_name() -> None:
     assert [short_region(name) for name in ("Net [0/12]", "f [0/1_1]", "f", "")] == ["Net", "f", "f", ""]
+
+
+LEFT = replace(VAGUE, subject="grad[w]", graph="backward", searched=True)
+
+
+def test_layers_of_one_class_are_told_apart_and_one_that_was_compiled_again_is_not() -> None:
+    found = [replace(VAGUE, region=f"Linear [{place}/0]") for place in range(3)]
+    again = [replace(VAGUE, region="Linear [0/1]"), replace(VAGUE, region="Linear [0/2_1]")]
+    causes = causes_of([*found, *again])
+    assert [cause.regions for cause in causes] == [3, 1, 1]
+    assert not any(cause.is_named for cause in causes)
+
+
+def test_what_is_known_to_be_one_cause_is_called_one() -> None:
+    stride = replace(VAGUE, kind=Kind.STRUCTURE, detail="structure.stride")
+    assert [cause.is_named for cause in causes_of([RELU, stride, VAGUE])] == [True, True, False]
+
+
+def test_what_was_not_traced_again_is_told_with_the_operator_of_the_same_code() -> None:
+    again = replace(LEFT, region="Net [0/7]")
+    (cause,) = causes_of([LEFT, RELU, again])
+    assert (cause.main, cause.assumed) == (RELU, 2)
+    assert causes_of([RELU])[0].assumed == 0
+
+
+def test_what_may_have_another_cause_is_not_assumed_to_have_this_one() -> None:
+    others = [
+        replace(LEFT, kind=Kind.NONFINITE),
+        replace(LEFT, region="Net [3/0]"),
+        replace(LEFT, stage="aot"),  # it was traced, and this far only
+        replace(LEFT, searched=False),
+    ]
+    for other in others:
+        assert [cause.assumed for cause in causes_of([RELU, other])] == [0, 0], other

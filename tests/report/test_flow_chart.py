@@ -39,7 +39,7 @@ def test_a_row_for_each_operator_an_arc_for_each_input_and_the_one_at_fault_stan
     assert [text for text in texts(picture) if text[0].isalpha()] == [
         "mm",
         "relu",
-        "getitem (native_layer_norm)",
+        "getitem (layer_norm)",
         "add",
         "mul",
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from checked_backend.findings import Finding, Kind, Metrics, Severity
 from checked_backend.report.causes import Cause
-from checked_backend.report.one_line import annotation, one_line, operator_name, user_line
+from checked_backend.report.one_line import annotation, one_line, user_line
 from tests.support import report_tools
 
 RELU = replace(
@@ -40,6 +40,17 @@ def test_no_line_is_blamed_until_an_operator_is_known() -> None:
     assert line(stride) == "model.py:52: output[0] has other strides than in eager"
 
 
+def test_how_many_regions_show_it_is_said_where_no_operator_is_known() -> None:
+    vague = [
+        replace(RELU, op=None, node=None, stage=None, repro=None, workaround=None, region=f"Net [0/{n}]")
+        for n in range(3)
+    ]
+    assert line(*vague) == "Net: output[0] is wrong in 3 regions"
+    assert line(*(replace(RELU, region=f"Net [0/{n}]", repro=None, workaround=None) for n in range(3))) == (
+        "model.py:52: relu is wrong (compiled code)"
+    )
+
+
 METRICS = Metrics(4, 1, 0.0, 0.0, None, 0.0, 1.0, 1.0, 1, 0, 0, 0, 0, (0,), 1.0, 1.0)
 
 
@@ -59,19 +70,6 @@ def test_kinds(kind: Kind, metrics: Metrics | None, said: str) -> None:
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_has_a_line(kind: Kind) -> None:
     assert line(Finding(kind, "x", "m", detail=f"{kind.value}.something.new")).startswith("x ")
-
-
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        ("aten.relu.default", "relu"),
-        ("aten.add.Tensor", "add.Tensor"),
-        ("mylib.op.default", "mylib.op"),
-        ("mylib::op", "mylib::op"),
-    ],
-)
-def test_names_of_operators(op: str, name: str) -> None:
-    assert operator_name(op) == name
 
 
 def test_lines_of_the_user() -> None:

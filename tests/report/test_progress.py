@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,25 @@ def test_a_terminal_has_one_line_that_is_wiped_at_the_end() -> None:
     assert "\x1b" not in text
     assert text.endswith("\r")
     assert max(len(part) for part in text.split("\r")) <= 110
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 200])
+def test_a_line_fits_the_terminal_and_always_says_what_ctrl_c_does(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(stream, "fileno", lambda: 2)
+    monkeypatch.setattr("os.get_terminal_size", lambda _number: os.terminal_size((columns, 25)))
+    Progress(stream)("long " * 100)
+    text = stream.getvalue().removeprefix("\r")
+    assert len(text) == max(40, min(110, columns - 1))
+    assert text.rstrip().endswith("... (Ctrl-C keeps what is known)")
+
+
+def test_the_line_of_a_forked_process_is_wiped_too() -> None:
+    stream = Terminal()
+    Progress(stream).end()  # this process has written nothing
+    assert stream.getvalue() == f"\r{'':<110}\r"
 
 
 def test_a_stream_that_is_closed_disturbs_nothing() -> None:

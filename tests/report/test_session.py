@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checked_backend.findings import Skip
+import pytest
+
+from checked_backend.findings import RegionInfo, Skip
 from checked_backend.report.session import active_sessions, collect
 
 
@@ -37,3 +39,21 @@ def test_a_session_that_nobody_asked_for_a_part_ends_with_none() -> None:
     with collect() as session:
         pass
     assert not session.report.coverage.skipped
+
+
+@pytest.mark.parametrize(
+    ("regions", "title"),
+    [
+        ((), "cb.collect()"),
+        (("ConvNet [0/0]",), "ConvNet"),
+        (("ConvNet [0/0]", "ConvNet [0/1]", "f [1/0]"), "ConvNet and f"),
+        (("a [0/0]", "b [1/0]", "c [2/0]"), "a, b and c"),
+        (("a [0/0]", "b [1/0]", "c [2/0]", "d [3/0]"), "a, b, c and 1 other"),
+        (("a [0/0]", "b [1/0]", "c [2/0]", "d [3/0]", "e [4/0]"), "a, b, c and 2 others"),
+    ],
+)
+def test_its_report_is_named_after_what_was_checked(regions: tuple[str, ...], title: str) -> None:
+    with collect() as session:
+        for name in regions:
+            session.ledger.region(RegionInfo(name))
+    assert session.report.title == title

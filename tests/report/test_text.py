@@ -100,9 +100,9 @@ NEXT = """\
 What to do next
   - Today: paste the workaround shown with the finding; it was seen to make the finding vanish.
   - To see it again: run the repro shown with the finding. It needs nothing but its own folder.
-  - logic: the compiled program computes something else; rounding does not explain it. Use the
-    workaround if there is one, and report the repro. Else keep the code at 'your line' out of the
-    compiler with torch.compiler.disable.
+  - logic: the compiled program computes something else; rounding does not explain it. Report it,
+    with the repro if there is one. Else keep the code at 'your line' out of the compiler with
+    torch.compiler.disable.
   - stride: the values are eager's, and lie in memory in another order. Code that calls .view() on
     the result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous()
     from 'your line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck

@@ -1,0 +1,70 @@
+"""The function that is checked, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import checked_backend as cb
+from checked_backend.checking.original import eager_function, function_name
+from tests.support import faults
+
+
+class Net(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def scores(self, x: Tensor) -> Tensor:
+        return x.sigmoid()
+
+
+class Doubled:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def step(x: Tensor, _scale: float = 1.0) -> Tensor:
+    return x.sin()
+
+
+def made() -> Callable[..., Any]:
+    def inner(x: Tensor) -> Tensor:
+        return x
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (Net(), "Net"),
+        (Net().scores, "Net.scores"),
+        (step, "step"),
+        (partial(partial(step, _scale=2.0)), "step"),
+        (made(), "inner"),
+        (lambda x: x, "<lambda>"),
+        (Doubled(), "Doubled"),
+        (torch.relu, "relu"),
+        (eager_function(torch.compile(Net())), "Net"),
+    ],
+)
+def test_names(function: Callable[..., Any], name: str) -> None:
+    assert function_name(function).endswith(name)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_report_is_named_after_the_program_in_memory_and_on_disk(
+    isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
+    report = cb.check(Net(), (torch.randn(3),), compiler=faults.one_element(0), gradients=False, isolate=isolate)
+    assert (report.title, str(report).splitlines()[1]) == ("Net", "Net: 1 finding")
+    assert report.path is not None
+    assert report.path.name.startswith("net-")
+    assert cb.Report.from_json(report.path.read_text("utf-8")).title == "Net"
