@@ -51,6 +51,7 @@ class MemoryPressure:
         self._float64 = GrowingDistance()
         self._affords_float64 = True
         self._short = False
+        self._collected = False
         self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
         self._told: dict[tuple[str, str], Skip] = {}
 
@@ -59,7 +60,7 @@ class MemoryPressure:
         if not self._calls.due():
             return False
         self._affords_float64 = self._float64.due()
-        self._short = False
+        self._short = self._collected = False
         return True
 
     def holds(self, holder: _Holder) -> None:
@@ -71,7 +72,7 @@ class MemoryPressure:
         self.keeps_activations = False
         for holder in list(self._holders):
             holder.graph = None
-        empty_caches()
+        self._empty_caches()
 
     def not_compared(self, where: str, error: BaseException, *, backward: bool = False) -> None:
         """Report that a call, or its backward pass, is not compared for want of memory. Later ones are tried again.
@@ -88,7 +89,12 @@ class MemoryPressure:
         reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
         skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
         self._reporter.skip_until_compared(skip, backward=backward)
-        empty_caches()
+        self._empty_caches()
+
+    def _empty_caches(self) -> None:
+        """Empty caches. Once in a call that includes the oldest objects: what the check made since then is young."""
+        empty_caches(oldest=not self._collected)
+        self._collected = True
 
     def compared(self) -> None:
         """Note that a call was compared."""
