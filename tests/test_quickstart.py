@@ -61,6 +61,8 @@ def load_example() -> ModuleType:
 
 
 @pytest.mark.parametrize("broken", ["nothing", "the planted bug is none", "a clean model fails"])
+@pytest.mark.slow
+@pytest.mark.ci_sample
 def test_the_quickstart_exits_with_0_only_if_all_is_as_it_should_be(
     broken: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,6 +130,8 @@ def test_show(run: Run, found: dict[str, Path]) -> None:
     assert sum(entry["bytes"] or 0 for entry in data["saved"]) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci_sample
 def test_a_custom_op_replays_in_a_fresh_process_that_imports_it(tmp_path: Path) -> None:
     (tmp_path / "my_ops.py").write_text(
         "import torch\n"

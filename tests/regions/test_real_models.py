@@ -356,6 +356,8 @@ def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> 
     check_trainer(lambda: train_with_trainer(tmp_path, None, prepare), tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.ci_sample
 def test_hugging_face_trainer_stops_at_a_wrong_compiler(tmp_path: Path) -> None:
     wrong = faults.scaled_gradient("classifier.weight", how="aot")
     with pytest.raises(cb.DivergenceError, match=r"grad\[.*classifier\.weight\]"):
