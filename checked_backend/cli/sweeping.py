@@ -19,7 +19,7 @@ from checked_backend.process.interrupt import terminable
 from checked_backend.report.write import write_whole
 from checked_backend.sweep.case import Settings
 from checked_backend.sweep.database import Database
-from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of
+from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.plan import Request, Selection, parse_modes
 from checked_backend.sweep.render.data import render_csv, render_json
@@ -94,6 +94,9 @@ def sweep(
     ] = None,
     flaky: Annotated[int, typer.Option(min=1, metavar="N", help="Run each case N times.")] = 1,
     run_name: Annotated[str, typer.Option("--run", metavar="NAME", help="A name for this run, to compare with.")] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="A new Python for each case, not a fork of one that has imported torch.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Say which cases there are, and run none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict | None:
@@ -138,15 +141,15 @@ def sweep(
         address=address,
         rerun=statuses_of(rerun or ()),
         repeats=flaky,
+        fresh=fresh,
     )
-    plan = plan_sweep(asked)
     if listing:
-        for job in plan.jobs:
+        for job in plan_sweep(asked).jobs:
             skipped = "" if job.settings.skip is None else f"  skipped: {job.settings.skip}"
             print_text(f"{job.case.suite}  {job.case}{skipped}")
         return None
-    with terminable():
-        summary, ran = run_sweep(asked, console, plan)
+    with terminable(), warm_processes(asked) as forking:
+        summary, ran = run_sweep(asked, console, forking=forking)
     print_text(render_json(summary) if as_json else render_text(summary))
     if not ran:
         console.print(f"all of it had results in {db} already; --rerun runs cases again", soft_wrap=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,18 +14,20 @@ from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.database import Attempt, Database, Run
 from checked_backend.sweep.engine import Engine, LocalEngine
-from checked_backend.sweep.job import Job, JobResources
+from checked_backend.sweep.job import Forking, Job, JobResources, run_job
 from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
 from checked_backend.sweep.progress import Progress
 from checked_backend.sweep.ray_engine import RayEngine
 from checked_backend.sweep.rules import Rules
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.summary import Summary, summarize
+from checked_backend.sweep.warm import WarmProcesses, can_fork, modules_of
 
-__all__ = ["Plan", "Sweep", "merge", "plan_sweep", "run_sweep", "statuses_of"]
+__all__ = ["Plan", "Sweep", "merge", "plan_sweep", "run_sweep", "statuses_of", "warm_processes"]
 
 _FAILED = "failed"
 _ALL = "all"
+_LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Sweep:
         address: The address of a Ray cluster.
         rerun: Statuses whose cases run again.
         repeats: How often to run each case.
+        fresh: Whether each case gets a fresh Python, and is never forked from one that has imported torch.
     """
 
     suites: Sequence[str]
@@ -58,6 +62,7 @@ class Sweep:
     address: str | None = None
     rerun: Sequence[str] = ()
     repeats: int = 1
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,19 @@ class Plan:
     devices: int
 
 
-def plan_sweep(asked: Sweep) -> Plan:
+def warm_processes(asked: Sweep) -> AbstractContextManager[Forking | None]:
+    """Processes that fork a sweep's workers, one for each concurrent job; None if they cannot be forked."""
+    if asked.fresh or asked.engine != _LOCAL or not can_fork(asked.request.devices):
+        return nullcontext()
+    return WarmProcesses(asked.jobs, modules_of(asked.suites), asked.place)
+
+
+def plan_sweep(asked: Sweep, forking: Forking | None = None) -> Plan:
     """Find out which cases a sweep has. The only code that runs is what lists a suite's models.
+
+    Args:
+        asked: The sweep.
+        forking: Forks the process that lists models; None for a fresh Python.
 
     Raises:
         SuiteError: A suite, a filter or a device cannot be used.
@@ -87,12 +103,12 @@ def plan_sweep(asked: Sweep) -> Plan:
         raise SuiteError("name a suite: huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR")
     listed: list[Listed] = []
     for text in asked.suites:
-        suite = list_suite(text, asked.request.compilers, asked.place)
+        suite = list_suite(text, asked.request.compilers, asked.place, forking)
         if suite.label in [other.label for other in listed]:
             raise SuiteError(f"two suites are called {suite.label}; sweep them into two databases")
         listed.append(suite)
     devices = max(suite.devices for suite in listed)
-    if "cuda" in asked.request.devices and not devices and asked.engine == "local":
+    if "cuda" in asked.request.devices and not devices and asked.engine == _LOCAL:
         raise SuiteError("--device cuda: torch finds no CUDA device here")
     jobs = [job for suite in listed for job in planned(suite, asked.request, asked.rules, asked.selection)]
     versions = {name: version for suite in listed for name, version in suite.versions.items()}
@@ -100,7 +116,11 @@ def plan_sweep(asked: Sweep) -> Plan:
 
 
 def run_sweep(
-    asked: Sweep, console: Console, plan: Plan | None = None, engine: Engine | None = None
+    asked: Sweep,
+    console: Console,
+    plan: Plan | None = None,
+    engine: Engine | None = None,
+    forking: Forking | None = None,
 ) -> tuple[Summary, int]:
     """Run the cases that have no result yet, and summarize all the cases asked for.
 
@@ -109,6 +129,7 @@ def run_sweep(
         console: Where to print progress.
         plan: The plan of the sweep, if it has been made already.
         engine: Where jobs run, instead of the engine that the sweep names.
+        forking: Forks the processes of jobs on this machine; None for fresh ones.
 
     Returns:
         A summary of the cases asked for, and the number of jobs that ran now.
@@ -116,11 +137,11 @@ def run_sweep(
     Raises:
         SuiteError: A suite, filter, device, engine or database cannot be used.
     """
-    plan = plan or plan_sweep(asked)
+    plan = plan or plan_sweep(asked, forking)
     with Database(asked.db, write=True) as database:
         run = database.begin(asked.name, plan.versions)
         todo = _todo(asked, plan, database, run)
-        engine = engine or _engine(asked, plan)
+        engine = engine or _engine(asked, plan, forking)
         progress = Progress(len(todo), len(plan.jobs) - len(todo), console)
         with progress, closing(engine.run(todo, progress.begun)) as outcomes:
             for job, outcome in outcomes:
@@ -158,11 +179,11 @@ def _state(job: Job, plan: Plan) -> str:
     return state if job.settings.skip is None else f"skipped {state}"
 
 
-def _engine(asked: Sweep, plan: Plan) -> Engine:
+def _engine(asked: Sweep, plan: Plan, forking: Forking | None) -> Engine:
     if asked.engine == "ray":
         return RayEngine(asked.address, asked.place)
     gpus = plan.devices if "cuda" in asked.request.devices else 0
-    return LocalEngine(asked.jobs, asked.place, gpus)
+    return LocalEngine(asked.jobs, asked.place, gpus, partial(run_job, forking=forking))
 
 
 def statuses_of(words: Sequence[str]) -> list[str]:

@@ -17,14 +17,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from checked_backend.errors import SuiteError
 from checked_backend.process.child import Ended
 from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.status import Status
 
-__all__ = ["DONE_TIMING", "Answer", "Job", "JobResources", "ran_out_of_memory", "run_job", "run_worker"]
+__all__ = [
+    "DONE_TIMING",
+    "LOG",
+    "Answer",
+    "Forking",
+    "Job",
+    "JobResources",
+    "environment_of",
+    "ran_out_of_memory",
+    "run_job",
+    "run_worker",
+]
 
 DONE_TIMING = "timing the compiled program"
 """The stage of a worker that has given a verdict and is timing."""
@@ -32,7 +43,9 @@ DONE_TIMING = "timing the compiled program"
 WORKER = "checked_backend.sweep.worker"
 """The worker of sweeps."""
 
-_RESULT, _STAGE, _LOG = "result.json", "stage", "log"
+_RESULT, _STAGE = "result.json", "stage"
+LOG = "log"
+"""The file in a worker's folder that gets what the worker prints."""
 _LOG_BYTES = 16 * 2**10
 _MAX_RESULT = 64 * 2**20
 _NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA out of memory")
@@ -93,13 +106,28 @@ class Answer:
     starved: bool
 
 
-def run_job(job: Job, place: JobResources, started: Callable[[int], None] = lambda _pid: None) -> CaseResult:
+class Forking(Protocol):
+    """Processes that have imported torch already, and fork a worker for a question."""
+
+    def run(
+        self, question: Mapping[str, Any], folder: Path, timeout: float, started: Callable[[int], None], /
+    ) -> tuple[int, bool] | None:
+        """Run a worker. Returns its exit status and whether it was killed for its time; None if a fork cannot do it."""
+
+
+def run_job(
+    job: Job,
+    place: JobResources,
+    started: Callable[[int], None] = lambda _pid: None,
+    forking: Forking | None = None,
+) -> CaseResult:
     """Run a case in its own process. However that process ends, there is an outcome.
 
     Args:
         job: The case.
         place: Its resources.
         started: Called with the id of the process, which leads a process group.
+        forking: Forks the process, if it can; None for a fresh Python.
     """
     question = {
         "ask": "run",
@@ -109,7 +137,7 @@ def run_job(job: Job, place: JobResources, started: Callable[[int], None] = lamb
         "speed": place.speed,
     }
     try:
-        answer = run_worker(question, job.settings.timeout, place, started)
+        answer = run_worker(question, job.settings.timeout, place, started, forking=forking)
     except OSError as error:
         return CaseResult(Status.LOST, f"no process could be started: {error}", host=socket.gethostname())
     return replace(_outcome(answer, job.settings.timeout), host=socket.gethostname())
@@ -156,6 +184,7 @@ def run_worker(
     place: JobResources,
     started: Callable[[int], None] = lambda _pid: None,
     module: str = WORKER,
+    forking: Forking | None = None,
 ) -> Answer:
     """Ask a worker one question, and kill every process that it leaves.
 
@@ -165,45 +194,70 @@ def run_worker(
         place: The worker's resources.
         started: Called with the worker's process id.
         module: The module that is the worker.
+        forking: Forks the worker, if it can; None for a fresh Python.
 
     Raises:
         OSError: The system gives no process, or no temporary folder.
     """
+    asked = {**question, "memory": place.memory, "threads": place.threads}
+    if forking is not None:
+        answer = _answer(lambda folder: forking.run(asked, folder, timeout, started), timeout)
+        if answer is not None:
+            return answer
+    answer = _answer(lambda folder: _in_fresh_python(asked, folder, timeout, place, started, module), timeout)
+    assert answer is not None
+    return answer
+
+
+def _answer(run: Callable[[Path], tuple[int, bool] | None], timeout: float) -> Answer | None:
     with tempfile.TemporaryDirectory(prefix="checked-backend-sweep-") as name:
         folder = Path(name)
         begun, killed_before = time.monotonic(), _killed_for_memory()
-        with (folder / _LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(folder), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=place.folder,
-                env=_environment(place),
-            )
-        overdue = None
-        try:
-            started(process.pid)
-            text = json.dumps({**question, "memory": place.memory, "threads": place.threads}, default=str)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(text.encode(), timeout=timeout)
-            if process.poll() is None:
-                overdue = timeout
-        finally:
-            _kill_group(process.pid)
-            status = process.wait()
-        ended = Ended(status, _read(folder / _STAGE, 1000) or "starting", overdue)
+        ended = run(folder)
+        if ended is None:
+            return None
+        status, overdue = ended
         return Answer(
             _read(folder / _RESULT, _MAX_RESULT),
-            ended,
-            _read(folder / _LOG, _LOG_BYTES, end=True),
+            Ended(status, _read(folder / _STAGE, 1000) or "starting", timeout if overdue else None),
+            _read(folder / LOG, _LOG_BYTES, end=True),
             time.monotonic() - begun,
             _killed_for_memory() > killed_before,
         )
 
 
-def _environment(place: JobResources) -> dict[str, str]:
+def _in_fresh_python(
+    asked: Mapping[str, Any],
+    folder: Path,
+    timeout: float,
+    place: JobResources,
+    started: Callable[[int], None],
+    module: str,
+) -> tuple[int, bool]:
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=place.folder,
+            env=environment_of(place),
+        )
+    overdue = False
+    try:
+        started(process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(json.dumps(asked, default=str).encode(), timeout=timeout)
+        overdue = process.poll() is None
+    finally:
+        _kill_group(process.pid)
+        status = process.wait()
+    return status, overdue
+
+
+def environment_of(place: JobResources) -> dict[str, str]:
+    """The environment of a worker with these resources."""
     environment = dict(os.environ)
     environment.pop("CHECKED_BACKEND", None)  # a worker checks its case only, not every torch.compile
     if place.threads is not None:

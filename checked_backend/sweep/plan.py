@@ -10,7 +10,7 @@ from typing import Any
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
-from checked_backend.sweep.job import Answer, Job, JobResources, run_worker
+from checked_backend.sweep.job import Answer, Forking, Job, JobResources, run_worker
 from checked_backend.sweep.rules import TAGS, Rules, pattern
 
 __all__ = [
@@ -119,7 +119,7 @@ def spec_of(text: str) -> tuple[str, str]:
     return f"{kind}:{path}", kind if kind == "torchbench" else f"{kind}:{path.name}"
 
 
-def list_suite(text: str, compilers: Sequence[str], place: JobResources) -> Listed:
+def list_suite(text: str, compilers: Sequence[str], place: JobResources, forking: Forking | None = None) -> Listed:
     """List a suite's models, in a separate process, because listing may run the code of the suite's authors.
 
     Raises:
@@ -127,7 +127,7 @@ def list_suite(text: str, compilers: Sequence[str], place: JobResources) -> List
     """
     spec, label = spec_of(text)
     question = {"ask": "models", "spec": spec, "compilers": list(compilers)}
-    answer = run_worker(question, LISTING_SECONDS, replace(place, threads=1))
+    answer = run_worker(question, LISTING_SECONDS, replace(place, threads=1), forking=forking)
     raw = _read(answer, text)
     if "error" in raw:
         raise SuiteError(str(raw["error"]))

@@ -11,14 +11,15 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.case import Case, Settings
 
-__all__ = ["main"]
+__all__ = ["work"]
 
 
 class AnswerFolder:
@@ -45,16 +46,31 @@ class AnswerFolder:
         os.replace(temporary, self._folder / name)
 
 
-def main(folder: Path, parent: int) -> None:
-    """Answer one question.
+def work(question: Mapping[str, Any], folder: Path, parent: int) -> NoReturn:
+    """Answer one question, and end this process.
 
     Args:
+        question: The question.
         folder: The folder for the answer.
-        parent: The id of the process that asks. This process ends with it.
+        parent: The id of this process's parent. This process ends with it.
     """
     die_with(parent)
     faulthandler.enable()
-    question = json.loads(sys.stdin.read())
+    status = 1
+    try:
+        _answer(question, folder)
+        status = 0
+    except BaseException:  # a forked worker must not go on in its parent's code
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)  # skips threads and destructors of the model, which could change the exit status
+
+
+def _answer(question: Mapping[str, Any], folder: Path) -> None:
     limit_memory(question.get("memory"))
     answers = AnswerFolder(folder)
     answers.note("importing torch")
@@ -88,7 +104,4 @@ def _settings(raw: Mapping[str, Any]) -> Settings:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # skips threads and destructors of the model, which could change the exit status
+    work(json.loads(sys.stdin.read()), Path(sys.argv[1]), int(sys.argv[2]))

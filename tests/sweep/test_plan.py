@@ -138,7 +138,7 @@ def test_specs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_suite_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, answer: Answer, why: str) -> None:
-    monkeypatch.setattr(plan, "run_worker", lambda *_: answer)
+    monkeypatch.setattr(plan, "run_worker", lambda *_, **_options: answer)
     with pytest.raises(SuiteError) as caught:
         list_suite("timm", ["eager"], JobResources())
     assert why in str(caught.value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case, Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
-from checked_backend.sweep.suites.tiny_configs import tiny_config
+from checked_backend.sweep.suites.tiny_configs import WAYS, tiny_config
 from checked_backend.sweep.suites.tiny_inputs import tiny_inputs
 
 __all__ = ["HuggingFace"]
@@ -32,6 +34,7 @@ _HEADS = (
 )
 _MOST_PARAMETERS = 20_000_000
 _BATCH = 2
+_SECONDS = 60.0
 
 
 class HuggingFace:
@@ -54,18 +57,52 @@ class HuggingFace:
         made = getattr(transformers, case.model, None)
         if made is None:
             raise Unsupported(f"transformers does not offer {case.model}")
+        config_class = getattr(made, "config_class", None) or transformers.CONFIG_MAPPING[found[case.model]]
+        return _smallest(made, config_class, settings.batch_size or _BATCH)
+
+
+def _smallest(made: Any, config_class: Any, batch: int) -> Built:
+    """Build the smallest model that runs: which proportions and inputs a model needs, only trying tells."""
+    _, *named = inspect.signature(made.forward).parameters.items()
+    parameters = dict(named)  # without self
+    end = time.monotonic() + _SECONDS
+    first: Exception | None = None
+    for way in WAYS:
+        seed = torch.initial_seed()
         try:
-            config = tiny_config(transformers.CONFIG_MAPPING[found[case.model]])
+            config = tiny_config(config_class, way)
             _refuse_giants(made, config)
-            model = made(config)
-            inputs = tiny_inputs(
-                model, config, settings.batch_size or _BATCH, inspect.signature(model.forward).parameters
-            )
-        except (Unsupported, ImportError, MemoryError):
+            torch.manual_seed(seed)
+            model = made(config).eval()
+            inputs = _inputs_that_run(model, config, batch, parameters)
+            torch.manual_seed(seed)
+            return Built(made(config), (), inputs, shrunk=True)  # a new one: running may have changed that one's state
+        except (ImportError, MemoryError):
             raise
         except Exception as error:
-            raise Unsupported(f"it cannot be made this small: {type(error).__name__}: {error}") from error
-        return Built(model, (), inputs, shrunk=True)
+            first = first or error
+        if time.monotonic() > end:
+            break
+    assert first is not None
+    if isinstance(first, Unsupported):
+        raise first
+    raise Unsupported(f"it cannot be made this small: {type(first).__name__}: {first}") from first
+
+
+def _inputs_that_run(model: Any, config: Any, batch: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    first: Exception | None = None
+    for inputs in tiny_inputs(model, config, batch, parameters):
+        try:
+            with torch.no_grad():
+                model(**copy.deepcopy(inputs))
+        except (ImportError, MemoryError):
+            raise
+        except Exception as error:
+            first = first or error
+        else:
+            return inputs
+    assert first is not None
+    raise first
 
 
 def _architectures() -> Mapping[str, str]:

@@ -1,14 +1,20 @@
-"""Shrink configurations of transformers to a few small layers, by attribute names that its models share."""
+"""Shrink configurations of transformers to a few small layers, in several ways, by names that its models share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["tiny_config"]
+__all__ = ["WAYS", "Shrinking", "tiny_config"]
 
-_NUMBERS: Mapping[str, int] = MappingProxyType(
+_LAYERS = 2
+_TOKENS = 128
+_SPECIAL_TOKENS = range(3, 63)
+
+_WIDTHS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(
             ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "projection_dim", "hidden_dim"),
@@ -31,20 +37,6 @@ _NUMBERS: Mapping[str, int] = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                "num_hidden_layers",
-                "n_layer",
-                "n_layers",
-                "num_layers",
-                "encoder_layers",
-                "decoder_layers",
-                "num_decoder_layers",
-                "num_encoder_layers",
-                "depth",
-            ),
-            2,
-        ),
-        **dict.fromkeys(
-            (
                 "num_attention_heads",
                 "n_head",
                 "n_heads",
@@ -57,73 +49,231 @@ _NUMBERS: Mapping[str, int] = MappingProxyType(
             4,
         ),
         **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-        **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "v_head_dim", "qk_nope_head_dim"), 8),
-        **dict.fromkeys(("qk_rope_head_dim", "rope_head_dim"), 4),
+        **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "v_head_dim"), 8),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "rope_head_dim", "rotary_dim"), 8),
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-        **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_experts_per_token", "top_k_experts"), 2),
         **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
-        **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_mtp_modules"), 1),
-        **dict.fromkeys(("vocab_size", "entity_vocab_size", "text_vocab_size"), 128),
-        **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), 64),
-        **dict.fromkeys(("image_size", "img_size", "input_size"), 32),
-        "patch_size": 8,
-        "max_source_positions": 32,
         "num_mel_bins": 16,
-        "num_queries": 8,
         "mamba_expand": 2,
         "mamba_d_state": 8,
         "state_size": 8,
     }
 )
-_TOKENS = MappingProxyType(
+"""Widths that fit together in most models: four heads of eight are 32."""
+
+_COUNTS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+        **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_experts_per_token", "top_k_experts", "moe_k"), 2),
+        **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_mtp_modules"), 1),
+        "num_queries": 8,
+    }
+)
+_LENGTHS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), 64),
+        **dict.fromkeys(("image_size", "img_size", "input_size"), 32),
+        "patch_size": 8,
+        "max_source_positions": 32,
+    }
+)
+_MISSING: Mapping[str, int] = MappingProxyType(
+    {"prediction_length": 8, "sliding_window": 8, "num_frames": 4, "pad_token_id": 0}
+)
+"""Values for what a configuration leaves open, besides the numbers above."""
+
+_KNOWN_TOKENS = MappingProxyType(
     {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 2}
 )
-_LAYERS = 2
+_IS_TOKEN = re.compile(r".*token_(id|index|ids)")
+_IS_VOCABULARY = re.compile(r"(.*_)?vocab_size")
+_IS_DEPTH = re.compile(r"((num|n)_(.*_)?layers?|(.*_)?(layers|depth|blocks))")
+_IS_WIDTH = re.compile(
+    r"(.*_)?(hidden_sizes?|hidden_channels|hidden_dims?|embed_dims?|embed_size|embedding_size|intermediate_sizes?|dims?"
+    r"|d_model|d_ff|d_inner|d_kv|n_embd|n_inner|rank|ranks|channels|width|widths|size_per_layer_input|projection_size"
+    r"|feature_size|inner_size|mlp_size|head_size|mrope_section|input_size)"
+)
+_IS_HEAD_COUNT = re.compile(r"(n|num)_(.*_)?heads?|(.*_)?attention_heads")
+_IS_HEAD_WIDTH = re.compile(r"(.*_)?(head_dim|head_size|d_kv|rotary_dim|mrope_section)")
+_IS_NO_WIDTH = re.compile(r".*(image|patch|kernel|window|pool|stride|num_channels).*")
+_LEAST_WIDTH = 16
 
 
-def tiny_config(config_class: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class Shrinking:
+    """A way to make a model small.
+
+    Attributes:
+        factor: What widths are divided by, so that their proportions stay; None sets them to known small numbers.
+        fewer_heads: Whether the factor makes heads fewer, and not each head smaller.
+        layers: Whether to have two layers of each kind only.
+        lengths: Whether to shrink images and the greatest number of positions.
+        fill: Whether to set numbers that the configuration leaves open.
+    """
+
+    factor: int | None = None
+    fewer_heads: bool = False
+    layers: bool = True
+    lengths: bool = True
+    fill: bool = False
+
+
+WAYS: Sequence[Shrinking] = (
+    Shrinking(),
+    Shrinking(fill=True),
+    Shrinking(factor=16),
+    Shrinking(factor=16, fewer_heads=True),
+    Shrinking(factor=16, lengths=False),
+    Shrinking(factor=8),
+    Shrinking(factor=4, fewer_heads=True, lengths=False),
+    Shrinking(factor=4, lengths=False),
+    Shrinking(factor=16, layers=False, lengths=False),
+    Shrinking(factor=2),
+    Shrinking(factor=1),
+    Shrinking(factor=1, lengths=False),
+    Shrinking(factor=1, layers=False, lengths=False),
+)
+"""Ways to make a model small, from the smallest models to larger ones. The proportions that a model needs differ."""
+
+
+def tiny_config(config_class: Any, way: Shrinking) -> Any:
     """Make a small configuration. Attributes without a rule here keep their values.
 
     Args:
         config_class: The configuration class of a model type.
+        way: How to make it small.
     """
-    config = config_class(**_shrunk(config_class))
+    config = config_class(**_shrunk(config_class, None, way))
     _turn_caches_off(config)
     return config
 
 
-def _shrunk(config_class: Any) -> dict[str, Any]:
+def _shrunk(config_class: Any, held: Any, way: Shrinking) -> dict[str, Any]:
+    """The arguments for a small configuration: all that differs from what the class has by itself."""
     default = config_class()
-    written: Mapping[str, Any] = default.to_dict()
+    own: Mapping[str, Any] = default.to_dict()
+    written: Mapping[str, Any] = own if held is None else held.to_dict()
     parts: Mapping[str, Any] = getattr(config_class, "sub_configs", {}) or {}
-    found: dict[str, Any] = {}
-    for name, value in written.items():
-        if name in parts:
-            continue
-        small = _small(name, value)
-        if small is not value:
-            found[name] = small
+    values = {name: value for name, value in written.items() if name not in parts}
+    found = {
+        name: small
+        for name, small in _small_values(values, way).items()
+        if small != values[name] or (name in own and own[name] != small)
+    }
     for name, part in parts.items():
-        held = getattr(default, name, None)
-        kind = type(held) if hasattr(held, "to_dict") else part
+        inner = getattr(default if held is None else held, name, None)
+        kind = type(inner) if hasattr(inner, "to_dict") else part
         if hasattr(kind, "to_dict") and kind.__name__ != "AutoConfig":
             model_type = getattr(kind, "model_type", "")
-            found[name] = {**_shrunk(kind), **({"model_type": model_type} if model_type else {})}
+            small = _shrunk(kind, inner if hasattr(inner, "to_dict") else None, way)
+            found[name] = {**small, **({"model_type": model_type} if model_type else {})}
     return found
 
 
-def _small(name: str, value: Any) -> Any:
-    if name in _TOKENS and isinstance(value, int):
-        return _TOKENS[name]
-    if name in _NUMBERS and isinstance(value, int) and not isinstance(value, bool):
-        return min(value, _NUMBERS[name]) if value > 0 else value
-    if name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
-        kinds = list(dict.fromkeys(value))[:_LAYERS]  # one layer of each kind
-        return (kinds * _LAYERS)[:_LAYERS]
-    if name == "depths" and isinstance(value, list):
-        return [1] * len(value)
-    return value
+def _small_values(values: Mapping[str, Any], way: Shrinking) -> dict[str, Any]:
+    special = iter(_SPECIAL_TOKENS)
+    layers = _Layers.of(values) if way.layers else None
+    found = {name: _small(name, value, way, special, layers) for name, value in values.items()}
+    for groups in ("num_key_value_heads", "num_kv_heads"):
+        if values.get(groups) is not None and values[groups] == values.get("num_attention_heads"):
+            found[groups] = found["num_attention_heads"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Which layers are kept, of how many. Lists with an entry for each layer are cut accordingly."""
+
+    depth: int
+    kept: Sequence[int]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> _Layers:
+        if isinstance(values.get("depths"), list):  # "layers" are stages then
+            return cls(0, range(0))
+        depth = max((int(value) for name, value in values.items() if _is_depth(name, value)), default=0)
+        for value in values.values():
+            if isinstance(value, list) and len(value) == depth and all(isinstance(kind, str) for kind in value):
+                firsts = [value.index(kind) for kind in dict.fromkeys(value)][:_LAYERS]
+                return cls(depth, (firsts * _LAYERS)[:_LAYERS])  # one layer of each kind
+        return cls(depth, range(_LAYERS))
+
+    def cut(self, entries: list[Any]) -> list[Any]:
+        if len(entries) != self.depth or self.depth <= _LAYERS or any(isinstance(e, list | dict) for e in entries):
+            return entries
+        return [entries[number] for number in self.kept]
+
+
+def _small(name: str, value: Any, way: Shrinking, special: Iterator[int], layers: _Layers | None) -> Any:
+    if value is None:
+        return _filled(name) if way.fill else None
+    if isinstance(value, bool | str):
+        return value
+    if _IS_TOKEN.fullmatch(name):
+        return _small_token(name, value, special)
+    if isinstance(value, int) and _IS_VOCABULARY.fullmatch(name):
+        return min(value, _TOKENS)
+    if name in _COUNTS and isinstance(value, int):
+        return min(value, _COUNTS[name])
+    if way.lengths and name in _LENGTHS and isinstance(value, int):
+        return min(value, _LENGTHS[name])
+    if layers is not None:
+        if layers.depth and _is_depth(name, value):
+            return min(value, _LAYERS)
+        if name == "depths" and isinstance(value, list):
+            return [1] * len(value)
+        if isinstance(value, list) and layers.cut(value) is not value:
+            return layers.cut(value)
+    if way.fewer_heads and way.factor is not None:
+        if _IS_HEAD_COUNT.fullmatch(name) and isinstance(value, int):
+            return max(1, value // way.factor)
+        if _IS_HEAD_WIDTH.fullmatch(name):
+            return value
+    return _small_width(name, value, way.factor)
+
+
+def _is_depth(name: str, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and _IS_DEPTH.fullmatch(name) is not None
+
+
+def _small_token(name: str, value: Any, special: Iterator[int]) -> Any:
+    """A token of the small vocabulary. No two names get the same one."""
+    if isinstance(value, list):
+        return [_KNOWN_TOKENS.get(name, 2)] if value else value
+    if not isinstance(value, int) or value < 0:
+        return value
+    if name in _KNOWN_TOKENS:
+        return _KNOWN_TOKENS[name]
+    return next(special, value)
+
+
+def _small_width(name: str, value: Any, factor: int | None) -> Any:
+    if factor is None:
+        number = _WIDTHS.get(name)
+        return min(value, number) if number is not None and isinstance(value, int) and value > 0 else value
+    if isinstance(value, dict):
+        return {key: _small_width(str(key), part, factor) for key, part in value.items()}
+    if not _IS_WIDTH.fullmatch(name) or _IS_NO_WIDTH.fullmatch(name):
+        return value
+    if isinstance(value, list | tuple):
+        small = [_divided(part, factor) for part in value]
+        return value if None in small else type(value)(small)
+    divided = _divided(value, factor) if isinstance(value, int) and value >= _LEAST_WIDTH else None
+    return value if divided is None else divided
+
+
+def _divided(value: Any, factor: int) -> int | None:
+    """A width divided by the factor; None if that is no whole number."""
+    return value // factor if isinstance(value, int) and value >= factor and value % factor == 0 else None
+
+
+def _filled(name: str) -> int | None:
+    for numbers in (_WIDTHS, _COUNTS, _LENGTHS, _MISSING):
+        if name in numbers:
+            return numbers[name]
+    if _IS_DEPTH.fullmatch(name):
+        return _LAYERS
+    return _TOKENS if _IS_VOCABULARY.fullmatch(name) else None
 
 
 def _turn_caches_off(config: Any) -> None:

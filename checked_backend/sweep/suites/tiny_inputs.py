@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, product
 from types import MappingProxyType
 from typing import Any
 
@@ -13,58 +14,99 @@ from checked_backend.sweep.suites.base import Unsupported
 __all__ = ["tiny_inputs"]
 
 _LENGTH = 16
-_FIRST_TOKEN = 5
+_FIRST_TOKEN = 64
+"""Lower tokens have meanings: the end of a text, the place of an image."""
+
 _SAMPLES = 4000
+_FRAMES = 4
+_GRID = 4
+_MOST_TRIED = 12
+
+Maker = Callable[[Any, int], torch.Tensor]
 
 
-def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the keyword arguments of a forward pass.
+def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Make keyword arguments of a forward pass, in several ways: models differ in what they need and in its shape.
 
     Args:
         model: The model. Its main input says whether it takes text, images or sound.
         config: The model's configuration.
         batch: The number of examples.
-        parameters: The parameter names of the forward pass.
+        parameters: The parameters of the forward pass by name.
 
     Raises:
-        Unsupported: No rule here knows its main input.
+        Unsupported: No rule here knows an input that it requires.
     """
-    main = str(getattr(model, "main_input_name", "input_ids"))
-    if main not in _MAKERS or main not in parameters:
-        raise Unsupported(f"no inputs are known for a model whose main input is {main}")
-    names = [main, *(name for name in _ALSO if name in parameters and name != main)]
+    main = getattr(model, "main_input_name", "input_ids")
+    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    unknown = [name for name in required if name not in _MAKERS]
+    first = [name for name in ([main] if isinstance(main, str) else main) if name in parameters and name in _MAKERS]
+    if unknown or not (first or required):
+        raise Unsupported(f"no inputs are known for a model whose main input is {', '.join(unknown) or main}")
+    few = list(dict.fromkeys([*first, *(name for name in _ALSO if name in parameters), *required]))
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
-        names.append("decoder_input_ids")
-    names += [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and name in _MAKERS and name not in names
-    ]
-    found: dict[str, Any] = {name: _MAKERS[name](config, batch) for name in names}
+        few.append("decoder_input_ids")
+    many = list(dict.fromkeys([*few, *(name for name in _modalities(model) if name in parameters)]))
+    many += [name for name in _IF_NEEDED if name in parameters and name not in many]
+    made: list[Sequence[str]] = []
+    for names in (few, many):
+        if names in made:
+            continue
+        made.append(names)
+        for makers in islice(product(*(_MAKERS[name] for name in names)), _MOST_TRIED):
+            inputs = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
+            yield _with_masks(inputs, parameters)
+
+
+def _is_required(parameter: Any) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
+def _modalities(model: Any) -> Iterator[str]:
+    declared = getattr(model, "input_modalities", ())
+    for modality in (declared,) if isinstance(declared, str) else declared:
+        yield from _OF_MODALITY.get(modality, ())
+
+
+def _with_masks(found: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "attention_mask" in parameters and "input_ids" in found:
-        found["attention_mask"] = torch.ones_like(found["input_ids"])
+        found["attention_mask"] = torch.ones(found["input_ids"].shape[:2], dtype=torch.long)
     if "return_dict" in parameters:
         found["return_dict"] = True
     return found
 
 
-def _of(config: Any, name: str, default: Any) -> Any:
+def _of(config: Any, names: Sequence[str] | str, default: Any) -> Any:
     """A number of the configuration, or of the first part of it that has one of the names."""
-    for part in (config, *(getattr(config, sub, None) for sub in getattr(type(config), "sub_configs", {}) or {})):
-        value = getattr(part, name, None)
-        if value is not None:
-            return value
+    for name in (names,) if isinstance(names, str) else names:
+        for part in (config, *(getattr(config, sub, None) for sub in getattr(type(config), "sub_configs", {}) or {})):
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
     return default
+
+
+def _number(config: Any, names: Sequence[str] | str, default: int) -> int:
+    value = _of(config, names, default)
+    return int(value[0] if isinstance(value, list | tuple) and value else value)
 
 
 def _tokens(config: Any, batch: int) -> torch.Tensor:
     vocabulary = _of(config, "vocab_size", 128)
     size = min(vocabulary) if isinstance(vocabulary, list | tuple) else int(vocabulary)
-    return torch.randint(min(_FIRST_TOKEN, size - 1), size, (batch, _LENGTH))
+    return torch.randint(min(_FIRST_TOKEN, size // 2), size, (batch, _LENGTH))
+
+
+def _channels_of_tokens(config: Any, batch: int) -> torch.Tensor:
+    channels = _number(config, ("num_channels", "num_codebooks", "num_quantizers"), 1)
+    return _tokens(config, batch * channels).reshape(batch, channels, _LENGTH).transpose(1, 2)
 
 
 def _side(config: Any) -> tuple[int, int]:
-    size = _of(config, "image_size", 32)
+    size = _of(config, ("image_size", "img_size"), 32)
     if isinstance(size, Mapping):
         return int(size.get("height", 32)), int(size.get("width", 32))
     if isinstance(size, list | tuple):
@@ -72,28 +114,138 @@ def _side(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
+def _planes(config: Any) -> int:
+    return _number(config, ("num_channels", "in_channels", "in_chans"), 3)
+
+
 def _pixels(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, int(_of(config, "num_channels", 3)), *_side(config))
+    return torch.randn(batch, _planes(config), *_side(config))
+
+
+def _large_pixels(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, _planes(config), 64, 64)
 
 
 def _video(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, int(_of(config, "num_frames", 4)), int(_of(config, "num_channels", 3)), *_side(config))
+    return torch.randn(batch, _number(config, "num_frames", _FRAMES), _planes(config), *_side(config))
+
+
+def _pairs(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, 2, _planes(config), *_side(config))
+
+
+def _patch(config: Any) -> int:
+    return _number(config, ("temporal_patch_size",), 1) * _planes(config) * _number(config, ("patch_size",), 8) ** 2
+
+
+def _flat_patches(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch * _GRID * _GRID, _patch(config))
+
+
+def _patches(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, _GRID * _GRID, _patch(config))
+
+
+def _bins(config: Any) -> int:
+    return _number(config, ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_dim"), 16)
+
+
+def _frames(config: Any) -> int:
+    return 2 * _number(config, "max_source_positions", 32)
 
 
 def _features(config: Any, batch: int) -> torch.Tensor:
-    bins = int(_of(config, "num_mel_bins", 16))
-    return torch.randn(batch, bins, 2 * int(_of(config, "max_source_positions", 32)))
+    return torch.randn(batch, _bins(config), _frames(config))
 
 
-_MAKERS: Mapping[str, Callable[[Any, int], torch.Tensor]] = MappingProxyType(
+def _features_in_time(config: Any, batch: int) -> torch.Tensor:
+    return _features(config, batch).transpose(1, 2).contiguous()
+
+
+def _spectrogram(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, _number(config, "max_length", 64), _bins(config))
+
+
+def _stacked_spectrogram(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, 1, _frames(config), _bins(config))
+
+
+def _hidden(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, _LENGTH, _number(config, ("hidden_size", "d_model", "embed_dim", "n_embd"), 32))
+
+
+def _history(config: Any) -> int:
+    lags: Sequence[int] = _of(config, "lags_sequence", None) or [0]
+    return _number(config, "context_length", 16) + max(lags)
+
+
+def _times(config: Any) -> int:
+    return max(1, _number(config, "num_time_features", 1))
+
+
+def _series(length: Callable[[Any], int]) -> Sequence[Maker]:
+    return (
+        lambda config, batch: torch.randn(batch, length(config)),
+        lambda config, batch: torch.randn(batch, length(config), _number(config, "num_input_channels", 1)),
+    )
+
+
+def _predicted(config: Any) -> int:
+    return _number(config, "prediction_length", 8)
+
+
+def _boxes(_config: Any, batch: int) -> torch.Tensor:
+    return torch.zeros(batch, _LENGTH, 4, dtype=torch.long)
+
+
+def _grid(_config: Any, batch: int) -> torch.Tensor:
+    return torch.tensor([[1, _GRID, _GRID]] * batch)
+
+
+_SOUND: Sequence[Maker] = (
+    lambda _config, batch: torch.randn(batch, _SAMPLES),
+    lambda config, batch: torch.randn(batch, _number(config, "audio_channels", 1), _SAMPLES),
+    _spectrogram,
+)
+_MAKERS: Mapping[str, Sequence[Maker]] = MappingProxyType(
     {
-        "input_ids": _tokens,
-        "decoder_input_ids": _tokens,
-        "pixel_values": _pixels,
-        "pixel_values_videos": _video,
-        "input_values": lambda _config, batch: torch.randn(batch, _SAMPLES),
-        "input_features": _features,
-        "bbox": lambda _config, batch: torch.zeros(batch, _LENGTH, 4, dtype=torch.long),
+        **dict.fromkeys(("input_ids", "decoder_input_ids"), (_tokens, _channels_of_tokens)),
+        "qformer_input_ids": (_tokens,),
+        "pixel_values": (_pixels, _video, _pairs, _large_pixels, _patches, _flat_patches),
+        "prompt_pixel_values": (_pixels,),
+        "prompt_masks": (_pixels,),
+        "pixel_values_videos": (_video,),
+        **dict.fromkeys(("input_values", "audio_values"), _SOUND),
+        "input_features": (_features, _features_in_time, _stacked_spectrogram),
+        "spectrogram": (_features_in_time, _features),
+        "audio_mel": (_features_in_time, _features),
+        "input_features_mask": (lambda config, batch: torch.ones(batch, _frames(config), dtype=torch.long),),
+        "audio_mel_mask": (lambda config, batch: torch.zeros(batch, _frames(config), dtype=torch.bool),),
+        "bbox": (_boxes, lambda config, batch: _boxes(config, batch).float()),
+        "hidden_states": (_hidden, _flat_patches),
+        "inputs_embeds": (_hidden,),
+        **dict.fromkeys(("grid_thw", "image_grid_thw"), (_grid,)),
+        "merge_sizes": (lambda _config, batch: torch.ones(batch, dtype=torch.long),),
+        "spatial_shapes": (lambda _config, batch: torch.tensor([[_GRID, _GRID]] * batch),),
+        "pixel_attention_mask": (lambda _config, batch: torch.ones(batch, _GRID * _GRID, dtype=torch.long),),
+        "past_values": _series(_history),
+        "future_values": _series(_predicted),
+        "past_time_features": (lambda config, batch: torch.randn(batch, _history(config), _times(config)),),
+        "future_time_features": (lambda config, batch: torch.randn(batch, _predicted(config), _times(config)),),
+        "past_observed_mask": (lambda config, batch: torch.ones(batch, _history(config)),),
+        "past_values_padding": (lambda config, batch: torch.zeros(batch, _history(config), dtype=torch.long),),
+    }
+)
+"""By the name of an input, ways to make it."""
+
+_OF_MODALITY: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "text": ("input_ids",),
+        "image": ("pixel_values",),
+        "video": ("pixel_values_videos",),
+        "audio": ("input_features", "input_values"),
+        "time": ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"),
     }
 )
 _ALSO = ("bbox",)
+_IF_NEEDED = ("input_features_mask", "image_grid_thw", "qformer_input_ids")
