@@ -36,6 +36,7 @@ IMPORT_BY_NAME = {
     "fuzz/worker.py": "memory and threads are limited before torch is loaded",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "pytest_plugin/__init__.py": "a test run that does not ask for checks loads no torch",
+    "sweep/forker.py": "the driver says what to import before a fork; the libraries of suites are optional",
     "sweep/ray_engine.py": "ray is optional",
     "sweep/suites/__init__.py": "the libraries of suites are optional",
     "sweep/suites/huggingface.py": "transformers is optional",

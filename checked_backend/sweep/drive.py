@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
@@ -182,8 +183,15 @@ def _state(job: Job, plan: Plan) -> str:
 def _engine(asked: Sweep, plan: Plan, forking: Forking | None) -> Engine:
     if asked.engine == "ray":
         return RayEngine(asked.address, asked.place)
-    gpus = plan.devices if "cuda" in asked.request.devices else 0
+    gpus = _visible_gpus(plan.devices) if "cuda" in asked.request.devices else ()
     return LocalEngine(asked.jobs, asked.place, gpus, partial(run_job, forking=forking))
+
+
+def _visible_gpus(count: int) -> Sequence[str]:
+    """The GPUs that jobs may have: those that the user leaves visible, by the user's names for them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(count)]
+    return names[:count]
 
 
 def statuses_of(words: Sequence[str]) -> list[str]:

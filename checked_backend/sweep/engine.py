@@ -42,11 +42,11 @@ class LocalEngine:
     Args:
         jobs: How many jobs run at a time.
         place: The resources of each job.
-        gpus: The number of GPUs; jobs get them in turn.
+        gpus: The GPUs, as CUDA_VISIBLE_DEVICES names them; concurrent jobs get them in turn.
         runner: Runs one job.
     """
 
-    def __init__(self, jobs: int, place: JobResources, gpus: int = 0, runner: Runner = run_job) -> None:
+    def __init__(self, jobs: int, place: JobResources, gpus: Sequence[str] = (), runner: Runner = run_job) -> None:
         self._jobs = jobs
         self._place = place
         self._gpus = gpus
@@ -68,7 +68,7 @@ class LocalEngine:
                 thread.join(timeout=10)
 
     def _place_of(self, slot: int) -> JobResources:
-        return replace(self._place, gpu=str(slot % self._gpus)) if self._gpus else self._place
+        return replace(self._place, gpu=self._gpus[slot % len(self._gpus)]) if self._gpus else self._place
 
 
 class _Crew:

@@ -110,6 +110,8 @@ class CaseChange:
         """The change, in words."""
         if self.factor is not None:
             return f"{self.factor:.2g} times"
+        if self.before.status is self.after.status:
+            return f"equal bits -> noise of {self.after.outcome.noise:.2g}"
         return f"{self.before.status} -> {self.after.status}"
 
 
@@ -123,7 +125,7 @@ class SweepComparison:
         newly_failing: Cases that fail now and did not before.
         fixed: Cases that pass now and failed before.
         changed: Cases whose status changed otherwise.
-        noisier: Cases with the same status and greater noise.
+        noisier: Cases with the same status and greater noise, also those whose results were equal bit for bit.
         slower: Cases with the same status and slower compiled steps.
         faster: Cases with the same status and faster compiled steps.
         slower_to_compile: Cases with the same status and longer compilation.
@@ -197,7 +199,7 @@ def compare(before: Summary, after: Summary) -> SweepComparison:
         newly_failing=failing,
         fixed=fixed,
         changed=rest,
-        noisier=_grown(same, lambda outcome: outcome.noise, NOISIER, 0.0),
+        noisier=[*_grown(same, lambda outcome: outcome.noise, NOISIER, 0.0), *_no_longer_equal(same)],
         slower=_grown(same, _compiled_step, SLOWER, LEAST_SECONDS),
         faster=[
             _turned(change) for change in _grown([_turned(c) for c in same], _compiled_step, SLOWER, LEAST_SECONDS)
@@ -206,6 +208,19 @@ def compare(before: Summary, after: Summary) -> SweepComparison:
         new=[now[key] for key in now if key not in old],
         gone=[old[key] for key in old if key not in now],
     )
+
+
+def _no_longer_equal(changes: Sequence[CaseChange]) -> list[CaseChange]:
+    """Cases that pass in both runs, in the earlier one without any noise to measure: all bits were equal."""
+    found = [
+        change
+        for change in changes
+        if change.after.status is Status.PASS
+        and change.before.outcome.report
+        and change.before.outcome.noise is None
+        and change.after.outcome.noise
+    ]
+    return sorted(found, key=lambda change: -(change.after.outcome.noise or 0.0))
 
 
 def _compiled_step(outcome: CaseResult) -> float | None:

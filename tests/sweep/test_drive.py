@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +14,15 @@ from rich.console import Console
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Settings
+from checked_backend.sweep import drive
+from checked_backend.sweep.case import CaseResult, Settings
 from checked_backend.sweep.database import Attempt, Database
-from checked_backend.sweep.drive import merge, run_sweep, statuses_of
+from checked_backend.sweep.drive import Plan, merge, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.engine import LocalEngine
-from checked_backend.sweep.job import JobResources
+from checked_backend.sweep.job import Job, JobResources, environment_of
+from checked_backend.sweep.plan import Request
 from checked_backend.sweep.summary import Summary
-from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted
+from tests.support.sweep_tools import VERSIONS, asked, jobs_of, outcome, plan_of, scripted
 
 MODELS = ("a", "b", "c", "d")
 
@@ -140,6 +145,71 @@ def test_shards_that_are_merged_are_the_whole(tmp_path: Path) -> None:
     summary, ran = sweep(tmp_path, {})
     assert ran == []
     assert by_model(summary) == {"a": "pass", "b": "fail", "c": "pass", "d": "pass"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "expected"),
+    [
+        (None, ("cuda",), ["0", "1"]),
+        ("2,GPU-77", ("cuda",), ["2", "GPU-77"]),
+        ("3, 4, 5", ("cpu", "cuda"), ["3", "4"]),  # torch found two of them
+        ("2,3", ("cpu",), [None, None]),
+    ],
+)
+def test_jobs_have_the_gpus_that_the_user_leaves_visible(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    devices: tuple[str, ...],
+    expected: list[str | None],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gate = threading.Barrier(2, timeout=30)
+    seen: list[str | None] = []
+
+    def run(_job: Job, place: JobResources, _started: object, forking: object) -> CaseResult:
+        gate.wait()  # both run at a time
+        assert forking is None
+        seen.append(place.gpu)
+        return outcome()
+
+    monkeypatch.setattr(drive, "run_job", run)
+    plan = Plan(jobs_of("a", "b"), {"python:models.py": "a"}, VERSIONS, devices=2)
+    run_sweep(asked(tmp_path, jobs=2, request=Request(devices=devices)), Console(file=io.StringIO()), plan)
+    assert sorted(seen, key=str) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "forks"),
+    [
+        ({"jobs": 3}, True),
+        ({"fresh": True}, False),
+        ({"engine": "ray"}, False),  # its jobs start on other machines
+        ({"request": Request(devices=("cuda",))}, False),
+    ],
+)
+def test_only_cases_on_the_cpu_of_this_machine_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, object], forks: bool
+) -> None:
+    made: list[int] = []
+
+    class Stub(contextlib.nullcontext[str]):
+        def __init__(self, count: int, _modules: object, _place: object) -> None:
+            made.append(count)
+            super().__init__("forks")
+
+    monkeypatch.setattr(drive, "WarmProcesses", Stub)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with warm_processes(asked(tmp_path, **values)) as forking:
+        assert (forking, made) == (("forks", [3]) if forks else (None, []))
+
+
+def test_a_job_sees_only_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert environment_of(JobResources(gpu="3"))["CUDA_VISIBLE_DEVICES"] == "3"
+    assert environment_of(JobResources())["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:

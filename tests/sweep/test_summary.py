@@ -55,6 +55,22 @@ def test_noisier_slower_faster(tmp_path: Path) -> None:
     assert [c.after.case.model for c in found.slower_to_compile] == ["compile"]
 
 
+def test_results_that_are_no_longer_equal_bit_for_bit_are_noisier(tmp_path: Path) -> None:
+    before = {m: outcome(report="{}") for m in ("differs", "more", "equal")} | {"unchecked": outcome()}
+    after = {
+        "differs": outcome(noise=1e-6),
+        "more": outcome(noise=1e-3),
+        "equal": outcome(),
+        "unchecked": outcome(noise=1e-6),
+    }
+    found = compared(tmp_path, before, after)
+    assert [(c.after.case.model, c.words) for c in found.noisier] == [
+        ("more", "equal bits -> noise of 0.001"),
+        ("differs", "equal bits -> noise of 1e-06"),
+    ]
+    assert not compared(tmp_path / "other", after, before).noisier
+
+
 def test_microseconds_are_not_slower(tmp_path: Path) -> None:
     assert not compared(tmp_path, {"a": timed(1e-5)}, {"a": timed(3e-5)}).slower
 
