@@ -136,9 +136,10 @@ class _Forker:
             for line in self._process.stdout:
                 reply = json.loads(line)
                 if "pid" in reply:
+                    self.served = True
                     started(int(reply["pid"]))
                 elif "status" in reply:
-                    self.served, self._busy = True, False
+                    self._busy = False
                     return int(reply["status"]), bool(reply["overdue"])
                 else:
                     return None
