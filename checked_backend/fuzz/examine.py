@@ -1,7 +1,7 @@
 """Check programs with `check`: several in one compile first, then each alone that may be wrong.
 
-Programs share a compile only to save time. A compile that does not pass is repeated with each program alone, so that it
-is clear which program is wrong.
+Programs share a compile only to save time. Where findings say which of the programs are wrong, each of those has a
+compile of its own, so that nothing but itself can be the reason; where they do not, each program has.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from checked_backend.checking import check
 from checked_backend.errors import FuzzError
-from checked_backend.findings import Finding
+from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
-__all__ = ["Compiler", "Examined", "check_program", "compiler_of", "examine", "worst_finding"]
+__all__ = ["Compiler", "Examined", "check_program", "compiler_of", "examine", "places_of", "worst_finding"]
 
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
@@ -36,6 +37,7 @@ ISOLATED_SECONDS = 60.0
 
 _LONGEST = 400
 _PLANTED = "planted:"
+_PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +126,73 @@ def examine(
     Yields:
         The place of a program, and what came out. Each program comes once.
     """
+    shared: Mapping[int, Examined] = {}
+    remark = ""
     if len(programs) > 1:
         note("batch")
-        together = _checked(programs, compiler, options)
-        if together.status is Status.PASS:
-            share = together.seconds / len(programs)
-            for place in range(len(programs)):
-                yield place, Examined(Status.PASS, seconds=share, compiled=together.compiled, alone=False)
-            return
+        together, report = _checked(programs, compiler, options)
+        shared = _blameless(together, report, len(programs))
+        remark = f"the compile that it shares with others does not pass: {together.message}"
+        yield from shared.items()
     for place, program in enumerate(programs):
-        note(f"program {place}")
-        yield place, _checked([program], compiler, options)
+        if place not in shared:
+            note(f"program {place}")
+            alone, _ = _checked([program], compiler, options)
+            if shared and alone.status is Status.PASS:  # there it was blamed
+                alone = replace(alone, status=Status.INCONCLUSIVE, message=f"passes alone, but {remark}"[:_LONGEST])
+            yield place, alone
+
+
+def _blameless(together: Examined, report: Report | None, count: int) -> Mapping[int, Examined]:
+    """The results of programs that need no compile of their own; none if it is not clear which program is wrong.
+
+    Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
+    What is only documented needs no further look.
+    """
+    share = replace(together, seconds=together.seconds / count, alone=False, report="")
+    right = Examined(Status.PASS, seconds=share.seconds, compiled=share.compiled, alone=False)
+    if together.status is Status.PASS:
+        return dict.fromkeys(range(count), right)
+    found: dict[int, list[Finding]] = {}
+    for finding in report.findings if report is not None else ():
+        places = places_of(finding.subject)
+        if finding.kind is Kind.ALIAS:
+            places |= places_of(str(finding.expected)) | places_of(str(finding.actual))
+        if not places and finding.severity is Severity.ERROR:
+            return {}
+        for place in places:
+            found.setdefault(place, []).append(finding)
+    skipped = (
+        [places_of(skip.subject) for skip in report.coverage.skipped if skip.matters] if report is not None else []
+    )
+    unclear = set[int]().union(*skipped)
+    if not (found or unclear) or not all(skipped):
+        return {}
+    results: dict[int, Examined] = {}
+    for place in set(range(count)) - unclear:
+        wrong = [finding for finding in found.get(place, ()) if finding.severity is Severity.ERROR]
+        if not wrong:
+            results[place] = right
+        elif all(finding.fails and documented(finding) is not None for finding in wrong):
+            results[place] = replace(share, **_words(_alone(wrong[0], place)))
+    return results
+
+
+def places_of(text: str) -> set[int]:
+    """The programs of a shared compile that a subject, or a text with subjects, is about."""
+    return {int(found[1] or found[2]) for found in _PLACE.finditer(text)}
+
+
+def _alone(finding: Finding, place: int) -> Finding:
+    """A finding of a shared compile as it would be of the program's own."""
+
+    def own(text: str) -> str:
+        return text.replace(f"output[{place}][", "output[").replace(f"[p{place}_", "[")
+
+    expected, actual = (None if text is None else own(text) for text in (finding.expected, finding.actual))
+    return replace(
+        finding, subject=own(finding.subject), message=own(finding.message), expected=expected, actual=actual
+    )
 
 
 def check_program(
@@ -155,12 +213,14 @@ def check_program(
         isolate: Whether to do it in a process of its own, whose death is what is looked for.
     """
     more = {"isolate": True, "timeout": ISOLATED_SECONDS} if isolate else {}
-    return _checked([program], compiler, options, localize=localize, **more)
+    result, _ = _checked([program], compiler, options, localize=localize, **more)
+    return result
 
 
 def _checked(
     programs: Sequence[FuzzProgram], compiler: Compiler, options: Mapping[str, Any] | None, **more: Any
-) -> Examined:
+) -> tuple[Examined, Report | None]:
+    """Check programs in one compile. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
         torch.manual_seed(0)
@@ -175,14 +235,15 @@ def _checked(
         )
     except (Exception, SystemExit) as error:  # the check itself failed; that is no verdict, and must be seen
         words = f"the check itself failed: {type(error).__name__}: {error}"
-        return Examined(
+        failed = Examined(
             Status.INCONCLUSIVE,
             words[:_LONGEST],
             time.monotonic() - began,
             alone=len(programs) == 1,
             report=json.dumps({"traceback": traceback.format_exc()}),
         )
-    return _examined(report, time.monotonic() - began, alone=len(programs) == 1)
+        return failed, None
+    return _examined(report, time.monotonic() - began, alone=len(programs) == 1), report
 
 
 def worst_finding(report: Report) -> Finding | None:
@@ -204,18 +265,19 @@ def _examined(report: Report, seconds: float, *, alone: bool) -> Examined:
         reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
         why = reasons[0] if reasons else "nothing of it was checked"
         return Examined(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
-    return Examined(
-        status,
-        f"{finding.kind}: {finding.subject}: {finding.message}"[:_LONGEST],
-        seconds,
-        compiled,
-        alone,
-        str(finding.kind),
-        finding.detail,
-        finding.subject,
-        finding.stage or "",
-        finding.op or "",
-        str(finding.expected or "")[:_LONGEST],
-        str(finding.actual or "")[:_LONGEST],
-        report.to_json(),
-    )
+    made = Examined(status, "", seconds, compiled, alone, report=report.to_json())
+    return replace(made, **_words(finding))
+
+
+def _words(finding: Finding) -> dict[str, str]:
+    """The members of `Examined` that tell of a finding."""
+    return {
+        "message": f"{finding.kind}: {finding.subject}: {finding.message}"[:_LONGEST],
+        "kind": str(finding.kind),
+        "detail": finding.detail,
+        "subject": finding.subject,
+        "stage": finding.stage or "",
+        "op": finding.op or "",
+        "expected": str(finding.expected or "")[:_LONGEST],
+        "actual": str(finding.actual or "")[:_LONGEST],
+    }

@@ -6,30 +6,13 @@ from dataclasses import dataclass, replace
 
 from checked_backend.fuzz.documented import Difference, documented
 from checked_backend.fuzz.examine import Examined
-from checked_backend.fuzz.known import spelled
+from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram
 
-__all__ = ["Group", "may_be", "plain", "signature_of"]
+__all__ = ["Group", "may_be", "signature_of"]
 
 ANY = "any operator"
 """The operator of a documented difference."""
-
-_SYMBOLS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "//": "floor_divide",
-    "%": "remainder",
-    "**": "pow",
-    "@": "matmul",
-    "&": "bitwise_and",
-    "|": "bitwise_or",
-    "^": "bitwise_xor",
-    "<<": "bitwise_left_shift",
-    ">>": "bitwise_right_shift",
-    "true_divide": "div",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +65,6 @@ class Group:
 
 def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
     return not group.confirmed, not group.localized, group.program.size
-
-
-def plain(op: str) -> str:
-    """The operator behind a name: ``add`` of ``+``, ``torch.add``, ``Tensor.add_``, ``aten.add.Tensor``."""
-    if op.startswith("aten."):
-        return op.split(".")[1].strip("_")
-    own = op if op in _SYMBOLS else spelled(op).rpartition(".")[2] if op[0].isalpha() else op
-    if own.endswith("=") and own[:-1] in _SYMBOLS:
-        own = own[:-1]
-    own = _SYMBOLS.get(own, own)
-    return own if own.startswith("x[") else own.rstrip("_")
 
 
 def _ops(program: FuzzProgram) -> list[str]:

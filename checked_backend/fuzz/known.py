@@ -17,7 +17,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 
-__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "name_of", "operation", "spelled"]
+__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "name_of", "operation", "plain", "spelled"]
 
 FUNCTION, METHOD = "call_function", "call_method"
 
@@ -78,6 +78,22 @@ _ALSO = frozenset(
     }
 )
 """Harmless ones that torch does not list as overridable."""
+_SYMBOLS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floor_divide",
+    "%": "remainder",
+    "**": "pow",
+    "@": "matmul",
+    "&": "bitwise_and",
+    "|": "bitwise_or",
+    "^": "bitwise_xor",
+    "<<": "bitwise_left_shift",
+    ">>": "bitwise_right_shift",
+    "true_divide": "div",
+}
 _PLAIN = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _UNDEFINED = re.compile(
     r"empty.*|resize.*|new_empty.*|set_|data_ptr|share_memory_|storage.*|.*hook|backward|numpy|map2?_"
@@ -151,3 +167,14 @@ def spelled(name: str) -> str:
     if name in ("getitem", "setitem"):
         return {"getitem": "x[...]", "setitem": "x[...] = y"}[name]
     return name.removeprefix("Tensor.").removeprefix("torch.")
+
+
+def plain(op: str) -> str:
+    """The operator behind a name: ``add`` of ``+``, ``torch.add``, ``Tensor.add_``, ``aten.add.Tensor``."""
+    if op.startswith("aten."):
+        return op.split(".")[1].strip("_")
+    own = op if op in _SYMBOLS else spelled(op).rpartition(".")[2] if op[0].isalpha() else op
+    if own.endswith("=") and own[:-1] in _SYMBOLS:
+        own = own[:-1]
+    own = _SYMBOLS.get(own, own)
+    return own if own.startswith("x[") else own.rstrip("_")

@@ -82,7 +82,7 @@ def _one_nan(value: torch.Tensor) -> torch.Tensor:
     if not value.is_floating_point():
         return value
     spoiled = value.clone()
-    spoiled.view(-1)[-1] = float("nan") if spoiled.is_contiguous() else spoiled.view(-1)[-1]
+    spoiled[tuple(size - 1 for size in value.shape)] = float("nan")
     return spoiled
 
 

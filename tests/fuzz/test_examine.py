@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.examine import Examined, check_program, compiler_of, examine
+from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.examine import Examined, check_program, compiler_of, examine, places_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
@@ -60,10 +64,70 @@ def test_blame_is_clear_in_a_batch_that_fails() -> None:
     noted: list[str] = []
     found = dict(examine([NEG, ADD, NEG], FAULTS["logic"].compiler, note=noted.append))
     assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
-    assert all(one.alone for one in found.values())
-    assert noted == ["batch", "program 0", "program 1", "program 2"]
+    assert [found[place].alone for place in range(3)] == [False, True, False]
+    assert noted == ["batch", "program 1"]
     assert found[1].kind == "logic"
     assert found[1].subject == "output[0]"
+
+
+def test_where_blame_is_not_clear_each_program_is_checked_alone() -> None:
+    noted: list[str] = []
+    found = dict(examine([NEG, ADD, NEG], FAULTS["refuses"].compiler, note=noted.append))
+    assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
+    assert all(one.alone for one in found.values())
+    assert noted == ["batch", "program 0", "program 1", "program 2"]
+
+
+def test_one_fault_hides_no_other_in_a_batch() -> None:
+    gradient = faults.scaled_gradient("p2_x0", factor=2.0)
+
+    def compiler(gm: Any, inputs: Any) -> Any:
+        try:
+            run = gradient(gm, inputs)
+        except LookupError:  # there is but one program
+            run = faults.scaled_gradient("x0", factor=2.0)(gm, inputs)
+            return run if "exp" in gm.code else gm.forward
+        return lambda *args: [result.double() if not place else result for place, result in enumerate(run(*args))]
+
+    grad = replace(X, requires_grad=True)
+    programs = [
+        FuzzProgram((grad,), (Statement(f"torch.{op}", (Ref(0),)),), (1,), True) for op in ("neg", "sin", "exp")
+    ]
+    found = dict(examine(programs, compiler))
+    assert found[1].status is Status.PASS
+    assert not found[1].alone
+    assert (found[2].status, found[2].kind) == (Status.FAIL, "logic")
+    assert found[0].status is Status.INCONCLUSIVE
+    assert found[0].message.startswith("passes alone, but the compile that it shares with others does not pass: ")
+
+
+def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
+    def restrided(gm: Any, _inputs: Any) -> Any:
+        return lambda *args: [faults.restrided(one) if one.dim() > 1 else one for one in gm(*args)]
+
+    noted: list[str] = []
+    flat = FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,))
+    found = dict(examine([flat, ADD], restrided, note=noted.append))
+    assert noted == ["batch"]
+    assert found[0].status is Status.PASS
+    assert (found[1].status, found[1].detail, found[1].subject) == (Status.FAIL, "structure.stride", "output[0]")
+    assert documented(found[1]) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("output[3][0]", {3}),
+        ("grad[p12_x0]", {12}),
+        ("mutated[p0_x11]", {0}),
+        ("the same object: output[2][1]", {2}),
+        ("output[3]", set()),
+        ("rng state", set()),
+        ("grad[x0]", set()),
+    ],
+)
+def test_subjects_name_the_program_of_a_shared_compile(text: str, places: set[int]) -> None:
+    assert places_of(text) == places
 
 
 def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checked_backend.fuzz.groups import may_be, plain, signature_of
+from checked_backend.fuzz.groups import may_be, signature_of
+from checked_backend.fuzz.known import plain
 from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
 

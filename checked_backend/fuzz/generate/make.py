@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Sequence
@@ -18,18 +19,20 @@ from checked_backend.fuzz.generate.blocks import add_block
 from checked_backend.fuzz.generate.draft import Choices, Draft
 from checked_backend.fuzz.generate.rules import RULES, Rule
 from checked_backend.fuzz.generate.undefined import draws
-from checked_backend.fuzz.known import is_known, spelled
+from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
 from checked_backend.fuzz.values import same_value
 from checked_backend.random_state import random_untouched
 
-__all__ = ["covered", "make_program", "matches", "rules_for", "runs_alike"]
+__all__ = ["covered", "due", "make_program", "matches", "rules_for", "runs_alike"]
 
 _TRIES = 40
 _SHARE_OF_GRADIENTS = 0.35
 _SHARE_OF_DYNAMIC = 0.06
 _SHARE_OF_WANTED = 0.6
 _SHARE_OF_BLOCKS = 0.25
+_DUE = 3
+_TRIES_OF_DUE = 8
 
 
 def matches(op: str, patterns: Sequence[str]) -> bool:
@@ -60,13 +63,33 @@ def make_program(
     with random_untouched():
         for attempt in range(_TRIES * 10):
             rng = random.Random(f"{seed} {number} {attempt}")
-            program = _attempt(rng, choices, rules, wanted)
+            program = _attempt(rng, choices, rules, wanted, () if wanted else due(seed, number, rules))
             if program is not None and runs_alike(program):
                 return program
     raise LookupError(f"no program of seed {seed}, number {number}, in {_TRIES * 10} attempts")
 
 
-def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> FuzzProgram | None:
+def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
+    """The operators whose turn it is, each as rules for all of its forms.
+
+    Whatever the weights of rules are, each operator comes once before one comes again.
+    """
+    forms: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for op in dict.fromkeys(rule.ops):
+            forms.setdefault(plain(op), []).append(replace(rule, ops=(op,)))
+    order = sorted(forms)
+    random.Random(f"operators of seed {seed}").shuffle(order)
+    return [forms[order[place % len(order)]] for place in range(_DUE * number, _DUE * (number + 1))]
+
+
+def _attempt(
+    rng: random.Random,
+    choices: Choices,
+    rules: Sequence[Rule],
+    wanted: Sequence[Rule],
+    due_now: Sequence[Sequence[Rule]],
+) -> FuzzProgram | None:
     gradients = rng.random() < _SHARE_OF_GRADIENTS if choices.training is None else choices.training
     dynamic = rng.random() < _SHARE_OF_DYNAMIC if choices.dynamic is None else choices.dynamic
     torch.manual_seed(rng.getrandbits(32))
@@ -90,10 +113,13 @@ def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted
             asked += from_wanted
         return ref is not None
 
+    late = [*due_now][: choices.longest]
     for _ in range(_TRIES):
-        if len(draft.calls) >= length and not blocks:
+        if len(draft.calls) >= length and not blocks and not late:
             break
-        if blocks and draft.chance(_SHARE_OF_BLOCKS):
+        if late and draft.chance(0.5):
+            made += _extend_due(draft, late.pop(0))
+        elif blocks and draft.chance(_SHARE_OF_BLOCKS):
             add_block(draft, extend)
             blocks -= 1
         else:
@@ -102,6 +128,12 @@ def _attempt(rng: random.Random, choices: Choices, rules: Sequence[Rule], wanted
         return None
     program = draft.finish(_returned(draft, made))
     return program if program.calls else None
+
+
+def _extend_due(draft: Draft, forms: Sequence[Rule]) -> list[Ref]:
+    """Add a call of an operator in any form that fits, now or with other arguments."""
+    tries = (_extend(draft, forms) for _ in range(_TRIES_OF_DUE))
+    return list(itertools.islice((ref for ref in tries if ref is not None), 1))
 
 
 def _extend(draft: Draft, rules: Sequence[Rule]) -> Ref | None:

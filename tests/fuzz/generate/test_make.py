@@ -14,6 +14,8 @@ from checked_backend.fuzz.generate.rules import RULES, Rule
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
+
 COUNT = 60
 
 

@@ -1,0 +1,116 @@
+"""How many random programs are checked in a minute, and how many operators they cover.
+
+    python tests/benchmarks/bench_fuzz.py [--programs N] [--batch N] [--compiler C] [--seed N]
+
+Prints ratios taken in one run: the same programs are checked as fuzz does, several in one compile, and each with a
+compile of its own. Both take turns, a batch at a time, each in a process of its own with an empty cache of Inductor.
+Starting processes and making programs is not counted. Goal: 3 times as many programs in the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from checked_backend.fuzz.examine import examine
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.make import covered, make_program, rules_for
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+
+GOAL = 3.0
+SIDES = ("together", "alone")
+
+
+def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
+    """Programs as a run checks them: those that may share a compile next to each other. Dynamic ones never share."""
+    rules = rules_for(())
+    alike: dict[bool, list[FuzzProgram]] = {True: [], False: []}
+    found: list[list[FuzzProgram]] = []
+    for number in range(count):
+        program = make_program(seed, number, Choices(dynamic=False), rules)
+        waiting = alike[program.gradients]
+        waiting.append(program)
+        if len(waiting) == size:
+            found.append(waiting[:])
+            waiting.clear()
+    return [*found, *(rest for rest in alike.values() if rest)]
+
+
+def checked(programs: list[FuzzProgram], side: str, compiler: str) -> tuple[float, Counter[str]]:
+    """How long it takes to check programs in a new process, and what came out, by status."""
+    question = json.dumps({"programs": [encode_program(one) for one in programs], "side": side, "compiler": compiler})
+    with tempfile.TemporaryDirectory(prefix="bench-fuzz-") as folder:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "CHECKED_BACKEND_REPORT_DIR": folder}
+        done = subprocess.run(
+            [sys.executable, __file__, "--answer"],
+            input=question,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=True,
+            env=environment,
+        )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return float(answer["seconds"]), Counter(answer["statuses"])
+
+
+def answer(question: str) -> None:
+    """Check the programs of a question, and print how long it took and what came out."""
+    warnings.simplefilter("ignore")
+    asked = json.loads(question)
+    programs = [decode_program(text) for text in asked["programs"]]
+    torch.compile(torch.neg, backend=asked["compiler"])(torch.ones(3))  # what the first compile of a process loads
+    parts = [programs] if asked["side"] == "together" else [[program] for program in programs]
+    began = time.perf_counter()
+    statuses = Counter(result.status.value for part in parts for _, result in examine(part, asked["compiler"]))
+    print(json.dumps({"seconds": time.perf_counter() - began, "statuses": statuses}))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--compiler", default="inductor")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.answer:
+        answer(sys.stdin.read())
+        return
+    warnings.simplefilter("ignore")
+    groups = batches(chosen.programs, chosen.batch, chosen.seed)
+    seconds = dict.fromkeys(SIDES, 0.0)
+    statuses: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+    for number, programs in enumerate(groups):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            spent, found = checked(programs, side, chosen.compiler)
+            seconds[side] += spent
+            statuses[side] += found
+    pairs = {pair for programs in groups for program in programs for pair in covered(program)}
+    table = Table(title=f"{chosen.programs} programs, {chosen.compiler}")
+    for column in ("compiled", "programs a minute", "seconds", "results"):
+        table.add_column(column, justify="right")
+    for side in SIDES:
+        results = ", ".join(f"{count} {status}" for status, count in sorted(statuses[side].items()))
+        table.add_row(side, f"{60 * chosen.programs / seconds[side]:.1f}", f"{seconds[side]:.1f}", results)
+    console = Console(width=140)
+    console.print(table)
+    console.print(f"{len({pair.split(' ')[0] for pair in pairs})} operations, {len(pairs)} with their dtypes")
+    ratio = seconds["alone"] / seconds["together"]
+    console.print(f"{chosen.batch} programs in one compile: {ratio:.2f} times as many in the same time (goal {GOAL})")
+
+
+if __name__ == "__main__":
+    main()
