@@ -269,7 +269,7 @@ def _examined(report: Report, seconds: float, *, alone: bool) -> Examined:
     return replace(made, **_words(finding))
 
 
-def _words(finding: Finding) -> dict[str, str]:
+def _words(finding: Finding) -> dict[str, Any]:
     """The members of `Examined` that tell of a finding."""
     return {
         "message": f"{finding.kind}: {finding.subject}: {finding.message}"[:_LONGEST],
