@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from checked_backend.findings import Verdict
 from checked_backend.report.clean import clean, plural
-from checked_backend.report.coverage_view import counts, region_line, skips
+from checked_backend.report.coverage_view import but_for_ignored, counts, region_line, skips
+from checked_backend.report.details import what
 from checked_backend.report.report import Report
 
 __all__ = ["render_certificate"]
 
 _SHOWN = 30
 _SAID = {
-    Verdict.PASS: "The compiled program agrees with eager in everything that was compared.",
+    Verdict.PASS: "The compiled program agrees with eager in everything that was compared{}.",
     Verdict.FAIL: "**This is no certificate: the compiled program differs from eager.**",
     Verdict.INCONCLUSIVE: "**This is no certificate: no verdict was possible.**",
 }
@@ -31,7 +32,7 @@ def _certificate(report: Report) -> Iterator[str]:
     coverage = report.coverage
     yield f"## checked_backend: {report.verdict.value.upper()}{f' ({_text(report.title)})' if report.title else ''}"
     yield ""
-    yield _SAID[report.verdict]
+    yield _SAID[report.verdict].format(but_for_ignored(coverage))
     if report.verdict is not Verdict.PASS:
         yield ""
         yield _text(report.headline)
@@ -46,8 +47,16 @@ def _certificate(report: Report) -> Iterator[str]:
     yield "Not checked:" if missed else "Nothing was skipped."
     yield from (f"- {_text(skip)}" for skip in missed[:_SHOWN])
     yield from _rest(len(missed), "part")
+    if report.findings and report.verdict is Verdict.PASS:
+        yield ""
+        yield "Differs, with the same values:"
+        yield from (f"- {_text(f'{what(finding)}: {finding.message}')}" for finding in report.findings[:_SHOWN])
+        yield from _rest(len(report.findings), "finding")
     if coverage.ignored:
-        yield f"{plural(len(coverage.ignored), 'finding')} ignored by option."
+        yield ""
+        yield "Differs, and is ignored by option:"
+        yield from (f"- {_text(f'{what(finding)}: {finding.message}')}" for finding in coverage.ignored[:_SHOWN])
+        yield from _rest(len(coverage.ignored), "finding")
     yield ""
     yield "On: " + _text("; ".join(f"{name} {value}" for name, value in report.environment.items()) or "not recorded")
     yield ""

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 from checked_backend.findings import Coverage
 from checked_backend.report.clean import first_line, plural
+from checked_backend.report.coverage_view import but_for_ignored
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
 
@@ -40,7 +41,7 @@ def closing_line(coverage: Coverage) -> str:
         return f"{compared} compared and nothing found, but {hiding}"
     limits = coverage.detection_limit.values()
     sharp = f" (smallest relative error that would have been caught everywhere: {max(limits):.2g})" if limits else ""
-    return f"{compared} agree with eager{sharp}"
+    return f"{compared} agree with eager{but_for_ignored(coverage)}{sharp}"
 
 
 def say_closing_line(ledger: Ledger) -> None:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from checked_backend.findings import Coverage, RegionInfo
-from checked_backend.report.clean import clean, plural
+from checked_backend.report.clean import clean, first_line, plural
 
-__all__ = ["counts", "coverage_line", "limits", "missed", "region_line", "skips", "smallest_caught"]
+__all__ = [
+    "but_for_ignored",
+    "counts",
+    "coverage_line",
+    "first_missed",
+    "limits",
+    "missed",
+    "region_line",
+    "skips",
+    "smallest_caught",
+]
 
+_LONGEST = 120
 _HIDDEN = " (an error could hide there)"
 
 
@@ -18,6 +29,18 @@ def counts(coverage: Coverage) -> list[str]:
 def missed(coverage: Coverage) -> int:
     """How many parts were skipped in which an error could hide."""
     return sum(skip.matters for skip in coverage.skipped)
+
+
+def first_missed(coverage: Coverage) -> str:
+    """The first part that was skipped in which an error could hide, and why, in short; empty if there is none."""
+    told = next((f"{skip.subject}: {skip.reason}" for skip in coverage.skipped if skip.matters), "")
+    return first_line(told if len(told) <= _LONGEST else f"{told[: _LONGEST - 3]}...")
+
+
+def but_for_ignored(coverage: Coverage) -> str:
+    """``, but for 1 finding that is ignored``; empty if none is."""
+    count = len(coverage.ignored)
+    return f", but for {plural(count, 'finding')} that {'is' if count == 1 else 'are'} ignored" if count else ""
 
 
 def coverage_line(coverage: Coverage) -> str:

@@ -11,7 +11,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.report.causes import Cause, short_region
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
-from checked_backend.report.words import said_of, stage_words
+from checked_backend.report.words import named, said_of, stage_words
 
 __all__ = ["Line", "annotation", "is_line_blamed", "one_line", "user_line"]
 
@@ -104,7 +104,7 @@ def _said(cause: Cause) -> str:
     subjects = cause.subjects
     more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
     where = f" in {cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
-    return f"{first_line(main.subject)}{more} {said_of(main, len(subjects))}{where}{stage}"
+    return f"{named(main.subject)}{more} {said_of(main, len(subjects))}{where}{stage}"
 
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[str]:

@@ -95,7 +95,8 @@ def render_rich(report: Report, *, verbose: bool = False) -> RenderableType:
 
 
 def _rows_of(cause: CauseView) -> tuple[Row, ...]:
-    results = tuple(Row("" if place else "wrong", result) for place, result in enumerate(cause.results))
+    label = "differs" if cause.is_warning else "wrong"
+    results = tuple(Row("" if place else label, result) for place, result in enumerate(cause.results))
     return (Row("because", cause.message), *results, *cause.rows) if cause.message else (*results, *cause.rows)
 
 

@@ -12,12 +12,21 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, V
 from checked_backend.report.advice import PROGRAM_RUNS, advise
 from checked_backend.report.causes import Cause, causes_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, plural
-from checked_backend.report.coverage_view import counts, coverage_line, limits, missed, region_line, skips
+from checked_backend.report.coverage_view import (
+    but_for_ignored,
+    counts,
+    coverage_line,
+    first_missed,
+    limits,
+    missed,
+    region_line,
+    skips,
+)
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.layout import layout_sentence
 from checked_backend.report.one_line import is_line_blamed, one_line, user_line
 from checked_backend.report.operator_names import operator_name
-from checked_backend.report.words import plain_sentence, stage_words
+from checked_backend.report.words import named, plain_sentence, stage_words
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -188,6 +197,7 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
         said = layout_sentence(warnings) if warnings else "the compiled program agrees with eager"
+        said += but_for_ignored(report.coverage)
         return f"{said} ({', '.join(counts(report.coverage))})"
     if verdict is Verdict.FAIL:
         failing = [finding for finding in report.findings if finding.fails]
@@ -204,6 +214,8 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     parts = missed(report.coverage) - nothing_compiled  # that is one of them
     if parts:
         reasons.append(f"{plural(parts, 'part')} that could hide an error {'was' if parts == 1 else 'were'} skipped")
+        if not nothing_compiled and parts == missed(report.coverage):
+            reasons[-1] += f" ({'the first: ' * (parts > 1)}{first_missed(report.coverage)})"
     if nothing_checked:
         reasons.append("nothing was checked")
     if nothing_compiled:
@@ -224,11 +236,9 @@ def _title(report: Report, causes: Sequence[Cause]) -> str:
 
 def _origins(causes: Sequence[Cause]) -> str:
     """How many causes there are, as far as that is known."""
-    named = [cause for cause in causes if cause.is_named]
-    if not named:
+    if not any(cause.is_named for cause in causes):
         return "no operator named"
-    vague = len(causes) - len(named)
-    return plural(len(named), "cause") + (f", no operator named for {plural(vague, 'other part')}" if vague else "")
+    return plural(len(causes), "cause" if all(cause.is_named for cause in causes) else "part")
 
 
 # -- causes ----------------------------------------------------------------------------------------------------------
@@ -275,7 +285,7 @@ def _cause_title(cause: Cause) -> str:
     else:
         subjects = cause.subjects
         more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
-        said = f"{first_line(main.subject)}{more}"
+        said = f"{named(main.subject)}{more}"
     regions = f"{cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
     where = ", ".join(part for part in (short_region(main.region), regions, stage_words(main)) if part)
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")

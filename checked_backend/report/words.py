@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from checked_backend.findings import Finding, Kind
+from checked_backend.report.clean import first_line
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["plain_sentence", "said_of", "stage_words"]
+__all__ = ["named", "plain_sentence", "said_of", "stage_words"]
 
 # Each entry has words for one result, for several, and a sentence. The finest key that fits is taken.
 _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -17,6 +18,21 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
             "has another type, dtype, shape or device than in eager",
             "have other types, dtypes, shapes or devices than in eager",
             "The compiled program returns something of another type, dtype, shape or device than your model does.",
+        ),
+        "structure.dtype": (
+            "has another dtype than in eager",
+            "have other dtypes than in eager",
+            "The compiled program returns numbers of another dtype than your model does.",
+        ),
+        "structure.shape": (
+            "has another shape than in eager",
+            "have other shapes than in eager",
+            "The compiled program returns a tensor of another shape than your model does.",
+        ),
+        "structure.device": (
+            "is on another device than in eager",
+            "are on other devices than in eager",
+            "The compiled program returns a tensor on another device than your model does.",
         ),
         "structure.stride": (
             "has other strides than in eager",
@@ -116,6 +132,11 @@ _OF_STATE = (
     "A setting of the process is not what eager leaves it at.",
 )
 
+_NAMED: Mapping[str, str] = MappingProxyType(
+    {"candidate": "the compiled program", "rng state": "the random state", "results": "what it returns"}
+)
+"""Subjects without brackets that need other words. In JSON and under ``ignore`` they keep their own."""
+
 _STAGES: Mapping[str, str] = MappingProxyType(
     {
         "eager": "as Dynamo traced it",
@@ -151,6 +172,11 @@ def said_of(finding: Finding, count: int = 1) -> str:
 def plain_sentence(finding: Finding) -> str:
     """The kind of a finding in a sentence."""
     return _of(finding)[2]
+
+
+def named(subject: str) -> str:
+    """A subject in the words of somebody who does not know the check's: the candidate is the compiled program."""
+    return _NAMED.get(subject, first_line(subject))
 
 
 def stage_words(finding: Finding) -> str:

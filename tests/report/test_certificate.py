@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Skip
+from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.report import Report
 from checked_backend.report.certificate import render_certificate
 
@@ -66,3 +66,12 @@ def test_what_is_left_out_is_counted() -> None:
     text = render_certificate([replace(CLEAN, coverage=many)])
     assert "and 20 more tensors" in text
     assert "output\\[49\\]" in text
+
+
+def test_what_differs_and_was_ignored_or_is_layout_is_named() -> None:
+    ignored = Finding(Kind.LOGIC, "output[1]", "far off")
+    stride = Finding(Kind.STRUCTURE, "output[0]", "other strides", "structure.stride", severity=Severity.WARNING)
+    text = render_certificate([replace(CLEAN, findings=(stride,), coverage=replace(COVERAGE, ignored=(ignored,)))])
+    assert "in everything that was compared, but for 1 finding that is ignored.\n" in text
+    assert "Differs, with the same values:\n- structure.stride, output\\[0\\]: other strides\n" in text
+    assert "Differs, and is ignored by option:\n- logic, output\\[1\\]: far off\n" in text

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,11 @@ def test_the_closing_line() -> None:
         "numcheck: 2 regions, 18 calls, 189 tensors agree with eager (smallest relative error that would have been "
         "caught everywhere: 0.0002)"
     )
+
+
+def test_the_closing_line_does_not_pass_over_what_is_ignored() -> None:
+    ignored = replace(CLEAN, ignored=(Finding(Kind.LOGIC, "output[0]", "wrong"),))
+    assert "189 tensors agree with eager, but for 1 finding that is ignored (smallest" in closing_line(ignored)
 
 
 def ledger_of(coverage: Coverage) -> Ledger:

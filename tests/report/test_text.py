@@ -222,12 +222,15 @@ def test_headlines() -> None:
     assert headline(replace(crash, kind=Kind.PRECISION, region="")) == "FAIL: region 0 is less precise than in eager"
     assert headline(vague, WRONG) == SHORT.partition("\n")[0].partition("; 1 other")[0]
     assert headline(vague) == (
-        "INCONCLUSIVE: 1 finding could not be decided and 1 part that could hide an error was skipped"
+        "INCONCLUSIVE: 1 finding could not be decided and 1 part that could hide an error was skipped (gradients: "
+        "backward did not run)"
     )
     both = (Skip("a", "b", matters=True), Skip("c", "d", matters=True))
     assert headline(coverage=Coverage(checked={"outputs": 1}, skipped=both)) == (
-        "INCONCLUSIVE: 2 parts that could hide an error were skipped"
+        "INCONCLUSIVE: 2 parts that could hide an error were skipped (the first: a: b)"
     )
+    long = (Skip("a", "b" * 500, matters=True),)
+    assert len(headline(coverage=Coverage(checked={"outputs": 1}, skipped=long))) < 220
 
 
 def test_many_findings_are_counted() -> None:

@@ -1,0 +1,77 @@
+"""The first lines of a report, and its blocks: no more is claimed than is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.report import Report
+from tests.support.report_tools import RELU
+
+CHECKED = Coverage(checked={"outputs": 1})
+
+
+def headline(*findings: Finding, coverage: Coverage = CHECKED) -> str:
+    return str(Report(findings, coverage)).partition("\n")[0]
+
+
+def test_how_many_causes_there_are_is_said_only_where_it_is_known() -> None:
+    vague = [replace(RELU, op=None, node=None, region=f"Net [{place}/0]") for place in range(50)]
+    named = [RELU, replace(RELU, subject="output[1]")]
+
+    def title(*findings: Finding) -> str:
+        return str(Report(findings, CHECKED, "Net")).split("\n")[1]
+
+    assert title(RELU) == "Net: 1 finding"
+    assert title(*named) == "Net: 2 findings, 1 cause"
+    assert title(*named, replace(RELU, node="relu_1")) == "Net: 3 findings, 2 causes"
+    assert title(*vague) == "Net: 50 findings in 50 regions, no operator named"
+    assert title(*named, vague[0]) == "Net: 3 findings, 2 parts"
+    assert headline(*vague).endswith("; 49 other parts below")
+    assert headline(*named, vague[0]).endswith("; 1 other part below")
+
+
+def test_wrong_values_of_code_that_was_compiled_many_times_are_one_block() -> None:
+    vague = [replace(RELU, op=None, node=None, region=f"Net [0/{place}]") for place in range(50)]
+    text = str(Report(tuple(vague), CHECKED, "Net"))
+    assert text.startswith("FAIL: Net: output[0] is wrong in 50 regions")
+    assert "\n1. output[0] in Net, 50 regions, compiled code\n" in text
+    assert "\n2. " not in text
+
+
+def test_what_is_ignored_is_no_agreement() -> None:
+    ignored = replace(CHECKED, ignored=(RELU,))
+    assert headline(coverage=ignored) == (
+        "PASS: the compiled program agrees with eager, but for 1 finding that is ignored (outputs: 1)"
+    )
+    assert ", but for 2 findings that are ignored (" in headline(coverage=replace(ignored, ignored=(RELU, RELU)))
+
+
+def test_findings_that_were_not_traced_by_themselves_are_told_with_an_assumption() -> None:
+    left = replace(RELU, op=None, node=None, stage=None, searched=True, subject="grad[w]")
+    text = str(Report((RELU, left), CHECKED))
+    assert text.count("\n1. ") == 1
+    assert "\n2. " not in text
+    assert "   assumed     that it explains 1 finding of the same code, whose operator was not looked for" in text
+    assert "assumed" not in str(Report((RELU,), CHECKED))
+
+
+def test_the_candidate_is_called_the_compiled_program() -> None:
+    crash = Finding(Kind.CRASH, "candidate", "boom", region="Net [0/0]")
+    assert headline(crash) == "FAIL: Net: the compiled program fails where eager runs"
+    assert "\n1. the compiled program in Net\n" in str(Report((crash,), CHECKED))
+
+
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        ("structure.dtype", "has another dtype than in eager"),
+        ("structure.shape", "has another shape than in eager"),
+        ("structure.device", "is on another device than in eager"),
+        ("structure.type", "has another type, dtype, shape or device than in eager"),
+    ],
+)
+def test_structure_is_said_as_exactly_as_it_is_known(detail: str, said: str) -> None:
+    assert headline(Finding(Kind.STRUCTURE, "output[0]", "m", detail=detail)) == f"FAIL: output[0] {said}"
