@@ -49,6 +49,7 @@ def main(folder: Path, parent: int) -> None:
     if question.get("threads"):
         torch.set_num_threads(question["threads"])
     kept = question.get("reports") if question.get("localize") else None  # other reports are in the answer
+    os.environ["CHECKED_BACKEND_PROGRESS"] = "0"  # the terminal shows that of all workers
     os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(folder / "reports")
     asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
         "generate": _generate,

@@ -200,7 +200,11 @@ def _without_trace(text: str) -> str:
 
 
 def _shown(report: pytest.TestReport, text: str) -> bool:
-    return text in str(report.longrepr or "")
+    """Whether the failure itself says all of this: pytest indents what an exception says, whose title is another."""
+    said = str(report.longrepr or "")
+    return text in said or all(
+        line in said for line in text.splitlines() if line.startswith(("FAIL", "INCONCLUSIVE", " "))
+    )
 
 
 @pytest.fixture

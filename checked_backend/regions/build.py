@@ -51,6 +51,7 @@ from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
 from checked_backend.regions.schedule import clock_of_run, schedule_of
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
+from checked_backend.regions.waiting import Waiting
 
 __all__ = ["build_region"]
 
@@ -96,13 +97,15 @@ def build_region(
         info = replace(info, collectives=collective_lines(gm))
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
-    source = _Source(compiler, pristine, _traced(gm, example_inputs))
+    tells = options.progress and not (silent and investigator is None)
+    source = _Source(compiler, pristine, _traced(gm, example_inputs), Waiting(info.name, tells=tells))
     if any(_is_large(value) for value in source.traced):
         begin_compiling()
     settings = ProcessState.capture()
     before_compiling = clock()
     candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
+    source.waiting.expect(compiling, info.nodes, inductor=options.compiler == "inductor")
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
@@ -143,20 +146,26 @@ class _Source:
         compiler: The candidate compiler.
         graph: A pristine copy of the Dynamo graph.
         traced: The fake values of its placeholders as Dynamo traced them.
+        waiting: Tells a person what a long check is doing.
     """
 
     compiler: Compiler
     graph: fx.GraphModule
     traced: Sequence[Any]
+    waiting: Waiting
 
     @property
     def is_symbolic(self) -> bool:
         """Whether a size is symbolic. A graph that is compiled outside of Dynamo can add no guards for sizes."""
         return any(isinstance(value, torch.SymInt) for value in self.traced)
 
-    def compiled_by(self, compiler: Compiler) -> CompiledOnce:
+    def compiled_by(self, compiler: Compiler, words: str) -> CompiledOnce:
         """The region compiled by a compiler, when it is first needed."""
-        return CompiledOnce(lambda inputs: compile_again(compiler, copy_graph(self.graph), self.traced, inputs))
+
+        def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_again(compiler, copy_graph(self.graph), self.traced, inputs)
+
+        return CompiledOnce(self.waiting.compiling(words, compile_for))
 
     def with_empty_cache(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile the region for given inputs with an empty cache."""
@@ -196,15 +205,18 @@ def _variants(
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
-        make_twin=CompiledOnce(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64)),
+        make_twin=CompiledOnce(
+            source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
+        ),
         given=FixedChoices(compiler, pristine, traced),
-        make_unfused=None if unfused is None else source.compiled_by(unfused),
-        make_again=source.compiled_by(compiler),
-        make_own_random=None if own_random is None else source.compiled_by(own_random),
+        make_unfused=None if unfused is None else source.compiled_by(unfused, "without fusion"),
+        make_again=source.compiled_by(compiler, "once more"),
+        make_own_random=None if own_random is None else source.compiled_by(own_random, "with its own random numbers"),
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,
         operators=operators,
         entangled=local if isinstance(local, str) else "",
+        waiting=source.waiting,
     )
 
 
@@ -216,7 +228,9 @@ def _operator_step(
             source.compiler, source.graph, source.traced, gradients=options.gradients, candidate=candidate
         )
         return OperatorStep(check)
-    alone = _Source(source.compiler, local.graph, local.traced).compiled_by(source.compiler)
+    alone = _Source(source.compiler, local.graph, local.traced, source.waiting).compiled_by(
+        source.compiler, "without its collectives"
+    )
     check = OperatorCheck(
         source.compiler,
         local.graph,

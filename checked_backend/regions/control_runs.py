@@ -29,6 +29,7 @@ from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
 from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.control_runs import Control, ControlRuns, Values, nothing_left_out
 
 __all__ = ["RegionControlRuns", "Variants"]
@@ -55,6 +56,7 @@ class Variants:
         low_precision: Whether the region computes in half precision somewhere.
         operators: Checks the operators of such a region, each by itself.
         entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
+        waiting: Tells a person what a long check is doing.
     """
 
     reference: Region
@@ -68,6 +70,7 @@ class Variants:
     low_precision: bool = False
     operators: OperatorStep | None = None
     entangled: str = ""
+    waiting: Waiting = field(default_factory=lambda: Waiting("", tells=False))
 
 
 def _sparing(
@@ -85,7 +88,7 @@ def _sparing(
 
         @wraps(make)
         def run(runs: RegionControlRuns, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-            with profiled(name):
+            with profiled(name), runs.variants.waiting.control_run(make.__name__):
                 if runs.memory is None:
                     return make(runs, *args, **kwargs)
                 return runs.memory.control(lambda: make(runs, *args, **kwargs), float64=float64)

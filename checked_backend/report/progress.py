@@ -14,7 +14,6 @@ __all__ = ["Progress"]
 
 _WIDTH = 110
 _LEAST_WIDTH = 40
-_INTERRUPT = " (Ctrl-C keeps what is known)"
 _OFTEN = 5.0
 """Seconds between two lines where each of them stays."""
 
@@ -27,9 +26,16 @@ class Progress:
     Args:
         stream: Where to; default stderr.
         clock: Gives seconds.
+        on_interrupt: What Ctrl-C does, in brackets behind a space; "" where it just ends the program.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_interrupt: str = " (Ctrl-C keeps what is known)",
+    ) -> None:
+        self._on_interrupt = on_interrupt
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._begun = clock()
@@ -41,11 +47,11 @@ class Progress:
         line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)}"
         if self._is_terminal():
             width = self._width()
-            room = width - len(_INTERRUPT)
+            room = width - len(self._on_interrupt)
             shown = line if len(line) <= room else f"{line[: max(0, room - 3)]}..."
-            self._write(f"\r{f'{shown}{_INTERRUPT}'[:width]:<{width}}")
+            self._write(f"\r{f'{shown}{self._on_interrupt}'[:width]:<{width}}")
         elif now - self._latest >= _OFTEN:
-            self._write(f"{line}{_INTERRUPT}\n")
+            self._write(f"{line}{self._on_interrupt}\n")
             self._latest = now
 
     def end(self) -> None:

@@ -193,6 +193,17 @@ def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
+def test_off_nothing_is_checked(tmp_path: Path, installed: str, value: str | None) -> None:
+    """Also where a program calls `start` by itself, as a ``sitecustomize`` does, or a checked one has started it."""
+    (tmp_path / "wrong.py").write_text(f"from checked_backend import autostart\nautostart.start()\n{WRONG}")
+    inherited = {"CHECKED_BACKEND_RUN": str(tmp_path / "run")}
+    for more in ({}, inherited):
+        off = more if value is None else {**more, "CHECKED_BACKEND": value}
+        assert finished((installed, "wrong.py"), tmp_path, off) == (0, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.py"]
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
 def test_off_imports_nothing(tmp_path: Path, installed: str, value: str | None) -> None:
     more = {} if value is None else {"CHECKED_BACKEND": value}
     program = "import sys; print(*[name for name in sys.modules if 'checked' in name], sys.meta_path[0].__name__)"

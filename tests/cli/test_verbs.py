@@ -137,6 +137,43 @@ def test_help(run: Run) -> None:
     assert run("report", "-h")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("checked-backend repo", ["report"]),
+        ("checked-backend report --cert", ["--certificate"]),
+        ("checked-backend check model.py:make --loc", ["--localize"]),
+    ],
+)
+def test_shells_complete_verbs_and_options_without_loading_torch(words: str, completed: list[str]) -> None:
+    asked = {"_CHECKED_BACKEND_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; sys.modules['torch'] = None; from checked_backend.cli.verbs import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**asked, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, completed, "")
+
+
+def test_completion_can_be_installed(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert (code, "--install-completion" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["reprot", "x"], "report"), (["report", "x", "--certifcate"], "--certificate"), (["doctor", "--jsn"], "--json")],
+)
+def test_a_mistyped_verb_or_option_is_answered_with_the_one_that_was_meant(
+    run: Run, words: list[str], meant: str
+) -> None:
+    code, _, err = run(*words)
+    assert (code, meant in err.splitlines()[-1]) == (3, True)
+
+
 def test_python_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
     for _ in range(30):
         write_report(FAIL, tmp_path)

@@ -6,12 +6,15 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from checked_backend import pytest_plugin
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 
 INSTALLED = any(point.name == "numcheck" for point in importlib.metadata.entry_points(group="pytest11"))
@@ -385,3 +388,11 @@ def test_an_error_of_a_check_is_not_buried_by_frames_of_torch(tmp_path: Path) ->
     assert "_dynamo" not in told
     assert "FAIL: f: output[0] is wrong" in told
     assert len(told.partition("FAIL: ")[0].splitlines()) < 20
+
+
+def test_a_report_that_the_failure_shows_already_is_not_told_again() -> None:
+    text = "FAIL: Net: output[0] is wrong\nNet: 1 finding\n\n1. output[0] in Net\n   The program is wrong."
+    raised = "E   " + text.replace("Net: 1", "Net [0/0]: 1").replace("\n", "\nE   ")
+    for said, shown in ((text, True), (raised, True), ("E   FAIL: Net: output[0] is wrong", False), (None, False)):
+        given: Any = types.SimpleNamespace(longrepr=said)
+        assert pytest_plugin._shown(given, text) is shown

@@ -1,0 +1,118 @@
+"""Tell a person who waits for a long check what it is doing: a twin may take as long to compile as the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, TextIO
+
+from checked_backend.report.progress import Progress
+
+__all__ = ["CONTROL_RUNS", "Waiting"]
+
+PATIENCE = 3.0
+"""Seconds that a person waits without asking why."""
+
+SLOW_NODES = 50
+"""Inductor takes seconds to compile this many calls, though its cache may have given the candidate at once."""
+
+_PAUSE = 5.0
+"""Seconds after which a control run is one of another check."""
+
+CONTROL_RUNS: Mapping[str, str] = MappingProxyType(
+    {
+        "repeat": "running eager again",
+        "bare": "running eager again",
+        "replay_candidate": "running the compiled program again",
+        "rerun_candidate": "running the compiled program again",
+        "reseeded": "running eager on other random numbers",
+        "random_states": "running both again, for the random state",
+        "monte_carlo": "running eager with random roundings",
+        "one_zero": "running eager with zeros of one sign",
+        "high_precision": "running eager in float64",
+        "twin": "running the compiled program in float64",
+        "with_fixed_choices": "running eager's choices in float64",
+        "unfused": "running the compiled program without fusion",
+        "recompiled": "running what was compiled once more",
+    }
+)
+"""What a control run does, by its name."""
+
+
+class Waiting:
+    """Tells what a check is doing once it has taken a while. A check that is quick says nothing.
+
+    Args:
+        region: The region's name.
+        tells: Whether to tell anything at all.
+        stream: Where to; default stderr.
+        clock: Gives seconds.
+
+    Attributes:
+        compiles_slowly: Whether compiling the region once more surely takes a while.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        *,
+        tells: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.compiles_slowly = False
+        self._region = region
+        self._tells = tells
+        self._stream = stream
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._begun = self._ended = 0.0
+
+    def expect(self, compiling: float, nodes: int, *, inductor: bool) -> None:
+        """Note how long the candidate took to compile, and how many calls it has."""
+        self.compiles_slowly = compiling >= PATIENCE or (inductor and nodes >= SLOW_NODES)
+
+    def control_run(self, name: str) -> Any:
+        """A context manager around a control run.
+
+        Args:
+            name: The name of its function.
+        """
+        return self._at(CONTROL_RUNS[name], slow=False)
+
+    def compiling(
+        self, words: str, compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
+    ) -> Callable[[Sequence[Any]], Callable[..., Any]]:
+        """The same function, which tells that it compiles.
+
+        Args:
+            words: What the region is compiled for: ``in float64``.
+            compile_for: Compiles it.
+        """
+
+        def told(inputs: Sequence[Any]) -> Callable[..., Any]:
+            with self._at(f"compiling it {words}", slow=self.compiles_slowly):
+                return compile_for(inputs)
+
+        return told
+
+    @contextmanager
+    def _at(self, words: str, *, slow: bool) -> Iterator[None]:
+        if not self._tells:
+            yield
+            return
+        now = self._clock()
+        if self._progress is None or now - self._ended > _PAUSE:
+            self._progress, self._begun = Progress(self._stream, self._clock, on_interrupt=""), now
+        progress = self._progress
+        told = slow or now - self._begun >= PATIENCE
+        if told:
+            progress(f"checking {self._region}: {words}")
+        try:
+            yield
+        finally:
+            self._ended = self._clock()
+            if told:
+                progress.end()
