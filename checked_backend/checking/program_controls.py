@@ -151,8 +151,9 @@ class ProgramControls:
         """The graphs that Dynamo makes of the program, run in float64."""
         return self._values(self.program.run_all(self._traced.under(Float64Mode()), wide=True))
 
-    def twin(self) -> Values:
+    def twin(self, *, urgent: bool = True) -> Values:
         """Not made of a whole program: each region makes its own."""
+        del urgent
         raise MadeElsewhereError("made for each region instead")
 
     def recompiled(self) -> Values | None:

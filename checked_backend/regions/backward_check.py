@@ -144,7 +144,7 @@ class BackwardCheck:
         if self._exchanged(call, passed):
             return None
         left = self._settings_left(call, passed)
-        call.ratios = None  # those of the results
+        call.ratios, call.meter = None, meter  # not those of the results
         held = passed.begun if isinstance(passed.begun, _Held) else _Held()
         overwritten = self.earlier.overwritten_in_backward(held.results)
         try:

@@ -93,6 +93,7 @@ class BeforeCandidate:
             due=due,
             exchanges=None if info.collectives is None else Exchanges(info.collectives),
             number=earlier.calls,
+            meter=meter,
         )
         fingerprints = call.inputs.fingerprints(args)
         threads = OtherThreads.now()

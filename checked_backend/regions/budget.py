@@ -154,6 +154,37 @@ class Account:
             self._rest_until = max(self._rest_until, turn.called) + seconds / (PACE * self._share)
             self._limit(now)
 
+    def affords(self, turn: Turn, step: CheckStep | None, seconds: float, *, backward: bool) -> bool:
+        """Whether the forward or the backward part of a check may take so many seconds altogether.
+
+        What was postponed before has waited until these were earned. Only a recheck is postponed: where a check with
+        known noise needs more, something has changed.
+        """
+        if step not in RECHECKS or RECHECKS[step] is not backward or turn.was_postponed(step):
+            return True
+        with self._lock:
+            return self._available >= seconds
+
+    def postpone(
+        self, turn: Turn, step: CheckStep, seconds: float, now: float, needed: float, *, backward: bool
+    ) -> None:
+        """Pay for a part of a check that is to be repeated when all that it takes is earned.
+
+        Args:
+            turn: The region.
+            step: The step.
+            seconds: The time that it took so far.
+            now: The time after it.
+            needed: Seconds that it will take when it is repeated.
+            backward: Whether it was the backward part.
+        """
+        with self._lock:
+            self.events += 1
+            self._earn(now)
+            self._pay(seconds)
+            turn.postpone(step, backward, needed)
+            self._limit(now)
+
     def _learn(self) -> None:
         if not self._has_rechecked:
             self._has_rechecked = True

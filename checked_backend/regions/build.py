@@ -109,7 +109,7 @@ def build_region(
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    variants = _variants(source, candidate, local, options, mode)
+    variants = _variants(source, candidate, local, options, mode, compiling)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -193,6 +193,7 @@ def _variants(
     local: LocalRegion | str | None,
     options: CheckOptions,
     mode: str | None,
+    compiling: float,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -216,6 +217,7 @@ def _variants(
         low_precision=low_precision,
         operators=operators,
         entangled=local if isinstance(local, str) else "",
+        compiling=compiling,
         waiting=source.waiting,
     )
 

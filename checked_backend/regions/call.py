@@ -9,6 +9,7 @@ from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.other_threads import Left
+from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.turn import Due
 
@@ -32,6 +33,7 @@ class Call:
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
+        meter: Measures the part of the check that runs, results or gradients; None where nothing is paid for.
     """
 
     inputs: Inputs
@@ -44,3 +46,4 @@ class Call:
     exchanges: Exchanges | None = None
     ratios: Mapping[str, float] | None = None
     number: int = 0
+    meter: Meter | None = None

@@ -34,6 +34,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.random_states import check_host_random_state, check_random_state
 from checked_backend.regions.reporter import RegionReporter
+from checked_backend.verdict.control_runs import PostponedError
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
@@ -108,12 +109,16 @@ class CallComparison:
         structure, skips = tolerate_flipped_shapes(structure, partial(self._controls, call, None))
         for skip in skips:
             self._reporter.skip(skip)
-        aliasing = self._aliasing(call, reference, outputs, args, parts)
-        aliasing = (found for found in aliasing if found.subject not in free or not _is_layout(found))
+        shared = self._aliasing(call, reference, outputs, args, parts)
+        aliasing = [found for found in shared if found.subject not in free or not _is_layout(found)]
         pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
-        decisions = self._values(call, parts, incomparable, pristine, None, exchanged)
-        self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         found = [*exchanged.findings, *structure, *aliasing]
+        try:
+            decisions = self._values(call, parts, incomparable, pristine, None, exchanged)
+        except PostponedError as error:
+            self._reporter.postponed(str(error), backward=False)
+            return found
+        self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
             checked = self._variants.operators.forward(call, outputs, decisions, self._scales)
             self._reporter.count({"operators": checked})
@@ -176,13 +181,17 @@ class CallComparison:
         structure = [finding for finding in compare_parts(parts) if finding.detail not in FREE_IN_GRADIENTS]
         incomparable = frozenset(finding.subject for finding in structure)
         structure += _overwritten(call.subjects, passed, before)
-        decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
+        found = [*exchanged.findings, *structure]
+        gradients = {position: reference[position] for position in wanted}
+        try:
+            decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
+        except PostponedError as error:
+            self._reporter.postponed(str(error), backward=True)
+            return found, gradients
         if self._variants.operators is not None:
             self._variants.operators.backward(decisions, self._scales)
         self._reporter.end_backward({"gradients": len(parts)})
-        return [*exchanged.findings, *structure, *self._absorb(decisions)], {
-            position: reference[position] for position in wanted
-        }
+        return [*found, *self._absorb(decisions)], gradients
 
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
         """The reference's gradients if the candidate has none; the reference's exception if it has none either."""
@@ -324,6 +333,7 @@ class CallComparison:
             call.left,
             self._memory,
             call.exchanges,
+            call.meter,
         )
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:

@@ -28,9 +28,11 @@ from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
+from checked_backend.regions.recompile import CompiledOnce
+from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.waiting import Waiting
-from checked_backend.verdict.control_runs import Control, ControlRuns, Values, nothing_left_out
+from checked_backend.verdict.control_runs import Control, ControlRuns, PostponedError, Values, nothing_left_out
 
 __all__ = ["RegionControlRuns", "Variants"]
 
@@ -56,6 +58,7 @@ class Variants:
         low_precision: Whether the region computes in half precision somewhere.
         operators: Checks the operators of such a region, each by itself.
         entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
+        compiling: Seconds that the candidate took to compile; its float64 twin takes about as long.
         waiting: Tells a person what a long check is doing.
     """
 
@@ -70,6 +73,7 @@ class Variants:
     low_precision: bool = False
     operators: OperatorStep | None = None
     entangled: str = ""
+    compiling: float = 0.0
     waiting: Waiting = field(default_factory=lambda: Waiting("", tells=False))
 
 
@@ -112,6 +116,7 @@ class RegionControlRuns:
         left: The random states that the call left behind, if they are known.
         memory: Decides what to do if memory runs out; without it, nothing is done.
         exchanges: The call's exchanges with other ranks, which no run here repeats; None if it exchanges nothing.
+        meter: Says whether the run has earned what is still to be compiled; without it, everything may be.
     """
 
     variants: Variants
@@ -123,6 +128,7 @@ class RegionControlRuns:
     left: Left | None = None
     memory: MemoryPressure | None = None
     exchanges: Exchanges | None = None
+    meter: Meter | None = None
     _tape: RandomTape | None = field(default=None, init=False)
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
@@ -260,13 +266,21 @@ class RegionControlRuns:
         return self._left_out
 
     @_sparing(float64=True)
-    def twin(self) -> Values:
+    def twin(self, *, urgent: bool = True) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
         bare, _ = self.inputs.fresh(_wide)
         with self.undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
+            if not urgent:
+                self._earn_twin(bare)
             region = self.variants.make_twin(bare)
         with default_dtype(torch.float64) if self.variants.default_dtype else nullcontext():
             return self._replayed(region, wide=True)
+
+    def _earn_twin(self, inputs: Sequence[Any]) -> None:
+        make, seconds = self.variants.make_twin, self.variants.compiling
+        free = not isinstance(make, CompiledOnce) or make.is_ready(inputs)
+        if not (free or self.meter is None or self.meter.may_take(seconds)):
+            raise PostponedError(f"compiling its float64 twin takes about {seconds:.2g} s")
 
     @_sparing(float64=True)
     def with_fixed_choices(self) -> ControlRuns | None:

@@ -96,13 +96,21 @@ class CompiledOnce:
         self._lock = threading.Lock()
         self._last: tuple[Hashable, Region] | None = None
 
+    def is_ready(self, inputs: Sequence[Any]) -> bool:
+        """Whether it is compiled for inputs of this kind."""
+        return self._last is not None and self._last[0] == _key(inputs)
+
     def __call__(self, inputs: Sequence[Any]) -> Region:
         """The compiled region."""
-        key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *(_kind(value) for value in inputs))
+        key = _key(inputs)
         with self._lock:
             if self._last is None or self._last[0] != key:
                 self._last = key, self._compile_for(inputs)
             return self._last[1]
+
+
+def _key(inputs: Sequence[Any]) -> Hashable:
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *(_kind(value) for value in inputs))
 
 
 def _kind(value: Any) -> Hashable:

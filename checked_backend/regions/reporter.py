@@ -67,6 +67,19 @@ class RegionReporter(Reporter):
         self._add_calls(calls=1, checked=1)
         self._earned(_CALLS)
 
+    def postponed(self, why: str, *, backward: bool) -> None:
+        """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
+
+        Args:
+            why: What the control run takes.
+            backward: Whether they are gradients.
+        """
+        reason = (
+            f"postponed: {why}, which the run has not earned yet (option budget); no value was outside of its noise"
+        )
+        skip = Skip("gradients" if backward else "results", reason, matters=True)
+        self.skip_until_compared(skip, backward=backward)
+
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
         self._add_calls(checked=-1)

@@ -51,13 +51,17 @@ class Meter:
 
     Args:
         clock: Gives the time in seconds.
+        affords: Says whether the check may take so many seconds altogether.
 
     Attributes:
         own: Seconds of the program's own run.
+        postponed: Seconds that the check takes altogether, if it waits until they are earned; 0 if it goes on.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], affords: Callable[[float], bool] = lambda _seconds: True) -> None:
         self.own = 0.0
+        self.postponed = 0.0
+        self._affords = affords
         self._clock = clock
         self._began = clock()
 
@@ -65,6 +69,14 @@ class Meter:
     def spent(self) -> float:
         """Seconds that the check has taken so far, without the program's own."""
         return max(0.0, self._clock() - self._began - self.own)
+
+    def may_take(self, seconds: float) -> bool:
+        """Whether the check may take so much longer. If not, it is postponed until that is earned."""
+        needed = self.spent + seconds
+        if self._affords(needed):
+            return True
+        self.postponed = needed
+        return False
 
     @contextmanager
     def program(self) -> Iterator[None]:
@@ -196,12 +208,17 @@ class Earned:
     @contextmanager
     def paid(self, due: Due, *, backward: bool = False) -> Iterator[Meter]:
         """A block that checks a call, or the backward pass of one. It is paid for, also if it raises."""
-        meter, began = Meter(self._clock), self._clock()
+        account, turn, began = self._account, self._turn, self._clock()
+        meter = Meter(self._clock, lambda seconds: account.affords(turn, due.step, seconds, backward=backward))
         try:
             yield meter
         finally:
             now = self._clock()
-            self._account.charge(self._turn, due.step, max(0.0, now - began - meter.own), now, backward=backward)
+            seconds = max(0.0, now - began - meter.own)
+            if meter.postponed and due.step is not None:
+                account.postpone(turn, due.step, seconds, now, meter.postponed, backward=backward)
+            else:
+                account.charge(turn, due.step, seconds, now, backward=backward)
 
     def has_gradients(self) -> None:
         """Note that the region has gradients to check."""

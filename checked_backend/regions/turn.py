@@ -72,6 +72,7 @@ class Turn:
         self._recheck_at = {False: 1, True: 1}
         self._since: dict[CheckStep, float] = {}
         self._costs: dict[tuple[CheckStep, bool], float] = {}
+        self._postponed: set[CheckStep] = set()
         self.waits: dict[bool, CheckStep] = {}
         self.called = self.called_before = float("-inf")
         self._pause = 0.0
@@ -174,6 +175,17 @@ class Turn:
     def cost(self, step: CheckStep, backward: bool, seconds: float) -> None:
         """Note the cost of the forward or the backward part of a step."""
         self._costs[step, backward] = seconds
+        if RECHECKS.get(step) is backward:
+            self._postponed.discard(step)
         self._checks[backward] += 1
         while self._recheck_at[backward] <= self._checks[backward] and RECHECKS.get(step) is backward:
             self._recheck_at[backward] *= 2
+
+    def postpone(self, step: CheckStep, backward: bool, needed: float) -> None:
+        """Note that a step is to be taken again, and what its forward or its backward part will cost then."""
+        self._costs[step, backward] = needed
+        self._postponed.add(step)
+
+    def was_postponed(self, step: CheckStep) -> bool:
+        """Whether a step is taken again."""
+        return step in self._postponed

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Skip
-from checked_backend.verdict.control_runs import Control, ControlRuns, MadeElsewhereError
+from checked_backend.verdict.control_runs import Control, ControlRuns, MadeElsewhereError, PostponedError
 from checked_backend.verdict.decisions import Decisions
 
 __all__ = ["ControlRunner", "short"]
@@ -43,12 +43,18 @@ class ControlRunner:
         return runs
 
     def run(self, control: Control, make: Callable[[], Given | None]) -> Given | None:
-        """The result of a control run; None if it could not run, or has nothing to give."""
+        """The result of a control run; None if it could not run, or has nothing to give.
+
+        Raises:
+            PostponedError: The comparison is postponed until the run is earned.
+        """
         try:
             return make()
         except MadeElsewhereError:
             self.elsewhere.add(control)
             return None
+        except PostponedError:
+            raise
         except Exception as error:  # recorded: a control that could not run is in the coverage
             why = short(error)
             if is_out_of_memory(error):

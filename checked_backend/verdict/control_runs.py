@@ -10,7 +10,7 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Control", "ControlRuns", "MadeElsewhereError", "Values", "nothing_left_out"]
+__all__ = ["Control", "ControlRuns", "MadeElsewhereError", "PostponedError", "Values", "nothing_left_out"]
 
 Values = dict[str, torch.Tensor]
 
@@ -42,6 +42,10 @@ def nothing_left_out() -> dict[Control, set[str]]:
 
 class MadeElsewhereError(CheckedBackendError):
     """Raised for a control run that another check of the same program makes."""
+
+
+class PostponedError(CheckedBackendError):
+    """Raised for a control run that has not been earned yet (option ``budget``). The values are compared later."""
 
 
 class ControlRuns(Protocol):
@@ -89,8 +93,15 @@ class ControlRuns(Protocol):
     def left_out(self) -> Mapping[Control, Collection[str]]:
         """For each kind of run, operators whose results the runs so far could not perturb, or compute in float64."""
 
-    def twin(self) -> Values:
-        """The candidate compiled in float64."""
+    def twin(self, *, urgent: bool = True) -> Values:
+        """The candidate compiled in float64.
+
+        Args:
+            urgent: A tensor lies outside of its noise, so that the comparison must not be postponed.
+
+        Raises:
+            PostponedError: The comparison is postponed.
+        """
 
     def with_fixed_choices(self) -> ControlRuns | None:
         """Control runs of the region with eager's float64 choices given to it; None if eager makes no choices."""

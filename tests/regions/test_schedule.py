@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.regions.schedule import Accounts, accounts_used
@@ -155,3 +155,80 @@ def test_a_report_of_before_has_no_last_checked_call() -> None:
     kept = text.replace(',\n        "last_checked_call": 1', "")
     assert kept != text
     assert cb.Report.from_json(kept).coverage.regions[0].last_checked_call == 0
+
+
+def slow_compiler(clock: Clock, spoil: Callable[[torch.Tensor], torch.Tensor], compiled: list[torch.dtype]) -> Any:
+    """Compiles for thirty seconds, and leaves a trace of it."""
+
+    def compile_slowly(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        clock.now += 30.0
+        compiled.append(inputs[0].dtype)
+        return lambda *args: tuple(spoil(out) for out in gm.forward(*args))
+
+    return compile_slowly
+
+
+def cancelled(x: torch.Tensor) -> torch.Tensor:
+    """Rounding leaves a thousandth of each element unsure, in which an error could hide: only float64 knows."""
+    return (x + 1e4) - 1e4
+
+
+def inside_the_noise(out: torch.Tensor) -> torch.Tensor:
+    return out + 1e-4 if out.dtype is torch.float32 else out
+
+
+def calling(compiled: Callable[..., Any], clock: Clock, seconds: float) -> Callable[[], None]:
+    def run() -> None:
+        until = clock.now + seconds
+        while clock.now < until:
+            compiled(torch.linspace(-1, 1, 64))
+            clock.now += 1.0
+
+    return run
+
+
+def test_a_twin_that_is_not_earned_is_compiled_when_it_is(clock: Clock) -> None:
+    compilations: list[torch.dtype] = []
+    compiled = checked(cancelled, slow_compiler(clock, inside_the_noise, compilations), budget=0.1)
+    with cb.collect() as session:
+        calling(compiled, clock, 150.0)()
+        early = session.report
+        assert compilations == [torch.float32]
+        calling(compiled, clock, 600.0)()
+    assert compilations == [torch.float32, torch.float64]
+    assert (early.verdict, early.coverage.regions[0].checked_calls) == (cb.Verdict.INCONCLUSIVE, 0)
+    [why] = [skip.reason for skip in early.coverage.skipped if skip.matters]
+    assert why == (
+        "postponed: compiling its float64 twin takes about 30 s, which the run has not earned yet (option budget); no "
+        "value was outside of its noise"
+    )
+    assert agreed(session.report)
+    assert session.report.coverage.regions[0].checked_calls > 1
+    assert not [skip for skip in session.report.coverage.skipped if skip.matters]
+
+
+def test_an_error_that_the_noise_hides_is_found_when_the_twin_is_earned(clock: Clock) -> None:
+    compiled = checked(cancelled, slow_compiler(clock, lambda out: out + 1e-4, []), budget=0.1)
+    with cb.collect() as session:
+        calling(compiled, clock, 150.0)()
+        assert not session.report.findings
+        calling(compiled, clock, 600.0)()
+    assert {finding.kind for finding in session.report.findings} == {cb.Kind.LOGIC}
+
+
+def test_a_difference_outside_of_the_noise_waits_for_nothing(clock: Clock) -> None:
+    compilations: list[torch.dtype] = []
+    compiled = checked(cancelled, slow_compiler(clock, lambda out: out + 0.1, compilations), budget=0.1)
+    report = gathered(calling(compiled, clock, 60.0))
+    assert compilations == [torch.float32, torch.float64]
+    assert {finding.kind for finding in report.findings} == {cb.Kind.LOGIC}
+    assert not [skip for skip in report.coverage.skipped if "postponed" in skip.reason]
+
+
+def test_aliasing_is_told_though_the_values_are_postponed(clock: Clock) -> None:
+    def view_lost(out: torch.Tensor) -> torch.Tensor:
+        return inside_the_noise(out).unsqueeze(0) if out.dtype is torch.float32 else out
+
+    compiled = checked(lambda x: (cancelled(x), x + 1), slow_compiler(clock, view_lost, []), budget=0.1)
+    report = gathered(calling(compiled, clock, 60.0))
+    assert "structure.shape" in {finding.detail for finding in report.findings}

@@ -126,7 +126,8 @@ class Scripted:
             return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
         return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
 
-    def twin(self) -> Values:
+    def twin(self, *, urgent: bool = True) -> Values:
+        del urgent
         return self._give("twin", self.twin_value)
 
     def recompiled(self) -> Values | None:

@@ -129,7 +129,8 @@ class _CallControls:
         del in_float64
         return False
 
-    def twin(self) -> Values:
+    def twin(self, *, urgent: bool = True) -> Values:
+        del urgent
         raise ControlError("one operator is not compiled by itself here")
 
     def with_fixed_choices(self) -> None:

@@ -114,8 +114,12 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         cases: Tensors with a float64 reference.
         runs: Makes the runs.
         notes: Receives remarks.
+
+    Raises:
+        PostponedError: The twin has not been earned yet, and no case is outside of its noise.
     """
-    twin = runs.run(Control.TWIN, runs.controls.twin)
+    urgent = any(case.outside for case in cases)
+    twin = runs.run(Control.TWIN, lambda: runs.controls.twin(urgent=urgent))
     if twin is None:
         return
     for case in cases:
