@@ -27,6 +27,7 @@ RUN = "CHECKED_BACKEND_RUN"
 HOOKED = "hooked"
 """A file in the folder of a run, which shows that a Python of the run has loaded this module."""
 
+_DYNAMO = "torch._dynamo"
 _RECORD = "CHECKED_BACKEND_RECORD"
 _REPORT_DIR = "CHECKED_BACKEND_REPORT_DIR"
 
@@ -67,6 +68,8 @@ class Autostart:
         self._exits = False
         self._watch: Any = None
         self._check: Any = None
+        self._compile: Any = None
+        self._gave_up = False
         if self._first:
             reports = os.environ.get(_REPORT_DIR) or "checked_backend_reports"
             name = f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
@@ -78,19 +81,21 @@ class Autostart:
                 pass
 
     def wait_for_torch(self) -> None:
-        """Replace ``torch.compile`` once torch is imported."""
+        """Replace ``torch.compile`` once torch is imported, and Dynamo's look-up of backends once that is."""
         sys.meta_path.insert(0, self)
 
     def give_up(self) -> None:
         """Undo what `wait_for_torch` and `start` did."""
+        self._gave_up = True
         sys.meta_path.remove(self)
         atexit.unregister(self.finish)
         if self._first:
             os.environ.pop(RUN, None)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        """Find torch as the other finders do, and be told when it is there."""
-        if name != "torch" or path is not None:
+        """Find torch and Dynamo as the other finders do, and be told when each is there."""
+        told = {"torch": self._has_torch, _DYNAMO: self._has_dynamo}.get(name)
+        if told is None:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         spec = next((found for one in others if (found := one.find_spec(name, path, target)) is not None), None)
@@ -102,18 +107,17 @@ class Autostart:
                 del loader.exec_module
                 execute(module)
                 if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                    self._has_torch(module)
+                    told(module)
 
             loader.exec_module = exec_module
         return spec
 
     def _has_torch(self, torch: Any) -> None:
-        original = torch.compile
+        self._compile = original = torch.compile
 
         @functools.wraps(original)
         def compile_later(*args: Any, **kwargs: Any) -> Any:
-            return self._checking(original)(*args, **kwargs)
+            return (original if self._gave_up else self._checking())(*args, **kwargs)
 
         torch.compile = compile_later
         frame = sys._getframe()
@@ -122,7 +126,16 @@ class Autostart:
                 self._main = frame
             frame = frame.f_back  # type: ignore[assignment]
 
-    def _checking(self, original: Any) -> Any:
+    def _has_dynamo(self, _dynamo: Any) -> None:
+        sys.meta_path.remove(self)
+        given = importlib.import_module("checked_backend._torch.given_backends")
+        given.choose_given_backends(self._chosen)
+
+    def _chosen(self, backend: Any) -> Any:
+        self._checking()
+        return self._watch.chosen(backend)
+
+    def _checking(self) -> Any:
         if self._check is not None:
             return self._check
         with importlib.import_module("checked_backend.random_state").random_untouched():
@@ -131,7 +144,7 @@ class Autostart:
             else:
                 module = importlib.import_module("checked_backend.program.watch")
                 self._watch = module.ProgramWatch(self._folder, self._began, self._process)
-            self._check = checked = self._watch.checking(original)
+            self._check = checked = self._watch.checking(self._compile)
         return checked
 
     def _remember_exit(self) -> None:

@@ -33,9 +33,11 @@ __all__ = [
     "InvalidBackend",
     "OptimizedModule",
     "TracingContext",
+    "ahead_of_time",
     "compile_id",
     "compile_lock",
     "compiling",
+    "default_backend",
     "dynamo_captures_data",
     "dynamo_control_flow",
     "dynamo_counters",
@@ -69,6 +71,33 @@ def dynamo_disable(function: _Function) -> _Function:
     """A function that Dynamo neither traces nor compiles, and nothing that it calls."""
     disabled: _Function = _disable(function)
     return disabled
+
+
+def default_backend() -> str | Callable[..., Any]:
+    """The backend of a ``torch.compile`` that names none; a program may have set it (since torch 2.13)."""
+    known = getattr(torch.compiler, "get_default_backend", None)
+    found: str | Callable[..., Any] = "inductor" if known is None else known()
+    return found
+
+
+def ahead_of_time(made: Any, plain: Callable[[], Any]) -> None:
+    """Have another compiled object compile ahead of time, which takes torch's own backends alone.
+
+    Args:
+        made: What ``torch.compile`` returned.
+        plain: Makes the other one, when ``made`` is asked to compile ahead of time.
+    """
+    if isinstance(made, OptimizedModule):
+
+        def compile_module(*args: Any, **kwargs: Any) -> Any:
+            other = plain()
+            found = other._aot_compile(*args, **kwargs)
+            made.forward = other.forward
+            return found
+
+        object.__setattr__(made, "_aot_compile", compile_module)  # its own __setattr__ is the user's module's
+    elif "aot_compile" in getattr(made, "__dict__", {}):
+        made.aot_compile = lambda *args, **kwargs: plain().aot_compile(*args, **kwargs)
 
 
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:

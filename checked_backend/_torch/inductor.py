@@ -20,6 +20,7 @@ from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.operators import OpOverload
 
 __all__ = [
+    "aot_inductor",
     "compile_trifle",
     "fall_back",
     "inductor_compile_graph",
@@ -34,6 +35,18 @@ __all__ = [
     "renew_compile_threads",
     "warm_inductor",
 ]
+
+
+def aot_inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None) -> Callable[..., Any]:
+    """The backend that ``torch.compile(options={"use_aoti": True})`` chooses.
+
+    Args:
+        mode: The mode of Inductor.
+        options: Its other options.
+        dynamic: Whether sizes are dynamic.
+    """
+    backend: Callable[..., Any] = torch._TorchCompileAOTInductorWrapper(mode, dict(options), dynamic)
+    return backend
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:

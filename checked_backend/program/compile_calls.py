@@ -14,8 +14,11 @@ import torch
 from torch import fx
 
 from checked_backend import autostart
-from checked_backend._torch.dynamo import lookup_backend
+from checked_backend._torch.dynamo import ahead_of_time, default_backend, lookup_backend
+from checked_backend._torch.given_backends import choose_given_backends
+from checked_backend._torch.inductor import aot_inductor
 from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
+from checked_backend.findings import Skip
 from checked_backend.options import CheckOptions, environment_variable, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report.session import Session
@@ -105,6 +108,7 @@ class CompileWatch:
         self._forced = forced or {}
         self._defaults = defaults or {}
         self._original: Compile | None = None
+        self._undo: Callable[[], None] | None = None
         self._settings: list[Settings] = []
 
     def check_everything(self, compiler: str) -> None:
@@ -150,6 +154,9 @@ class CompileWatch:
     def asked(self) -> None:
         """Note that the program calls ``torch.compile``. The result will be checked."""
 
+    def left_unchecked(self, skip: Skip) -> None:
+        """Note something that the program compiles, and that is not checked."""
+
     def backend_for(
         self, compiler: str | Callable[..., Any], options: Mapping[str, Any], mode: str | None
     ) -> Callable[..., Any]:
@@ -172,6 +179,8 @@ class CompileWatch:
         @functools.wraps(original)
         def compile_checked(model: Any = None, **kwargs: Any) -> Any:
             settings = self._now()
+            if kwargs.get("backend") is None and (default := default_backend()) != "inductor":
+                kwargs["backend"] = default  # the program has set it for all of its code
             if model is None:  # used as a decorator with arguments
                 return lambda decorated: compile_checked(decorated, **kwargs)
             off = not self._settings or not settings.enabled or kwargs.get("disable")
@@ -190,9 +199,26 @@ class CompileWatch:
                 chosen = (lambda *graph: backend(*graph)) if fresh else backend
                 return original(copy, **_own_options({**redirected, "backend": chosen}))
 
-            return self.compiled(model, compile_again(model), compile_again)
+            made = compile_again(model)
+            ahead_of_time(made, lambda: self._compiled_ahead(model, original(model, **_own_options(given))))
+            return self.compiled(model, made, compile_again)
 
         return compile_checked
+
+    def chosen(self, backend: str | Callable[..., Any]) -> str | Callable[..., Any]:
+        """The backend to use in place of one that the program hands to Dynamo without ``torch.compile``."""
+        settings = self._now()
+        if not self._settings or not settings.enabled or _checks_itself({"backend": backend}):
+            return backend
+        self.asked()
+        checking: Callable[..., Any] = self._redirected(settings, {"backend": backend})["backend"]
+        return checking
+
+    def _compiled_ahead(self, model: Any, plain: Any) -> Any:
+        name = getattr(model, "__qualname__", type(model).__qualname__)
+        why = "compiled ahead of time (aot_compile), which is not checked; checked_backend.check compares it in a call"
+        self.left_unchecked(Skip(str(name), why, matters=True))
+        return plain
 
     def _now(self) -> Settings:
         return self._settings[-1] if self._settings else Settings()
@@ -201,11 +227,15 @@ class CompileWatch:
         if self._original is None:
             self._original = torch.compile
             torch.compile = self.checking(torch.compile)
+            self._undo = choose_given_backends(self.chosen)
 
     def _restore(self) -> None:
         if self._original is not None:
             torch.compile = self._original
             self._original = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of ``torch.compile``, with the backend they name replaced by one that checks it."""
@@ -218,6 +248,8 @@ class CompileWatch:
             backend = settings.compiler
             if backend != "inductor":  # mode and options are Inductor's; another backend compiles this
                 mode, given = None, {}
+        if given.pop("use_aoti", False) and backend == "inductor":  # torch.compile chooses it, no backend does
+            backend, mode, given = aot_inductor(mode, given, kwargs.get("dynamic")), None, {}
         if backend != "inductor" and mode is not None:
             compiler: Any = lookup_backend(backend) if isinstance(backend, str) else backend
             backend, mode = functools.partial(compiler, mode=mode), None
@@ -247,7 +279,7 @@ def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
     if backend == "numcheck":
         return True
     ours = str(getattr(backend, "__module__", "")).partition(".")[0] == "checked_backend"
-    return (ours and backend not in _SELF_CHECKING) or bool((kwargs.get("options") or {}).get("use_aoti"))
+    return ours and backend not in _SELF_CHECKING
 
 
 def _asked_by_this_package() -> bool:

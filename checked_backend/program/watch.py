@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from checked_backend.findings import Skip
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.program.folder import Mark, ProcessReport
@@ -63,6 +64,11 @@ class ProgramWatch(CompileWatch):
     def asked(self) -> None:
         """Mark this process as one that compiles."""
         self._here()
+
+    def left_unchecked(self, skip: Skip) -> None:
+        """Note in the report of this process what is not checked."""
+        self._here()
+        self._session.ledger.skip(skip)
 
     def compiled(self, model: Any, made: Any, compile_again: Callable[..., Any]) -> Any:
         """The result of ``torch.compile``. With the option ``shadow``, its whole calls are compared with eager."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checked_backend.errors import OptionError
-from checked_backend.findings import Verdict
+from checked_backend.findings import Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
@@ -33,6 +33,7 @@ class TestCheck:
         misuse: The error in the marker, if it has one.
         asked: Whether the test has the marker.
         compiled: Whether the test called ``torch.compile``.
+        unchecked: Whether something that it compiled was left unchecked.
     """
 
     __test__ = False  # pytest collects classes of this name
@@ -44,11 +45,12 @@ class TestCheck:
     misuse: str = ""
     asked: bool = False
     compiled: bool = False
+    unchecked: bool = False
 
     @property
     def _all(self) -> list[Report]:
         collected = self.session.report
-        seen = bool(collected.coverage.regions or collected.findings)
+        seen = bool(collected.coverage.regions or collected.findings or self.unchecked)
         # A check that was asked for and compared nothing is no pass. A call of `check` has its own report.
         missed = (self.asked and not self.reports) or (self.compiled and self.session.dynamo_looked)
         return [*self.reports, *([collected] if seen or missed else [])]
@@ -154,3 +156,9 @@ class Watch(CompileWatch):
         """Note for the running test that it calls ``torch.compile``."""
         for check in self._checks[-1:]:
             check.compiled = True
+
+    def left_unchecked(self, skip: Skip) -> None:
+        """Note for the running test what it compiles unchecked."""
+        for check in self._checks[-1:]:
+            check.unchecked = True
+            check.session.ledger.skip(skip)

@@ -37,6 +37,8 @@ def checked_calls(told: str) -> int:
 @pytest.mark.parametrize(
     ("package", "more", "options"),
     [
+        ("diffusers", [], []),
+        ("lightning", [], []),
         ("skorch", ["sklearn"], []),
         ("torchao", [], []),
         ("hqq", ["termcolor", "einops"], []),

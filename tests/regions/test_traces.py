@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +36,14 @@ options = {"compiler": wrong, "on_divergence": "record", "localize": False}
 compiled = torch.compile(f, backend="numcheck", options=options)
 for _ in range(3):
     compiled(torch.arange(4.0, requires_grad=True)).sum().backward()
+"""
+
+CLEAN_BEFORE_IT = """
+def g(x):
+    return x * 2
+
+torch.compile(g, backend="numcheck", options={"compiler": "eager"})(torch.arange(4.0))
+
 """
 
 
@@ -73,6 +84,28 @@ def test_a_failed_check_is_in_the_structured_trace_beside_its_graph(program: Pat
     assert report.startswith("FAIL: f: output[0] is wrong")
     findings = next(text for record, text in found if record["artifact"]["name"] == "checked_backend_findings")
     assert json.loads(findings)["verdict"] == "fail"
+
+
+def test_tlparse_shows_a_failed_check_beside_its_graph(tmp_path: Path) -> None:
+    tlparse = shutil.which("tlparse", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if tlparse is None:
+        pytest.skip("tlparse is not installed")
+    (tmp_path / "p.py").write_text(PROGRAM.replace("def f(", CLEAN_BEFORE_IT + "def f("))
+    code, _, err = finished((sys.executable, "p.py", "wrong"), tmp_path, {"TORCH_TRACE": str(tmp_path / "trace")})
+    assert code == 0, err
+    (trace,) = tmp_path.glob("trace/*.log")
+    code, _, err = finished((tlparse, trace, "-o", "page", "--no-browser"), tmp_path)
+    assert code == 0, err
+    clean, wrong = tmp_path / "page" / "-_0_0_0", tmp_path / "page" / "-_1_0_0"  # compile ids [0/0] and [1/0]
+    names = [re.sub(r"_\d+\.", ".", path.name) for path in wrong.iterdir()]
+    assert {"dynamo_output_graph.txt", "checked_backend_report.txt", "checked_backend_findings.json"} <= {*names}
+    reports = wrong.glob("checked_backend_report_*.txt")
+    first = min(reports, key=lambda path: int(path.stem.rpartition("_")[2]))
+    assert first.read_text().startswith("FAIL: f: output[0] is wrong")
+    assert json.loads(next(wrong.glob("checked_backend_findings_*.json")).read_text())["verdict"] == "fail"
+    assert f'href="-_1_0_0/{first.name}"' in (tmp_path / "page" / "index.html").read_text()
+    assert list(clean.glob("checked_backend_check_*.json"))
+    assert not list(clean.glob("checked_backend_report_*"))
 
 
 def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_loggers(
