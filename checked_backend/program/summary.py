@@ -149,7 +149,7 @@ def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: 
     kept = RunFolder(folder)
     lost = [f"a report cannot be read: {why}" for why in kept.broken()]
     lost += [
-        f"a process that compiled left no complete report ({name}): it was killed, forked, or ended by os._exit or os.exec"
+        f"a process that compiled left no complete report ({name}): it was killed, or ended by os._exit or os.exec"
         for name in kept.unfinished()
     ]
     processes = tuple(kept.processes())
