@@ -17,7 +17,7 @@ def test_entries_are_whole_and_run_in_eager(entry: Entry) -> None:
     assert Kind(entry.kind)
     assert entry.shows
     assert entry.upstream.startswith("https://") or not entry.upstream
-    assert runs_alike(entry.decoded())
+    assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
 
 
 @pytest.mark.slow

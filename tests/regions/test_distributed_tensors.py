@@ -82,10 +82,15 @@ def trained_once(mesh: Any, compiler: Any) -> cb.Report:
 
 
 def in_another_order(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler that adds up in the other order, which is as good as eager's."""
+    """A compiler that adds up in two parts, which is as good as eager's way."""
     [node] = [node for node in gm.graph.nodes if "linear" in str(node.target)]
+    halves = []
     with gm.graph.inserting_before(node):
-        node.args = tuple(gm.graph.call_method("flip", (arg, (-1,))) for arg in node.args[:2])
+        for start in (0, 8):
+            parts = tuple(gm.graph.call_method("narrow", (arg, -1, start, 8)) for arg in node.args[:2])
+            halves.append(gm.graph.call_function(node.target, parts))
+        node.replace_all_uses_with(gm.graph.call_method("add", tuple(halves)))
+    gm.graph.erase_node(node)
     gm.recompile()
     return gm.forward
 
