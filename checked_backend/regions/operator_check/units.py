@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
+from checked_backend.graphs.effects import has_effects
 from checked_backend.modes.choice_tape import CHOOSING
 from checked_backend.numerics.bits import is_floating
 from checked_backend.regions.operator_check.probe import CALLS, value_of
@@ -101,7 +102,8 @@ class Units:
         for node, place in self.order.items():
             for source in node.all_input_nodes:
                 self._used(source, place)
-            if node.op == "output" or node.name in exposed:
+            # a write reads its sources through views, too: until then their gradients are not complete
+            if node.op == "output" or node.name in exposed or has_effects(node):
                 for source in self.of(node).sources:
                     self._used(source, place)
             if node.name in exposed:

@@ -96,6 +96,28 @@ def test_memory_that_nothing_was_written_to_is_not_checked(dtype: torch.dtype) -
     assert {finding.detail for finding in report.findings} <= {"logic.this_dtype", "precision.operator"}
 
 
+def copied_through_a_view(shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """A part that several heads share, written beside the part that each has: nothing but the view reads the first."""
+    made = own.new_empty(*own.shape[:-1], own.shape[-1] + shared.shape[-1])
+    made[..., : own.shape[-1]].copy_(own)
+    made[..., own.shape[-1] :].copy_(shared.cos().expand(-1, own.shape[1], -1, -1))
+    return made.sin()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_the_gradient_of_a_tensor_that_a_write_reads_through_a_view_is_not_complete(dtype: torch.dtype) -> None:
+    def report_of(compiler: Any) -> cb.Report:
+        shared = torch.randn(2, 1, 16, 8, dtype=dtype, requires_grad=True)
+        own = torch.randn(2, 4, 16, 8, dtype=dtype, requires_grad=True)
+        return gathered(lambda: checked(copied_through_a_view, compiler)(shared, own).sum().backward())
+
+    report = report_of("aot_eager")
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert "it writes in place" in str(report.coverage.skipped)
+    wrong = faults.wrong_operator("aten.sin.default", times(1.05), "aot")
+    assert report_of(wrong).verdict is cb.Verdict.FAIL
+
+
 def into_another(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     half = x.flip(0)
     into = torch.zeros_like(half)
