@@ -157,8 +157,8 @@ class CheckOptions(BackendOptions):
     )
     ranks: bool = Field(False, description="parameters are equal on all ranks: compare them by fingerprint")
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
-    progress: bool = Field(True, description="tell on stderr what looking for the operator is doing")
-    closing: bool = Field(True, description="tell at the end of a process how much agreed with eager")
+    progress: bool = Field(True, description="tell on stderr what long work is doing, such as looking for the operator")
+    closing: bool = Field(True, description="tell at the end of a process or session how much agreed with eager")
 
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)
     _known_ignore = field_validator("ignore")(_known_findings)

@@ -40,6 +40,8 @@ def closing_line(coverage: Coverage) -> str:
         hiding = f"an error could hide where nothing was checked: {hidden[0]}{more}"
         return f"{compared} compared and nothing found, but {hiding}"
     limits = coverage.detection_limit.values()
+    if not limits and not coverage.ignored:
+        return f"{compared} agree with eager exactly"
     sharp = f" (smallest relative error that would have been caught everywhere: {max(limits):.2g})" if limits else ""
     return f"{compared} agree with eager{but_for_ignored(coverage)}{sharp}"
 

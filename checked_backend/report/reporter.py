@@ -37,6 +37,7 @@ class Reporter:
         self._layout = options.layout
         self._ignore = options.ignore
         self._closing = isinstance(options, CheckOptions) and options.closing
+        self._ends_quietly = isinstance(options, CheckOptions) and not options.closing
         self._quiet = options.on_divergence == "record"
         self._own = Ledger()
 
@@ -47,6 +48,9 @@ class Reporter:
         """The ledgers of the active sessions; outside of all of them, the one for the end of the process."""
         sessions = active_sessions()
         if sessions:
+            if self._ends_quietly:
+                for session in sessions:
+                    session.closing = False
             return tuple(session.ledger for session in sessions)
         return end_of_process().ledgers() if self._closing else ()
 

@@ -55,9 +55,11 @@ class Session:
     Attributes:
         ledger: Where checks write to.
         investigations: What was spent on looking for operators.
+        closing: Whether a line may tell at the end how much agreed: no region in it has the option ``closing`` off.
     """
 
     def __init__(self) -> None:
+        self.closing = True
         self.ledger = Ledger()
         self.investigations = Investigations()
         self._parts: dict[type[SessionPart], SessionPart] = {}
@@ -176,5 +178,5 @@ def collect(*, alone: bool = False, closing: bool = True) -> Iterator[Session]:
             yield session
         finally:
             session.close()
-    if closing and not alone:
+    if closing and session.closing and not alone:
         say_closing_line(session.ledger)

@@ -306,7 +306,8 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     ]
     rows += [row(label, _listed(main.evidence[key])) for key, label in _TOLD.items() if key in main.evidence]
     rows.append(row("workaround", main.workaround, code=True))
-    rows.append(row("repro", main.repro and f"python {main.repro}", code=True))
+    script = "repro" if main.repro_confirmed else "script"  # the evidence says that it does not show it
+    rows.append(row(script, main.repro and f"python {main.repro}", code=True))
     yield from (one for one in rows if one is not None and one.text)
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -14,7 +19,9 @@ from checked_backend.report import Report
 from checked_backend.report.model_explorer import encode_graphs, encode_node_data
 from checked_backend.report.to_json import dumps
 from checked_backend.report.write import write_report
+from tests.support.browser import BROWSER
 from tests.support.cli_tools import runner
+from tests.support.web_page import shown_text
 
 FLOW = (
     NodeError("mm", "aten.mm.default", (), 0.0, 0.0, 1e-7),
@@ -83,3 +90,45 @@ def test_model_explorers_own_types_read_both_files() -> None:
     assert [node.id for node in graph.nodes] == ["mm", "relu", "add"]
     assert [edge.sourceNodeId for edge in graph.nodes[2].incomingEdges] == ["mm", "relu"]
     assert set(data.graphsData[graph.id].results) == {"relu", "add"}
+
+
+def _wait_for(port: int) -> None:
+    """Wait until a server answers."""
+    for _ in range(120):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError("the server did not start")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_model_explorers_own_page_shows_the_graph_and_its_errors(tmp_path: Path) -> None:
+    pytest.importorskip("model_explorer")
+    (tmp_path / "graph.json").write_text(dumps(encode_graphs([REPORT])))
+    (tmp_path / "data.json").write_text(dumps(encode_node_data([REPORT])))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["graph.json", "--node_data_paths", "data.json", "--no_open_in_browser", "--skip_health_check"]
+    server = [sys.executable, "-m", "model_explorer", *words, "--host", "127.0.0.1", "--port", str(port)]
+    data = {
+        "models": [{"url": str(tmp_path / "graph.json")}],
+        "nodeData": [str(tmp_path / "data.json")],
+        "nodeDataTargets": [""],
+    }
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(server, cwd=tmp_path, stdout=quiet, stderr=quiet) as process:
+        try:
+            _wait_for(port)
+            page = f"http://127.0.0.1:{port}/?data={quote(json.dumps(data))}"
+            text = shown_text(page, "Aggregated stats", tmp_path)
+        finally:
+            process.terminate()
+    lines = [line.strip() for line in text.splitlines()]
+    assert "1. relu in Net [0/0]" in text
+    assert "3 nodes" in text
+    assert "error (power of ten)" in lines
+    assert any(line.startswith("Max") and float(line.split()[-1]) == pytest.approx(-2) for line in lines), text

@@ -94,6 +94,10 @@ def test_the_closing_line_does_not_pass_over_what_is_ignored() -> None:
     assert "189 tensors agree with eager, but for 1 finding that is ignored (smallest" in closing_line(ignored)
 
 
+def test_what_is_equal_in_every_bit_is_said_to_agree_exactly() -> None:
+    assert closing_line(replace(CLEAN, detection_limit={})).endswith("189 tensors agree with eager exactly")
+
+
 def ledger_of(coverage: Coverage) -> Ledger:
     ledger = Ledger()
     ledger.add_coverage(coverage)
@@ -154,6 +158,16 @@ def test_a_region_outside_of_sessions_writes_to_the_end_of_the_process(
     with collect():
         reporter.count({"tensors": 3})
     assert sum(ledger.coverage().checked.get("tensors", 0) for ledger in end.ledgers()) == (2 if closing else 0)
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_the_option_turns_off_the_line_of_a_session_too(closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with collect() as session:
+        Reporter(RegionInfo("f [0/0]"), CheckOptions(closing=closing)).count({"tensors": 2})
+        session.ledger.add_coverage(CLEAN)
+    assert ("agree with eager" in stream.getvalue()) is closing
 
 
 def test_on_a_terminal_it_is_printed_unless_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,3 +75,11 @@ def test_the_candidate_is_called_the_compiled_program() -> None:
 )
 def test_structure_is_said_as_exactly_as_it_is_known(detail: str, said: str) -> None:
     assert headline(Finding(Kind.STRUCTURE, "output[0]", "m", detail=detail)) == f"FAIL: output[0] {said}"
+
+
+def test_a_script_that_does_not_show_it_is_not_called_a_repro() -> None:
+    written = replace(RELU, repro="r.py")
+    assert "   repro       python r.py" in str(Report((written,), CHECKED))
+    text = str(Report((replace(written, repro_confirmed=False),), CHECKED))
+    assert "   script      python r.py" in text
+    assert "repro       python" not in text

@@ -174,7 +174,9 @@ def keep_line_out(source: str) -> Workaround:
     )
 
 
-_KNOWN = frozenset({"F", "math", "nn", "np", "torch", *dir(builtins)})
+_KNOWN = frozenset({"F", "math", "nn", "np", "torch", "bool", "complex", "float", "int", "str"})
+_BUILT_IN = frozenset(dir(builtins))
+"""Known where they are called. What is only read, like ``input`` or ``id``, is more often the user's own variable."""
 
 
 def _moved(code: str) -> tuple[str, str] | None:
@@ -187,6 +189,8 @@ def _moved(code: str) -> tuple[str, str] | None:
     inner = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
     inner |= {node.id for part in ast.walk(statement) if isinstance(part, ast.comprehension) for node in _names(part)}
     stored = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in inner)
+    called = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    inner |= {node.id for node in called if isinstance(node, ast.Name) and node.id in _BUILT_IN}
     read = [node.id for node in names if isinstance(node.ctx, ast.Load)]
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         read.append(statement.target.id)

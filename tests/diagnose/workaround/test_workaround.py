@@ -259,6 +259,9 @@ def test_a_line_can_be_left_to_eager() -> None:
         ("x.mul_(2)", "in_eager(x)", "in_eager(x)"),
         ("y = sum(t * k for t in parts)", "in_eager(k, parts)", "y = in_eager(k, parts)"),
         ("y = map(lambda t: t + z, x)", "in_eager(x, z)", "y = in_eager(x, z)"),
+        ("return self.act(input)", "in_eager(input, self)", "return in_eager(input, self)"),
+        ("y = input[id].sum() + max(x, len(x))", "in_eager(x, input, id)", "y = in_eager(x, input, id)"),
+        ("y = x.to(float)", "in_eager(x)", "y = in_eager(x)"),
     ],
 )
 def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, signature: str, call: str) -> None:
