@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ PLANTED: dict[str, Planted] = {
     "from_call": _planted(lambda: where_it_fits(faults.from_call(2, faults.wrong_value()))),
     "once": _planted(lambda: where_it_fits(faults.spoiled_output(faults.once(1, faults.changed)))),
     **_of_operator("wrong_operator", lambda op: faults.wrong_operator(op, how="aot"), RELU, MUL, EXP, SUM),
-    "wrong_operator, python": _planted(lambda: faults.wrong_operator("sigmoid")),
+    "wrong_operator, python": _planted(lambda: faults.wrong_operator(str(operator.add))),
     **_of_operator("left_out", faults.left_out, RELU, EXP),
     **_of_operator("refuses", faults.refuses, RELU, EXP, kinds="crash"),
     **_of_operator("wrong_if_unseen", faults.wrong_if_unseen, RELU, MUL, EXP),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -74,13 +75,20 @@ def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
 
     Whatever the weights of rules are, each operator comes once before one comes again.
     """
+    forms = _forms(tuple(rules))
+    order = sorted(forms)
+    random.Random(f"operators of seed {seed}").shuffle(order)
+    return [forms[order[place % len(order)]] for place in range(_DUE * number, _DUE * (number + 1))]
+
+
+@functools.cache
+def _forms(rules: tuple[Rule, ...]) -> Mapping[str, list[Rule]]:
+    """A rule for each form of an operator, by the operator."""
     forms: dict[str, list[Rule]] = {}
     for rule in rules:
         for op in dict.fromkeys(rule.ops):
             forms.setdefault(plain(op), []).append(replace(rule, ops=(op,)))
-    order = sorted(forms)
-    random.Random(f"operators of seed {seed}").shuffle(order)
-    return [forms[order[place % len(order)]] for place in range(_DUE * number, _DUE * (number + 1))]
+    return forms
 
 
 def _attempt(

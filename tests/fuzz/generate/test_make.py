@@ -9,9 +9,9 @@ import torch
 
 from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import covered, make_program, matches, rules_for, runs_alike
+from checked_backend.fuzz.generate.make import covered, due, make_program, matches, rules_for, runs_alike
 from checked_backend.fuzz.generate.rules import RULES, Rule
-from checked_backend.fuzz.known import is_known
+from checked_backend.fuzz.known import is_known, plain
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
@@ -74,6 +74,23 @@ def test_wishes_are_followed(rules: list[Rule]) -> None:
         assert program.gradients
         assert program.dynamic
         assert any(given.dtype == "bfloat16" for given in program.inputs)
+
+
+def test_each_operator_has_its_turn_before_one_comes_again(rules: list[Rule]) -> None:
+    operators = {plain(op) for rule in rules for op in rule.ops}
+    turns = [{plain(rule.ops[0]) for rule in forms} for n in range(len(operators)) for forms in due(0, n, rules)]
+    assert all(len(forms) == 1 for forms in turns)
+    named = [name for forms in turns for name in forms]
+    assert set(named[: len(operators)]) == operators
+    assert len(operators) < 3 * 200  # within that many programs
+    assert named[:9] != [name for n in range(3) for forms in due(1, n, rules) for name in {plain(forms[0].ops[0])}]
+
+
+def test_most_operators_whose_turn_it_is_come(rules: list[Rule], programs: list[FuzzProgram]) -> None:
+    met = [{plain(op) for op in program.ops} for program in programs]
+    wanted = [{plain(rule.ops[0]) for forms in due(3, n, rules) for rule in forms} for n in range(COUNT)]
+    came = sum(len(ops & asked) for ops, asked in zip(met, wanted, strict=True))
+    assert came > 0.8 * sum(map(len, wanted))
 
 
 def test_random_numbers_are_left_as_they_were(rules: list[Rule]) -> None:
