@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from checked_backend.cli import sweeping
+from checked_backend.errors import SuiteError
 from checked_backend.sweep import drive
 from checked_backend.sweep.database import Database
+from checked_backend.sweep.drive import Sweep
 from checked_backend.sweep.plan import Listed
 from tests.support.cli_tools import Run
 from tests.support.sweep_tools import failing, outcome, run_with
@@ -66,6 +70,22 @@ def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (code, err) == (3, "checked-backend: two suites are called timm; sweep them into two databases\n")
     code, _, err = run("sweep", "timm", "--device", "cuda", "--db", tmp_path / "s.db")
     assert (code, err) == (3, "checked-backend: --device cuda: torch finds no CUDA device here\n")
+
+
+@pytest.mark.parametrize(("words", "fresh"), [([], False), (["--fresh"], True)])
+def test_fresh_is_handed_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fresh: bool
+) -> None:
+    seen: list[Sweep] = []
+
+    def warm(asked: Sweep) -> contextlib.nullcontext[None]:
+        seen.append(asked)
+        raise SuiteError("enough")
+
+    monkeypatch.setattr(sweeping, "warm_processes", warm)
+    code, _, err = run("sweep", "timm", "--jobs", "3", "--db", tmp_path / "s.db", *words)
+    assert (code, err) == (3, "checked-backend: enough\n")
+    assert [(asked.fresh, asked.jobs) for asked in seen] == [(fresh, 3)]
 
 
 @pytest.mark.parametrize(
