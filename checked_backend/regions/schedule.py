@@ -18,6 +18,9 @@ __all__ = ["Accounts", "GrowingDistance", "Meter", "Schedule", "accounts_used", 
 TIMED = 8
 """How many unchecked calls of a region are timed, to estimate what a check will cost."""
 
+SKIPPING = 6.0
+"""What skipping a call takes altogether, in terms of what the schedule takes to see that no check is earned."""
+
 FARTHEST = 1024
 """The most occasions that are left out before a failed attempt is tried again."""
 
@@ -186,7 +189,11 @@ class Earned:
 
     def quiet(self) -> bool:
         """Count a call that has earned no check yet. What that takes is paid for."""
-        return self._turn.passes(self._clock(), self._account.events)
+        turn, now = self._turn, self._clock()
+        if not turn.passes(now, self._account.events):
+            return False
+        turn.unpaid += SKIPPING * max(0.0, self._clock() - now)
+        return True
 
     def due(self) -> Due | None:
         """Count a call, and say what of it is to be checked."""

@@ -18,9 +18,6 @@ OTHER_CALLS = 2.0
 RECHECK_RUNS, KNOWN_RUNS, LEAST = 30.0, 10.0, 2e-3
 """Estimates for a check of unknown cost: a number of unchecked calls, and the least seconds."""
 
-SKIPPING = 15e-6
-"""Seconds that a skipped call takes if the account need not be asked, in a program with kernels of its own."""
-
 
 class CheckStep(Enum):
     """The kind of check that a call gets. One call rechecks results or gradients, not both."""
@@ -103,7 +100,6 @@ class Turn:
         if now - self.called > self._pause:
             self._pause = now - self.called
         self.called_before, self.called = self.called, now
-        self.unpaid += SKIPPING
         return True
 
     def rest(self, until: float, events: int) -> None:

@@ -16,13 +16,13 @@ from tests.support.region_tools import agreed, calls, checked, found, gathered
 
 
 class Clock:
-    """A clock that each look moves on by a hundredth of a second."""
+    """A clock that each look moves on a little."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        self.now += 0.01
+        self.now += 1e-4
         return self.now
 
 
