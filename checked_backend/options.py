@@ -163,6 +163,19 @@ class CheckOptions(BackendOptions):
     _split_ignore = field_validator("ignore", mode="before")(_split_commas)
     _known_ignore = field_validator("ignore")(_known_findings)
 
+    @property
+    def compiler_name(self) -> str:
+        """The candidate's name: that of the backend, or of the function with its module."""
+        named = self.compiler
+        if isinstance(named, str):
+            return named
+        return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', type(named).__name__)}"
+
+    @property
+    def compiled_by(self) -> str:
+        """The candidate in words: ``inductor``, ``inductor with {'max_autotune': True}``."""
+        return f"{self.compiler_name} with {self.compiler_options}" if self.compiler_options else self.compiler_name
+
     def unsampled(self) -> CheckOptions:
         """These options with every call checked, for callers that make calls only to check them."""
         return self.model_copy(update={"every": 1, "budget": None})

@@ -130,7 +130,7 @@ def check(
             found = run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
         else:
             found = plan.report()
-        found = replace(found, title=plan.title)
+        found = replace(found, title=plan.title, environment={**plan.candidate, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
             return KeptReport(options.report_dir).save(found)
         return found
@@ -153,6 +153,11 @@ class _Plan:
         """What is checked, for the head of the report."""
         return function_name(self.program.function)
 
+    @property
+    def candidate(self) -> Mapping[str, str]:
+        """What is checked, for the facts of the report."""
+        return {"compiled by": self.options.compiled_by}
+
     def report(self, keep: Keep = lambda _findings: None) -> Report:
         """Carry out the plan.
 
@@ -171,7 +176,8 @@ class _Plan:
             found, parts = self._examined(run, keep_all, first=not number)
             findings += found
             coverages += parts
-        return kept.complete(Report(tuple(findings), _joined(coverages), title=self.title, environment=environment()))
+        facts = {**self.candidate, **environment()}
+        return kept.complete(Report(tuple(findings), _joined(coverages), title=self.title, environment=facts))
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""

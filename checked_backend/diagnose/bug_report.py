@@ -32,17 +32,18 @@ def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str
     Returns:
         ``compiled by``; also ``mode``, ``options`` and ``settings`` (of torch, other than the defaults), if any.
     """
-    compiler = options.compiler
-    if not isinstance(compiler, str):
-        named = f"{getattr(compiler, '__module__', '')}.{getattr(compiler, '__qualname__', type(compiler).__name__)}"
-        compiler = named
     settings = [
         f"{module}.{name} = {value!r}"
         for module, found in changed_settings().items()
         for name, value in found.items()
         if not any(word in name for word in _NOISE)
     ]
-    found = {"compiled by": compiler, "mode": mode, "options": dict(options.compiler_options), "settings": settings}
+    found = {
+        "compiled by": options.compiler_name,
+        "mode": mode,
+        "options": dict(options.compiler_options),
+        "settings": settings,
+    }
     return {name: str(value) for name, value in found.items() if value}
 
 

@@ -34,6 +34,7 @@ class Ledger:
         self._passing: dict[str, dict[PassedCalls, int]] = {}
         self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._ignoring: dict[str, str] = {}
+        self._compiled_by: dict[str, None] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
         """Add findings; those known from an earlier call are only counted.
@@ -213,6 +214,11 @@ class Ledger:
                 own_precision_limit=dict(self._own_precision_limits),
             )
 
+    def compiled_by(self, candidate: str) -> None:
+        """Note a candidate that was checked."""
+        with self._lock:
+            self._compiled_by.setdefault(candidate)
+
     def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
         """A report of everything so far. It asks the C++ compiler for its version: not for use at every call.
 
@@ -220,7 +226,9 @@ class Ledger:
             title: Its title.
             only: Report these findings instead of all.
         """
-        return Report(self.findings(only), self.coverage(), title=title, environment=environment())
+        candidates = {"compiled by": ", ".join(self._compiled_by)} if self._compiled_by else {}
+        facts = {**candidates, **environment()}
+        return Report(self.findings(only), self.coverage(), title=title, environment=facts)
 
 
 class PassedCalls:

@@ -37,6 +37,7 @@ class Reporter:
         self._layout = options.layout
         self._ignore = options.ignore
         self._closing = isinstance(options, CheckOptions) and options.closing
+        self._compiled_by = options.compiled_by if isinstance(options, CheckOptions) else ""
         self._ends_quietly = isinstance(options, CheckOptions) and not options.closing
         self._quiet = options.on_divergence == "record"
         self._own = Ledger()
@@ -65,6 +66,8 @@ class Reporter:
         )
         for ledger in self._ledgers():
             ledger.region(info)
+            if self._compiled_by:
+                ledger.compiled_by(self._compiled_by)
 
     def count(self, checked: Mapping[str, int]) -> None:
         """Note comparisons that ran."""

@@ -65,6 +65,7 @@ def test_a_report_is_named_after_the_program_in_memory_and_on_disk(
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
     report = cb.check(Net(), (torch.randn(3),), compiler=faults.one_element(0), gradients=False, isolate=isolate)
     assert (report.title, str(report).splitlines()[1]) == ("Net", "Net: 1 finding")
+    assert str(report.environment["compiled by"]).startswith("tests.support.")
     assert report.path is not None
     assert report.path.name.startswith("net-")
     assert cb.Report.from_json(report.path.read_text("utf-8")).title == "Net"

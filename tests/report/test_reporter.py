@@ -94,3 +94,23 @@ def test_counts_skips_and_notes_reach_every_active_session(options: Any) -> None
         assert coverage.checked == {"outputs": 2}
         assert coverage.skipped == (Skip("inputs", "they are views", region=REGION.name),)
         assert coverage.notes == ("a remark",)
+
+
+def test_reports_say_which_compiler_was_checked() -> None:
+    def compiler(gm: Any, _inputs: Any) -> Any:
+        return gm
+
+    options = [
+        CheckOptions(compiler="aot_eager"),
+        CheckOptions(compiler=compiler),
+        CheckOptions(compiler_options={"max_autotune": True}),
+    ]
+    with collect() as session:
+        assert "compiled by" not in session.report.environment
+        for one in [*options, *options]:
+            Reporter(REGION, one)._add_calls(calls=1, checked=1)
+        Reporter(REGION, InterpreterOptions())._add_calls(calls=1, checked=1)
+    name = compiler.__qualname__
+    assert session.report.environment["compiled by"] == (
+        f"aot_eager, {__name__}.{name}, inductor with {{'max_autotune': True}}"
+    )
