@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.collectives import is_async_result
+from checked_backend._torch.tensors import inner_tensors
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions, RunOptions, parse_options
@@ -90,11 +92,16 @@ class RecordWatch(CompileWatch):
         return call <= _AT_FIRST or not call & (call - 1) or (every > 1 and call % every == 0)
 
     def add(self, region: str, call: int, subject: str, tensor: torch.Tensor) -> None:
-        """Record a tensor."""
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.device.type == "meta":
-            return
+        """Record a tensor; of one that wraps others, these."""
         with random_untouched(), torch.no_grad(), self._lock:
-            self._file().add(_described(region, call, subject, tensor.detach()))
+            try:
+                parts = {} if is_async_result(tensor) else inner_tensors(tensor)  # its values are still on their way
+            except Exception:  # the class's own code; what it wraps is then unknown
+                parts = {}
+            if not parts:
+                self._file().add(_read(region, call, subject, tensor))
+        for name, part in parts.items():
+            self.add(region, call, f"{subject[:-1]}.{name}]", part)
 
     def flush(self) -> None:
         """Hand what was recorded to the system: a process may be killed."""
@@ -180,12 +187,30 @@ class _Once:
         self._watch.flush()
 
 
+def _read(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
+    """The record of a tensor. What cannot be read must not stop the program; the comparison tells it."""
+    if type(tensor) not in _PLAIN:
+        why = f"a tensor of the class {type(tensor).__qualname__}"
+    elif tensor.layout is not torch.strided or tensor.device.type == "meta":
+        why = f"a tensor with layout {tensor.layout} on device {tensor.device.type}"
+    else:
+        try:
+            return _described(region, call, subject, tensor.detach())
+        except (RuntimeError, TypeError) as error:  # a dtype for which torch has no arithmetic
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(int(size) for size in tensor.shape)
+    return TensorRecord(region, call, subject, kind, shape, None, 0.0, 0.0, 0, 0.0, (), tensor.device.type, why)
+
+
 def _described(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     bits = fingerprint(tensor)
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    floating = real.is_floating_point()
+    floating, roundoff = real.is_floating_point(), 0.0
+    if floating:
+        roundoff = unit_roundoff(real.dtype)
+        real = real.float() if real.element_size() == 1 else real  # torch has no arithmetic in 8 bits
     finite = real.isfinite() if floating else None
     nonfinite = 0 if finite is None else int((~finite).sum().item())
     plain = real if finite is None or not nonfinite else torch.where(finite, real, torch.zeros((), dtype=real.dtype))
@@ -204,6 +229,7 @@ def _described(region: str, call: int, subject: str, tensor: torch.Tensor) -> Te
         rms=norm / max(1, plain.numel()) ** 0.5,
         max=float(plain.abs().max().to(wide).item()) if plain.numel() and floating else 0.0,
         nonfinite=nonfinite,
-        roundoff=unit_roundoff(real.dtype) if floating else 0.0,
+        roundoff=roundoff,
         sample=tuple(flat[places].to(wide).tolist()) if count else (),
+        device=tensor.device.type,
     )

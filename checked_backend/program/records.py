@@ -41,6 +41,8 @@ class TensorRecord:
         nonfinite: How many elements are no numbers.
         roundoff: The unit roundoff of its dtype; 0 for integers.
         sample: Some of its elements, at places that follow from their number alone.
+        device: The kind of device that it was on. Nothing else here depends on that.
+        unread: Why its values could not be read; empty if they were.
     """
 
     region: str
@@ -54,6 +56,8 @@ class TensorRecord:
     nonfinite: int
     roundoff: float
     sample: tuple[float, ...]
+    device: str = ""
+    unread: str = ""
 
 
 @dataclass(slots=True)
@@ -161,6 +165,8 @@ def _read(path: Path) -> ProcessRecord:
                 nonfinite=int(values["nonfinite"]),
                 roundoff=float(values["roundoff"]),
                 sample=tuple(float(value) for value in values["sample"]),
+                device=str(values.get("device", "")),
+                unread=str(values.get("unread", "")),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckedBackendError(f"{path}:{number + 1}: no line of a recording: {error!r}") from None

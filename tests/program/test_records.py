@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from checked_backend.autostart import ON, RUN
 from checked_backend.cli.running import hook
@@ -16,6 +17,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
 from checked_backend.options import environment_variable
 from checked_backend.program.compare_records import compare_recordings
+from checked_backend.program.record_watch import _read
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.cli.test_running import finished
 
@@ -184,6 +186,57 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, line: str) -> No
     (tmp_path / "rank0-0.jsonl").write_text(f"{line}\n")
     with pytest.raises(CheckedBackendError, match=r"rank0-0.jsonl:1: no line of a recording"):
         read_run(tmp_path)
+
+
+def test_records_of_two_devices_are_compared_by_their_values(tmp_path: Path) -> None:
+    # what a GPU would leave: another order of additions, another layout in memory, its name
+    first = leave(tmp_path / "a", [[replace(TENSOR, device="cpu")], [moved(1e-5)], [moved(-1e-5)]])
+    report = compare_recordings(first, leave(tmp_path / "b", [[replace(moved(2e-5, device="cuda"), bits=7)]]))
+    assert report.verdict is Verdict.PASS
+    assert f"device: cpu in {tmp_path / 'a'}, cuda in {tmp_path / 'b'}" in report.coverage.notes
+    wrong = compare_recordings(first, leave(tmp_path / "c", [[moved(1e-2, device="cuda")]]))
+    assert wrong.verdict is Verdict.FAIL
+
+
+def described(tensor: torch.Tensor) -> TensorRecord:
+    return _read("f", 1, "output[0]", tensor)
+
+
+def test_a_record_holds_values_in_their_order_whatever_the_layout_in_memory(tmp_path: Path) -> None:
+    square = torch.arange(4.0).view(2, 2)
+    assert described(square.T).sample == described(square.T.contiguous()).sample
+    first = leave(tmp_path / "a", [[described(square)]] * 3)
+    assert compare_recordings(first, leave(tmp_path / "b", [[described(square.T)]])).verdict is Verdict.FAIL
+    turned = leave(tmp_path / "c", [[described(square.T)]] * 3)
+    assert (
+        compare_recordings(turned, leave(tmp_path / "d", [[described(square.T.contiguous())]])).verdict is Verdict.PASS
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.bool, torch.complex64])
+def test_every_dtype_is_read(dtype: torch.dtype) -> None:
+    found = described(torch.ones(3).to(dtype))
+    ones = (1.0, 0.0) * 3 if dtype.is_complex else (1.0,) * 3
+    assert (found.unread, found.sample, found.device) == ("", ones, "cpu")
+
+
+class Unknown(torch.Tensor):
+    pass
+
+
+def test_what_cannot_be_read_stops_no_program_and_is_told(tmp_path: Path) -> None:
+    records = [
+        described(torch.ones(3).as_subclass(Unknown)),
+        replace(described(torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)), subject="output[1]"),
+        replace(described(torch.ones(3).to_sparse()), subject="output[2]"),
+    ]
+    assert all(record.unread for record in records)
+    report = compare_recordings(leave(tmp_path / "a", [records] * 3), leave(tmp_path / "b", [records]))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    told = {skip.subject: skip.reason for skip in report.coverage.skipped}
+    assert told["output[0]"] == "its values were not recorded: a tensor of the class Unknown"
+    assert "Float4_e2m1fn_x2" in told["output[1]"]
+    assert "torch.sparse_coo" in told["output[2]"]
 
 
 def test_a_line_that_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
