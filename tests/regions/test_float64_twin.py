@@ -148,3 +148,34 @@ def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str
     assert report.coverage.detection_limit["output[0]"] < 1e-8
     wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
     assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}
+
+
+def written_through_to(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    same = h.to(torch.float32)
+    same *= 1.5
+    return same.bfloat16() + h, h
+
+
+def written_through_float(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h.float().mul_(1.5)
+    return h.bfloat16().sin(), h
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("body", [written_through_to, written_through_float])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cast_gives_the_tensor_itself_or_another_one_as_it_does_for_the_user(
+    body: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
+) -> None:
+    """In float64 no such cast would give the tensor itself, so that what is written to it would be lost."""
+    for gradients in (False, True):
+        torch._dynamo.reset()
+        x = torch.randn(16, 32, dtype=dtype, requires_grad=gradients)
+        compiled = checked(body, "aot_eager")
+
+        def step(compiled: Any = compiled, x: torch.Tensor = x) -> None:
+            out, _ = compiled(x * 1.0)
+            if out.requires_grad:
+                out.sum().backward()
+
+        assert agreed(gathered(step))

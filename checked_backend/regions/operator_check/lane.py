@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend.graphs.effects import has_effects
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.operator_check.probe import value_of
@@ -66,11 +67,22 @@ class Lane:
         else:
             try:
                 with self._mode(), self._kept(node):
-                    result = self._interpreter.run_node(node)
+                    result = self._call(node)
             except Exception as error:  # the check does without this value, and the coverage says so
                 result = Missing(f"{type(error).__name__}: {error}".splitlines()[0])
         self.values[node] = result
         return result
+
+    def _call(self, node: fx.Node) -> Any:
+        try:
+            return self._interpreter.run_node(node)
+        except RuntimeError:
+            if not has_effects(node):
+                raise
+        # Autograd records no write to a leaf. Here inputs are leaves if their gradients are asked for; in the user's
+        # program they come from other tensors.
+        with torch.no_grad():
+            return self._interpreter.run_node(node)
 
     def _kept(self, node: fx.Node) -> AbstractContextManager[Any]:
         value = value_of(node)

@@ -215,7 +215,11 @@ class Walk:
     def _rewritten(self, writer: fx.Node, name: str, found: Any) -> None:
         """Check the values that a node wrote to a tensor, and renew the tensor's views."""
         owner = next(node for node in self._units.order if node.name == name)
-        made = [lane.values.get(owner) for lane in self._lanes]
+        after = [lane.values.get(writer) for lane in self._lanes]
+        made = [
+            value if isinstance(value, Missing) else lane.values.get(owner)
+            for value, lane in zip(after, self._lanes, strict=True)
+        ]
         blank = self._still_blank(owner, made[0])
         if blank is None:
             self._compare(writer, found, made, self._units.of(writer))

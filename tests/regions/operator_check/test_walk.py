@@ -118,6 +118,43 @@ def test_the_gradient_of_a_tensor_that_a_write_reads_through_a_view_is_not_compl
     assert report_of(wrong).verdict is cb.Verdict.FAIL
 
 
+def doubled_in_place(h: torch.Tensor) -> torch.Tensor:
+    h.mul_(2.5)
+    return h.bfloat16().float()
+
+
+def jittered_in_place(h: torch.Tensor) -> torch.Tensor:
+    h *= torch.empty_like(h).uniform_(0.9, 1.1)
+    return h.bfloat16().float()
+
+
+def row_in_place(h: torch.Tensor) -> torch.Tensor:
+    h[0] *= torch.empty(32).uniform_(0.9, 1.1)
+    return h.bfloat16().float()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("body", [doubled_in_place, jittered_in_place, row_in_place])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_write_to_an_input_is_made_also_where_its_gradient_is_asked_for(
+    body: Callable[[torch.Tensor], torch.Tensor], gradients: bool
+) -> None:
+    def report_of(compiler: Any) -> cb.Report:
+        torch._dynamo.reset()
+        x = torch.randn(16, 32, requires_grad=gradients)
+
+        def step() -> None:
+            out = checked(body, compiler)(x * 1.0)
+            if gradients:
+                out.sum().backward()
+
+        return gathered(step)
+
+    assert agreed(report_of("aot_eager"))
+    off = faults.wrong_operator("aten.mul.Tensor", lambda out: out * 1.05 if out.dtype is torch.float32 else out, "aot")
+    assert report_of(off).verdict is cb.Verdict.FAIL
+
+
 def into_another(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     half = x.flip(0)
     into = torch.zeros_like(half)
