@@ -183,6 +183,13 @@ class _Pair:
         self.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in self.coverage.regions)
 
+    def follow(self, call: ProgramCall) -> None:
+        """Let the compiled program do what eager did in a call that it refused, so that both go on from the same."""
+        with collect(closing=False), self.tracing.watch():
+            self.candidate.step(len(self.calls), call).release()
+        self.results.forget()
+        self.candidate.forget(call)
+
     @contextmanager
     def _numpy_draws(self, reference: Outcome) -> Iterator[None]:
         """Have NumPy draw a program's random numbers when it is compiled, too, if it draws them in eager."""
@@ -255,6 +262,8 @@ def _vary(pair: _Pair, call: ProgramCall, shapes: Shapes) -> bool:
         why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]
         pair.ledger.skip(Skip(call.label, f"eager refuses it: {why}"))
         pair.reference.forget(call)
+        if call.relaid:  # the next ones have the same arguments and buffers, to which it may have written
+            pair.follow(call)
         return False
     before = shapes.compilations
     checked = pair.compiled(call, reference)

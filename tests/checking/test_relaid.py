@@ -268,6 +268,43 @@ def test_a_layout_that_eager_refuses_is_skipped() -> None:
     assert "with incoming gradients transposed: eager refuses it: RuntimeError: view size" in skips(report)
 
 
+def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.t_()
+    x.select(0, 7)  # which every second call cannot do
+    return y * 2
+
+
+class Flat(torch.autograd.Function):
+    """Takes no gradient whose memory has gaps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.view(-1).mul(2).view(gradient.shape)
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Flat.apply(self.norm(x) + self.norm.running_mean)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_after_a_call_that_eager_refuses_both_go_on_from_the_same(compiler: str) -> None:
+    x, y = torch.ones(2, 8), torch.ones(2, 2, requires_grad=True)
+    assert agreed(cb.check(turned, (x, y), compiler=compiler, gradients=True))
+    torch._dynamo.reset()
+    report = cb.check(Running(), (torch.randn(6, 8, requires_grad=True),), compiler=compiler)
+    assert agreed(report)
+    assert any("eager refuses it" in skip.reason for skip in report.coverage.skipped)
+
+
 def test_calls_for_which_there_is_no_time_are_told() -> None:
     allowance = Allowance(0.0)
     assert allowance.left_out(ProgramCall((), {}, "mine")) is None
