@@ -44,7 +44,7 @@ class Cause:
 
     @property
     def assumed(self) -> int:
-        """How many of its findings are told with it although their own operator was not looked for."""
+        """How many of its findings are told with it although their own operator is not known."""
         return sum(finding.op is None for finding in self.findings) if self.main.op is not None else 0
 
     @property
@@ -69,8 +69,8 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     The same operator on the same line, wrong at the same stage, is one cause, also where its code was compiled more
     than once. Where no operator is known, wrong values of one piece of code are told together, however often it was
     compiled: one error spreads to all that follows. That it is one cause is not known (`Cause.is_named`). What is about
-    more than values is told by its finer kind. Findings of the same kind in the same code, for which the operator was
-    not looked for again, are told with the operator that was found (`Cause.assumed`).
+    more than values is told by its finer kind. Findings of the same kind in the same code, whose own operator is not
+    known, are told with the operator that was found (`Cause.assumed`).
     """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
@@ -139,14 +139,17 @@ def _origin(finding: Finding) -> tuple[object, ...]:
 
 
 def _is_left_to_another(finding: Finding) -> bool:
-    """Whether wrong values were not traced because those of an earlier finding were: not even their stage is known."""
-    return finding.searched and finding.stage is None and finding.op is None and _is_vague(finding)
+    """Whether the operator was looked for and is not known here: it may be that of another finding."""
+    return finding.searched and finding.op is None and _is_vague(finding)
 
 
 def _may_explain(group: Sequence[Finding], finding: Finding) -> bool:
+    """Whether an operator that was found is in the same code, at the same stage as far as both are known."""
     code = _code_of(finding.region)
     return any(
-        (_code_of(one.region), one.severity, one.kind) == (code, finding.severity, finding.kind) for one in group
+        (_code_of(one.region), one.severity, one.kind) == (code, finding.severity, finding.kind)
+        and finding.stage in (None, one.stage)
+        for one in group
     )
 
 

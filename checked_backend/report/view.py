@@ -293,7 +293,7 @@ def _cause_title(cause: Cause) -> str:
 
 def _assumed(cause: Cause) -> Iterator[Row]:
     if cause.assumed:
-        told = f"{plural(cause.assumed, 'finding')} of the same code, whose operator was not looked for"
+        told = f"{plural(cause.assumed, 'finding')} of the same code, whose own operator is not known"
         yield Row("assumed", f"that it explains {told}; check again when it is mended")
 
 

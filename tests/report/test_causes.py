@@ -86,6 +86,8 @@ def test_what_was_not_traced_again_is_told_with_the_operator_of_the_same_code() 
     (cause,) = causes_of([LEFT, RELU, again])
     assert (cause.main, cause.assumed) == (RELU, 2)
     assert causes_of([RELU])[0].assumed == 0
+    at_the_same_stage = replace(LEFT, stage=RELU.stage)
+    assert causes_of([at_the_same_stage, RELU])[0].assumed == 1
 
 
 def test_what_may_have_another_cause_is_not_assumed_to_have_this_one() -> None:

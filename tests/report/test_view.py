@@ -54,7 +54,7 @@ def test_findings_that_were_not_traced_by_themselves_are_told_with_an_assumption
     text = str(Report((RELU, left), CHECKED))
     assert text.count("\n1. ") == 1
     assert "\n2. " not in text
-    assert "   assumed     that it explains 1 finding of the same code, whose operator was not looked for" in text
+    assert "   assumed     that it explains 1 finding of the same code, whose own operator is not known" in text
     assert "assumed" not in str(Report((RELU,), CHECKED))
 
 
