@@ -130,6 +130,7 @@ _WRITTEN: Mapping[str, str] = MappingProxyType(
 
 _RULES = (
     (re.compile(r"_scaled_dot_product_\w+"), "scaled_dot_product_attention"),
+    (re.compile(r"_scaled_addmm_?"), "scaled_addmm"),  # since torch 2.15
     (re.compile(r"_?upsample_\w+"), "interpolate"),
     (re.compile(r"(reflection|replication)_pad[123]d"), "pad"),
     (re.compile(r"_?(linalg|fft|special)_(\w+)"), r"\1.\2"),

@@ -162,6 +162,10 @@ def inside(x: torch.Tensor) -> torch.Tensor:
 def test_a_program_that_sets_modes_itself_is_not_reported(
     function: Callable[..., Any], compiler: str, state: ProcessState
 ) -> None:
+    if torch.__version__.startswith("2.11.") and (function, compiler) == (sets_grad_mode, "aot_eager"):
+        pytest.xfail(
+            "AOT autograd of torch 2.11 leaves gradients on where eager leaves them off, which is not reported"
+        )
     x = torch.randn(3, requires_grad=True)
     function(x)
     in_eager = state.changed(ProcessState.capture())
