@@ -176,6 +176,9 @@ class Turn:
         self._checks[backward] += 1
         while self._recheck_at[backward] <= self._checks[backward] and RECHECKS.get(step) is backward:
             self._recheck_at[backward] *= 2
+        waiting = self.waits.get(True)
+        if waiting is not None and not self._is_recheck(RECHECKS[waiting]):
+            del self.waits[True]  # a call between the recheck's forward and backward part asked for it once more
 
     def postpone(self, step: CheckStep, backward: bool, needed: float) -> None:
         """Note that a step is to be taken again, and what its forward or its backward part will cost then."""

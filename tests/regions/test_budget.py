@@ -280,6 +280,22 @@ def test_an_estimate_that_was_too_high_leaves_no_burst() -> None:
     assert run.share(since=first + 10.0) <= 0.06
 
 
+def test_a_recheck_that_was_made_meanwhile_is_not_waited_for() -> None:
+    """A region that is called again before its backward pass asks for the recheck that is under way."""
+    account = Account(0.1)
+    turn = account.region(now=0.0)
+    turn.own, turn.gradients = 0.001, True
+    assert account.ask(turn, 100.0) is None
+    assert account.ask(turn, 200.0) is CheckStep.RESULTS_RECHECK
+    account.charge(turn, CheckStep.RESULTS_RECHECK, 0.01, 200.0)
+    assert account.ask(turn, 300.0) is CheckStep.GRADIENTS_RECHECK
+    account.charge(turn, CheckStep.GRADIENTS_RECHECK, 0.01, 300.0)
+    assert account.ask(turn, 300.0) is None
+    assert turn.waits
+    account.charge(turn, CheckStep.GRADIENTS_RECHECK, 0.01, 300.0, backward=True)
+    assert True not in turn.waits or turn.waits[True] is CheckStep.RESULTS_RECHECK
+
+
 def test_checks_are_spread_out() -> None:
     run = Run(0.05, *(Region() for _ in range(4))).until(10000.0)
     windows = range(4000, 10000, 500)
