@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from checked_backend._torch.dynamo import compile_lock
 from checked_backend.findings import Finding, Skip
-from checked_backend.regions.process_state import CHANGED_ELSEWHERE, FILTERS, ProcessState, of_process, settings_changed
+from checked_backend.regions.process_state import (
+    CHANGED_ELSEWHERE,
+    FILTERS,
+    GRAD_MODE,
+    ProcessState,
+    of_process,
+    settings_changed,
+)
 
 __all__ = ["LeftSettings"]
 
@@ -18,6 +25,7 @@ class LeftSettings:
 
     When the user's program changes a mode, Dynamo makes that change in its own code around the graph, or in the graph,
     from which AOT autograd removes it. So the settings before the call are right, and those that eager left are right.
+    Grad mode alone is changed by the graph and by nothing around it: there only what eager left is right.
 
     Attributes:
         again: Runs the candidate once more, on copies.
@@ -32,7 +40,13 @@ class LeftSettings:
     during: str = ""
 
     def findings(
-        self, before: ProcessState, expected: ProcessState, after: ProcessState, *, thread: bool = True
+        self,
+        before: ProcessState,
+        expected: ProcessState,
+        after: ProcessState,
+        *,
+        thread: bool = True,
+        ran: bool = False,
     ) -> list[Finding]:
         """Findings about settings. These are set to eager's. Settings that another thread may have changed stay.
 
@@ -41,8 +55,11 @@ class LeftSettings:
             expected: The state that eager left.
             after: The state that the candidate left.
             thread: Also look at settings that each thread has for itself.
+            ran: Whether eager ran to the graph's end, so that `expected` has what the graph changes.
         """
         names = before.changed(after, expected)
+        if ran and GRAD_MODE not in names and expected.values[GRAD_MODE] != after.values[GRAD_MODE]:
+            names = (GRAD_MODE, *names)
         names = names if thread else of_process(names)
         if not names:
             return []

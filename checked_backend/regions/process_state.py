@@ -47,6 +47,7 @@ from checked_backend.subjects import SubjectKind
 __all__ = [
     "CHANGED_ELSEWHERE",
     "FILTERS",
+    "GRAD_MODE",
     "ProcessState",
     "is_setting",
     "of_process",
@@ -190,6 +191,9 @@ def _settings() -> Iterator[_Setting]:
 
 _SETTINGS = tuple(_settings())
 
+GRAD_MODE = "grad_mode"
+"""The setting that a graph changes by itself: Dynamo does not repeat it around the graph."""
+
 FILTERS = "warnings_filters"
 """The setting that importing a module, as compiling does, may change too."""
 
@@ -285,15 +289,16 @@ def settings_changed(
     for name in names:
         if name in following:
             continue
-        same = expected.values[name] == before.values[name]
-        eagers = "eager leaves it as it was" if same else "eager leaves another"
+        was = before.values[name]
+        does = "leaves the setting {} as it was" if actual.values[name] == was else "changes the setting {}"
+        eagers = "eager leaves it as it was" if expected.values[name] == was else "eager leaves another"
         found.append(
             Finding(
                 kind=Kind.MUTATION,
                 detail=f"mutation.{name.partition('.')[0]}",
                 subject=f"state[{name}]",
                 message=(
-                    f"the compiled program changes the setting {name}{where}, and {eagers}: what runs after it in this "
+                    f"the compiled program {does.format(name)}{where}, and {eagers}: what runs after it in this "
                     "process runs otherwise. It was set to eager's"
                 ),
                 expected=_shown(name, expected),

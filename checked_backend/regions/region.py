@@ -329,7 +329,7 @@ class CheckedRegion:
         after = before.changed or ProcessState.capture()
         again = self._comparison.candidate_again(before.call, None)
         left = LeftSettings(again, self._reporter.skip, before.threads.active_since())
-        return [*compiled, *left.findings(*before.settings, after)]
+        return [*compiled, *left.findings(*before.settings, after, ran=isinstance(before.reference, Execution))]
 
     # when it cannot go on with the candidate
 

@@ -201,22 +201,16 @@ def run_worker(
     """
     asked = {**question, "memory": place.memory, "threads": place.threads}
     if forking is not None:
-        answer = _answer(lambda folder: forking.run(asked, folder, timeout, started), timeout)
-        if answer is not None:
-            return answer
-    answer = _answer(lambda folder: _in_fresh_python(asked, folder, timeout, place, started, module), timeout)
-    assert answer is not None
-    return answer
+        with contextlib.suppress(_NotForkedError):
+            return _answer(lambda folder: _forked(asked, folder, timeout, started, forking), timeout)
+    return _answer(lambda folder: _in_fresh_python(asked, folder, timeout, place, started, module), timeout)
 
 
-def _answer(run: Callable[[Path], tuple[int, bool] | None], timeout: float) -> Answer | None:
+def _answer(run: Callable[[Path], tuple[int, bool]], timeout: float) -> Answer:
     with tempfile.TemporaryDirectory(prefix="checked-backend-sweep-") as name:
         folder = Path(name)
         begun, killed_before = time.monotonic(), _killed_for_memory()
-        ended = run(folder)
-        if ended is None:
-            return None
-        status, overdue = ended
+        status, overdue = run(folder)
         return Answer(
             _read(folder / _RESULT, _MAX_RESULT),
             Ended(status, _read(folder / _STAGE, 1000) or "starting", timeout if overdue else None),
@@ -224,6 +218,19 @@ def _answer(run: Callable[[Path], tuple[int, bool] | None], timeout: float) -> A
             time.monotonic() - begun,
             _killed_for_memory() > killed_before,
         )
+
+
+class _NotForkedError(Exception):
+    """No worker was forked, or the process that forked it is lost."""
+
+
+def _forked(
+    asked: Mapping[str, Any], folder: Path, timeout: float, started: Callable[[int], None], forking: Forking
+) -> tuple[int, bool]:
+    ended = forking.run(asked, folder, timeout, started)
+    if ended is None:
+        raise _NotForkedError
+    return ended
 
 
 def _in_fresh_python(

@@ -127,13 +127,14 @@ class _Forker:
         self, question: Mapping[str, Any], folder: Path, timeout: float, started: Callable[[int], None]
     ) -> tuple[int, bool] | None:
         asked = {"question": question, "folder": str(folder), "timeout": timeout}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        to_it, from_it = self._process.stdin, self._process.stdout
+        if to_it is None or from_it is None:
+            return None
         self._busy = True
         try:
-            self._process.stdin.write(json.dumps(asked, default=str).encode() + b"\n")
-            self._process.stdin.flush()
-            for line in self._process.stdout:
+            to_it.write(json.dumps(asked, default=str).encode() + b"\n")
+            to_it.flush()
+            for line in from_it:
                 reply = json.loads(line)
                 if "pid" in reply:
                     self.served = True

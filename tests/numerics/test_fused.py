@@ -74,22 +74,29 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "checked_backend_"
 
 
-def test_a_compiler_that_knows_no_processor_is_asked_again(folder, monkeypatch, tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\ncase "$*" in *native*) exit 1;; esac\nexec cc "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """Makes the compiler that CC names, which is a shell script."""
+
+    def make(script):
+        path = tmp_path / "cc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CC", str(path))
+
+    return make
+
+
+def test_a_compiler_that_knows_no_processor_is_asked_again(folder, compiler):
+    compiler('case "$*" in *native*) exit 1;; esac\nexec cc "$@"')
     build = fused._build.__wrapped__()
     assert folder.exists()
     assert build.library() is not None
     assert not folder.exists()
 
 
-def test_a_build_that_nobody_waits_for_leaves_nothing(folder, monkeypatch, tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+def test_a_build_that_nobody_waits_for_leaves_nothing(folder, compiler):
+    compiler("exec sleep 600")
     build = fused._build.__wrapped__()
     process = build._process
     assert folder.exists()
@@ -100,11 +107,8 @@ def test_a_build_that_nobody_waits_for_leaves_nothing(folder, monkeypatch, tmp_p
     assert not folder.exists()
 
 
-def test_a_compiler_that_hangs_is_ended(folder, monkeypatch, tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+def test_a_compiler_that_hangs_is_ended(folder, compiler, monkeypatch):
+    compiler("exec sleep 600")
     monkeypatch.setattr(fused, "_TIMEOUT", 0.05)
     assert fused._build.__wrapped__().library() is None
     assert not folder.exists()

@@ -83,7 +83,6 @@ def _smallest(made: Any, config_class: Any, batch: int) -> Built:
             first = first or error
         if time.monotonic() > end:
             break
-    assert first is not None
     if isinstance(first, Unsupported):
         raise first
     raise Unsupported(f"it cannot be made this small: {type(first).__name__}: {first}") from first
@@ -101,8 +100,7 @@ def _inputs_that_run(model: Any, config: Any, batch: int, parameters: Mapping[st
             first = first or error
         else:
             return inputs
-    assert first is not None
-    raise first
+    raise first or Unsupported("no inputs are known for it")
 
 
 def _architectures() -> Mapping[str, str]:
