@@ -80,9 +80,10 @@ def run(
         "shadow": shadow,
         "report_dir": report_dir,
     }
-    for name, value in options.items():
-        if value is not None:
-            os.environ[environment_variable(name)] = str(value)
+    given = {name: value for name, value in options.items() if value is not None}
+    parse_options(RunOptions, "numcheck", given)  # so that a message names the option, and not the variable below
+    for name, value in given.items():
+        os.environ[environment_variable(name)] = str(value)
     os.environ.pop(RUN, None)
     reports = parse_options(RunOptions, "numcheck", {}).report_dir.absolute()
     folder = _claimed(reports)

@@ -122,6 +122,8 @@ class RunResult:
     def _sentence(self) -> str:
         if self.lost:
             return "; ".join(self.lost)
+        if not self.processes and self.status:
+            return f"the program ended ({_end(self.status)}) before it compiled anything, so nothing was checked"
         if not self.processes:
             return (
                 "the program never called torch.compile, so nothing was checked. If it compiles only with an option of "

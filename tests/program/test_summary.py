@@ -90,6 +90,7 @@ def test_the_own_exit_code_is_kept_unless_the_verdict_is_worse(
 
 def test_nothing_compiled_and_nothing_run_are_told_apart(tmp_path: Path) -> None:
     assert "never called torch.compile" in str(read(tmp_path / "none"))
+    assert "ended (exit code 3) before it compiled anything" in str(read(tmp_path / "none", 3))
     leave(tmp_path, IDLE)
     assert "nothing compiled ran" in str(read(tmp_path))
 
