@@ -73,7 +73,7 @@ _LENGTHS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), 64),
         **dict.fromkeys(("image_size", "img_size", "input_size"), 32),
-        "patch_size": 8,
+        **dict.fromkeys(("chunk_size", "mamba_chunk_size", "attention_chunk_size", "patch_size"), 8),
         "max_source_positions": 32,
     }
 )
