@@ -151,6 +151,18 @@ def test_what_is_compiled_ahead_of_time_works_and_is_told(watch: Watch) -> None:
     assert "f: compiled ahead of time (aot_compile), which is not checked" in " ".join(check.text.split())
 
 
+def test_a_module_that_is_compiled_ahead_of_time_works_and_is_told(watch: Watch) -> None:
+    module, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
+    wanted = torch._dynamo.aot_compile.ModelInput((x,), {}, [])
+    with watch.test(None) as check, torch._dynamo.config.patch(enable_aot_compile=True):
+        ahead: Any = torch.compile(module, fullgraph=True, backend=kept)
+        ahead._aot_compile([wanted])
+        assert torch.equal(ahead(x), module(x))
+    assert type(ahead.forward) is torch._dynamo.aot_compile.AOTCompiledModel
+    assert check.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Linear: compiled ahead of time (aot_compile), which is not checked" in " ".join(check.text.split())
+
+
 def test_a_package_of_inductor_as_a_backend_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs) if model is f else None)
