@@ -190,12 +190,6 @@ PLANTED: dict[str, Planted] = {
 }
 
 
-MISSED: Mapping[str, str] = MappingProxyType(
-    {"wrong_if_unseen, aten.relu.default": "few programs call relu, and what it gives is returned or saved in these"}
-)
-"""Faults that are not found within 200 programs yet, and why."""
-
-
 @functools.cache
 def _rules() -> list[Rule]:
     return rules_for(())
@@ -229,10 +223,7 @@ def test_a_fault_is_found_soon(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail(reason=MISSED[name])) if name in MISSED else name for name in PLANTED],
-)
+@pytest.mark.parametrize("name", PLANTED)
 def test_each_fault_is_found_within_200_programs(name: str) -> None:
     found = _found_after(PLANTED[name], MOST)
     assert found is not None

@@ -84,6 +84,7 @@ class Draft:
         self._open: list[int] = []
         self._before: list[Any] = []
         self._hidden: set[int] = set()
+        self._next: Ref | None = None
 
     def chance(self, probability: float) -> bool:
         """Whether something of this probability happens."""
@@ -184,7 +185,14 @@ class Draft:
     def any(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> Ref | None:
         """Any wanted tensor; later ones more often. None if there is none."""
         found = self.tensors(wanted)
+        if self._next in found:
+            chosen, self._next = self._next, None
+            return chosen
         return self.rng.choices(found, [1 + 2 * place for place in range(len(found))])[0] if found else None
+
+    def read_next(self, ref: Ref | None) -> None:
+        """Let `any` choose this tensor as soon as it is wanted, once; None to take that back."""
+        self._next = ref
 
     def at_least(self, dims: int) -> Ref:
         """A tensor of so many dimensions or more; a new input if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from checked_backend.fuzz.control import dependencies, writes
 from checked_backend.fuzz.generate import opinfo
 from checked_backend.fuzz.generate.blocks import add_block
 from checked_backend.fuzz.generate.draft import Choices, Draft
-from checked_backend.fuzz.generate.rules import RULES, Rule
+from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
@@ -34,6 +33,9 @@ _SHARE_OF_WANTED = 0.6
 _SHARE_OF_BLOCKS = 0.25
 _DUE = 3
 _TRIES_OF_DUE = 8
+_SHARE_OF_INNER = 0.8
+_SHARE_OF_READING = 0.5
+_WEIGHT_OF_COMMON = 4
 
 
 def matches(op: str, patterns: Sequence[str]) -> bool:
@@ -73,12 +75,15 @@ def make_program(
 def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
     """The operators whose turn it is, each as rules for all of its forms.
 
-    Whatever the weights of rules are, each operator comes once before one comes again.
+    Whatever the weights of rules are, each operator comes once before one comes again. The last is one of `COMMON`, so
+    that these come more often.
     """
     forms = _forms(tuple(rules))
-    order = sorted(forms)
-    random.Random(f"operators of seed {seed}").shuffle(order)
-    return [forms[order[place % len(order)]] for place in range(_DUE * number, _DUE * (number + 1))]
+    order, common = sorted(forms), [op for op in COMMON if op in forms]
+    for ops in (order, common):
+        random.Random(f"operators of seed {seed}").shuffle(ops)
+    turns = [order[place % len(order)] for place in range(_DUE * number, _DUE * (number + 1))]
+    return [forms[op] for op in (*turns, *(common[number % len(common)],) * bool(common))]
 
 
 @functools.cache
@@ -115,18 +120,20 @@ def _attempt(
         nonlocal asked
         from_wanted = bool(wanted) and (not asked or draft.chance(_SHARE_OF_WANTED))
         chosen = wanted if from_wanted else rules
-        ref = _extend(draft, [rule for rule in chosen if rule.changes] or chosen if changing else chosen)
+        chosen = [rule for rule in chosen if rule.changes] or chosen if changing else chosen
+        inner = bool(made) and not draft.in_block and draft.chance(_SHARE_OF_READING)
+        ref = _extend(draft, chosen, rng.choice(made) if inner else None)
         if ref is not None:
             made.append(ref)
             asked += from_wanted
         return ref is not None
 
-    late = [*due_now][: choices.longest]
+    late = [*due_now][-choices.longest :]
     for _ in range(_TRIES):
         if len(draft.calls) >= length and not blocks and not late:
             break
         if late and draft.chance(0.5):
-            made += _extend_due(draft, late.pop(0))
+            made += _extend_due(draft, late.pop(0), made, rules)
         elif blocks and draft.chance(_SHARE_OF_BLOCKS):
             add_block(draft, extend)
             blocks -= 1
@@ -138,20 +145,48 @@ def _attempt(
     return program if program.calls else None
 
 
-def _extend_due(draft: Draft, forms: Sequence[Rule]) -> list[Ref]:
-    """Add a call of an operator in any form that fits, now or with other arguments."""
-    tries = (_extend(draft, forms) for _ in range(_TRIES_OF_DUE))
-    return list(itertools.islice((ref for ref in tries if ref is not None), 1))
+def _extend_due(draft: Draft, forms: Sequence[Rule], made: Sequence[Ref], rules: Sequence[Rule]) -> list[Ref]:
+    """Add a call of an operator in any form that fits, now or with other arguments.
+
+    Mostly it reads what the program computes and another call reads its result: compilers fuse such operators.
+
+    Returns:
+        The results of both.
+    """
+    added: list[Ref] = []
+    for wanted, sources in ((forms, made), (rules, added)):
+        inner = bool(sources) and draft.chance(_SHARE_OF_INNER)
+        for attempt in range(_TRIES_OF_DUE if inner or wanted is forms else 0):
+            inner = inner and (wanted is rules or attempt < _TRIES_OF_DUE / 2)
+            ref = _extend(draft, wanted, draft.rng.choice(sources) if inner else None)
+            if ref is not None:
+                added.append(ref)
+                break
+        if not added:
+            break
+    return added
 
 
-def _extend(draft: Draft, rules: Sequence[Rule]) -> Ref | None:
+def _extend(draft: Draft, rules: Sequence[Rule], reads: Ref | None = None) -> Ref | None:
+    """Add a call. None if it would not be one, or would not read what it is to read."""
     rule = draft.rng.choices(rules, [rule.weight for rule in rules])[0]
-    op = draft.rng.choice(rule.ops)
+    op = draft.rng.choices(rule.ops, _weights(rule.ops))[0]
+    draft.read_next(reads)
     try:
         call = rule.make(draft, op)
     except (RuntimeError, ValueError, IndexError, TypeError):  # the rule asked torch for a shape that cannot be
         return None
+    finally:
+        draft.read_next(None)
+    if call is None or (reads is not None and reads not in refs_of(call)):
+        return None
     return draft.add(call)
+
+
+@functools.cache
+def _weights(ops: tuple[str, ...]) -> list[int]:
+    """How often each operation of a rule is chosen."""
+    return [_WEIGHT_OF_COMMON if plain(op) in COMMON else 1 for op in ops]
 
 
 def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:

@@ -12,7 +12,7 @@ from checked_backend.fuzz.generate.undefined import is_overlapping
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import Constant, Ref, Size, Statement
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["COMMON", "RULES", "Rule"]
 
 Make = Callable[[Draft, str], Statement | None]
 
@@ -94,6 +94,16 @@ _NORMALIZING = (
     *_torch("tril triu flip roll"),
 )
 _RANDOM = (*_torch("bernoulli rand_like randn_like"), *_functional("dropout"))
+
+
+_OF_MODELS = (
+    "abs add addmm amax bmm cat clamp clone copy cos cumsum div embedding eq exp expand gather gelu gt index_select "
+    "layer_norm leaky_relu log log_softmax lt masked_fill matmul max_pool2d maximum mean mm mul ne neg pow permute "
+    "relu reshape rsqrt scatter_add sigmoid silu sin softmax softplus split sqrt square stack sub sum tanh to "
+    "transpose tril unsqueeze var where"
+)
+COMMON = tuple(_OF_MODELS.split())
+"""The operators that programs of users are mostly made of, as `checked_backend.fuzz.known.plain` names them."""
 
 
 def _writable(draft: Draft) -> Ref | None:

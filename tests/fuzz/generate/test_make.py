@@ -10,9 +10,9 @@ import torch
 from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, due, make_program, matches, rules_for, runs_alike
-from checked_backend.fuzz.generate.rules import RULES, Rule
+from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.known import is_known, plain
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, refs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -78,12 +78,31 @@ def test_wishes_are_followed(rules: list[Rule]) -> None:
 
 def test_each_operator_has_its_turn_before_one_comes_again(rules: list[Rule]) -> None:
     operators = {plain(op) for rule in rules for op in rule.ops}
-    turns = [{plain(rule.ops[0]) for rule in forms} for n in range(len(operators)) for forms in due(0, n, rules)]
+    turns = [{plain(rule.ops[0]) for rule in forms} for n in range(len(operators)) for forms in due(0, n, rules)[:-1]]
     assert all(len(forms) == 1 for forms in turns)
     named = [name for forms in turns for name in forms]
     assert set(named[: len(operators)]) == operators
     assert len(operators) < 3 * 200  # within that many programs
-    assert named[:9] != [name for n in range(3) for forms in due(1, n, rules) for name in {plain(forms[0].ops[0])}]
+    assert named[:9] != [plain(forms[0].ops[0]) for n in range(3) for forms in due(1, n, rules)[:-1]]
+
+
+def test_common_operators_have_turns_of_their_own(rules: list[Rule]) -> None:
+    assert {plain(op) for rule in rules for op in rule.ops} >= set(COMMON)
+    named = [plain(due(0, number, rules)[-1][0].ops[0]) for number in range(2 * len(COMMON))]
+    assert sorted(named) == sorted(2 * COMMON)
+    assert 3 * len(COMMON) < 200
+
+
+def test_most_common_operators_are_between_others(rules: list[Rule]) -> None:
+    """What they read is computed in the program or what they give is read by another call, and not returned."""
+    inner = 0
+    for number in range(COUNT):
+        program = make_program(6, number, Choices(training=False), rules)
+        name, first = plain(due(6, number, rules)[-1][0].ops[0]), len(program.inputs)
+        places = {first + place for place, call in enumerate(program.calls) if plain(call.op) == name}
+        read = {ref.value for call in program.calls for ref in refs_of(call)}
+        inner += bool((places & read) - set(program.returns))
+    assert inner > COUNT / 3
 
 
 def test_most_operators_whose_turn_it_is_come(rules: list[Rule], programs: list[FuzzProgram]) -> None:
