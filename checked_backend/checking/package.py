@@ -32,7 +32,11 @@ from checked_backend.subjects import Subject, SubjectKind
 __all__ = ["check_package"]
 
 _EXPORT = "torch.export: the exported program, run in eager, differs already"
-_PACKAGE = "AOTInductor: the module, exported now and run in eager, agrees; or the package is of another module"
+_PACKAGE = (
+    "AOTInductor: the module, exported now and run in eager, agrees; or the package was made of another module, or "
+    "when this one had other weights"
+)
+_WEIGHTS = "the package has other values than the module in"
 
 
 def check_package(
@@ -63,6 +67,7 @@ def check_package(
     with warnings.catch_warnings():
         no_warning_is_an_error()  # torch warns as it loads its own files
         candidate, compiled = _loaded(package)
+    others = () if compiled else _other_weights(candidate, module)  # AOTInductor shows none of its own
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     rng = RngState.capture(cuda)
     program = Program(eager_function(module), args, dict(kwargs or {}), rng, gradients=False)
@@ -71,8 +76,9 @@ def check_package(
         expected = program.run()
         refuse_misfits(program, expected.error)
         findings = _differences(program, expected, candidate, ledger)
-        if compiled and any(finding.fails for finding in findings):
-            findings = _with_level(findings, program, expected)
+        if any(finding.fails for finding in findings):
+            level = _level(program, expected) if compiled else _weights(others)
+            findings = [_at_level(finding, level) for finding in findings]
         ledger.add_findings(findings)
         title = f"{function_name(program.function)}, packaged"
         return Report(ledger.findings(), ledger.coverage(), title=title, environment=environment())
@@ -148,16 +154,46 @@ def _changes_state(program: Program, expected: Outcome) -> list[str]:
     ]
 
 
-def _with_level(findings: Sequence[Finding], program: Program, expected: Outcome) -> list[Finding]:
-    """Tell whether the exported program differs from the module already."""
+def _level(program: Program, expected: Outcome) -> str:
+    """Whether the exported program differs from the module already, in words; "" if that is unknown."""
     module: Any = program.function
     try:
         exported = _module_of(torch.export.export(module, tuple(program.args), dict(program.kwargs)))
         earlier = any(finding.fails for finding in _differences(program, expected, exported, Ledger()))
     except Exception:  # the package was not exported from this module in this way
-        return list(findings)
-    level = _EXPORT if earlier else _PACKAGE
+        return ""
+    return _EXPORT if earlier else _PACKAGE
+
+
+def _other_weights(packaged: Any, module: Any) -> Sequence[str]:
+    """Parameters and buffers that have other values in the package than in the module."""
+    if not isinstance(module, torch.nn.Module):
+        return ()
+    own = packaged.state_dict()
     return [
-        replace(finding, evidence={**finding.evidence, EvidenceKey.LEVEL: level}) if finding.fails else finding
-        for finding in findings
+        name
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, torch.Tensor) and name in own and not _same(own[name], tensor)
     ]
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    try:
+        torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True, check_device=False)
+    except AssertionError:
+        return False
+    return True
+
+
+def _weights(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{_WEIGHTS}: {', '.join(names[:3])}{more}"
+
+
+def _at_level(finding: Finding, level: str) -> Finding:
+    if not finding.fails or not level:
+        return finding
+    message = f"{finding.message}. {level[0].upper()}{level[1:]}" if finding.message else level
+    return replace(finding, message=message, evidence={**finding.evidence, EvidenceKey.LEVEL: level})

@@ -55,12 +55,17 @@ def test_a_package_that_computes_something_else_fails(net: Net, x: torch.Tensor)
     report = cb.check_package(exported, net, (x,))
     assert {finding.subject for finding in report.findings} == {"output[hidden]", "output[sum]"}
     assert {finding.kind for finding in report.findings} == {Kind.LOGIC}
+    assert "other values" not in str(report)
 
 
 def test_other_weights_other_structure_and_exceptions_are_found(net: Net, x: torch.Tensor) -> None:
     exported = torch.export.export(net, (x,))
     other = Net().eval()
-    assert cb.check_package(exported, other, (x,)).verdict is Verdict.FAIL
+    report = cb.check_package(exported, other, (x,))
+    assert report.verdict is Verdict.FAIL
+    said = "The package has other values than the module in: linear.weight, linear.bias"
+    assert said in " ".join(str(report).split())
+    assert all(said in finding.message for finding in report.findings)
 
     def flat(x: torch.Tensor) -> Any:
         return tuple(net(x).values())
@@ -107,3 +112,4 @@ def test_what_aotinductor_compiled(net: Net, x: torch.Tensor, tmp_path: Path) ->
     report = cb.check_package(path, net, (x,))
     assert report.verdict is Verdict.FAIL
     assert "AOTInductor" in str(report.findings[0].evidence)
+    assert "or when this one had other weights" in " ".join(str(report).split())
