@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import shutil
-import subprocess
 import tempfile
 import threading
 import weakref
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from checked_backend.numerics.detached import Detached
+
 __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "begin_compiling", "checksum_loop", "fused_loop"]
 
 FUSED_ROW = 512
@@ -28,7 +30,7 @@ FUSED_ROW = 512
 
 _FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
-_TIMEOUT = 60.0  # seconds; compiling takes a fifth of one
+_TIMEOUT = 20.0  # seconds; compiling takes a fifth of one
 
 _TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
     ["-march=native"],
@@ -150,10 +152,15 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def _build() -> _Build | None:
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    named = os.environ.get("CC", "")
     try:
-        return None if compiler is None else _Build(compiler.split())
-    except OSError:  # no folder to write to, or no such compiler
+        compiler = shlex.split(named)
+    except ValueError:  # a quotation mark that is not closed
+        compiler = named.split()
+    compiler = compiler or [found for found in map(shutil.which, ("cc", "gcc", "clang")) if found is not None][:1]
+    try:
+        return _Build(compiler) if compiler else None
+    except OSError:  # no folder to write to, or no process to start
         return None
 
 
@@ -169,39 +176,42 @@ class _Build:
 
     def __init__(self, compiler: Sequence[str]) -> None:
         self._compiler = compiler
-        self._lock = threading.Lock()
         self._done = False
         self._library: ctypes.CDLL | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self._owner = os.getpid()
+        self._lock = threading.Lock()
         self._folder = tempfile.mkdtemp(prefix="checked_backend_")
         self._result = Path(self._folder) / "fused.so"
         first, *self._others = _TUNED_FOR_THIS_PROCESSOR
         try:
-            self._process = self._started(first)
+            self._compiling = self._started(first)
         except OSError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self._clean = weakref.finalize(self, _ended, self._process, self._folder, self._owner)
+        self._owner = os.getpid()
+        self._clean = weakref.finalize(self, _ended, self._compiling, self._folder, self._owner)
 
-    def _started(self, tuned: Sequence[str]) -> subprocess.Popen[bytes]:
-        # No -ffast-math: NaN, infinities and denormals keep their meaning. The source marks the sums that may be
-        # reordered.
-        options = ["-O3", "-fopenmp-simd", "-fno-trapping-math", "-shared", "-fPIC", *tuned]
+    def _started(self, tuned: Sequence[str]) -> Detached:
+        # NaN, infinities and denormals keep their meaning, whatever options the user's CC has. The source marks the
+        # sums that may be reordered. Without start files: with -ffast-math one of them would switch off denormals in
+        # the whole process.
+        exact = ["-fno-fast-math", "-nostartfiles", "-fno-trapping-math"]
+        options = ["-O3", "-fopenmp-simd", *exact, "-shared", "-fPIC", *tuned]
         source = Path(__file__).with_name("fused.c")
-        return subprocess.Popen(
-            [*self._compiler, *options, str(source), "-o", str(self._result), "-lm"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        return Detached([*self._compiler, *options, str(source), "-o", str(self._result), "-lm"], self._folder)
 
     def library(self) -> ctypes.CDLL | None:
         """The loops, when they are compiled; None if the compiler cannot do it."""
         if self._done:
             return self._library
+        try:
+            if os.getpid() != self._owner:  # forked: the parent's files may go, and a thread that is not here may lock
+                self._clean.detach()
+                self._begin()
+        except OSError:
+            return None
         with self._lock:
             if not self._done:
                 try:
@@ -212,29 +222,23 @@ class _Build:
             return self._library
 
     def _loaded(self) -> ctypes.CDLL | None:
-        if os.getpid() != self._owner:  # this process was forked: it can neither wait for the compiler nor clean up
-            self._clean.detach()
-            self._begin()
         try:
             while True:
-                try:
-                    if self._process.wait(_TIMEOUT) == 0:
-                        return ctypes.CDLL(str(self._result))
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
-                if not self._others:
+                succeeded = self._compiling.wait(_TIMEOUT)
+                if succeeded:
+                    return ctypes.CDLL(str(self._result))
+                if succeeded is None or not self._others:  # a compiler that hangs would hang again
                     return None
-                self._process = self._started(self._others.pop(0))
+                self._compiling.end()
+                self._clean.detach()
+                self._compiling = self._started(self._others.pop(0))
+                self._clean = weakref.finalize(self, _ended, self._compiling, self._folder, self._owner)
         finally:
             self._clean()
 
 
-def _ended(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+def _ended(compiling: Detached, folder: str, owner: int) -> None:
     """End a build, maybe before it is done. A forked process leaves its parent's alone."""
-    if os.getpid() != owner:
-        return
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    compiling.end()
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

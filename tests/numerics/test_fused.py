@@ -4,6 +4,9 @@ import gc
 import math
 import os
 import re
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -98,13 +101,26 @@ def test_a_compiler_that_knows_no_processor_is_asked_again(folder, compiler):
 def test_a_build_that_nobody_waits_for_leaves_nothing(folder, compiler):
     compiler("exec sleep 600")
     build = fused._build.__wrapped__()
-    process = build._process
     assert folder.exists()
-    assert process.poll() is None
+    group = build._compiling.group
+    os.killpg(group, 0)
+    assert build._compiling.wait(0.0) is None
     del build
     gc.collect()
-    assert process.poll() is not None
     assert not folder.exists()
+    assert all_ended(group)
+
+
+def all_ended(group):
+    """Whether no process of a group runs; one that nobody waits for may still be listed."""
+    states = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # it ended meanwhile
+            continue
+        states += [state] if int(its_group) == group else []
+    return set(states) <= {"Z", "X"}
 
 
 def test_a_compiler_that_hangs_is_ended(folder, compiler, monkeypatch):
@@ -112,6 +128,81 @@ def test_a_compiler_that_hangs_is_ended(folder, compiler, monkeypatch):
     monkeypatch.setattr(fused, "_TIMEOUT", 0.05)
     assert fused._build.__wrapped__().library() is None
     assert not folder.exists()
+
+
+def test_a_compiler_that_hangs_is_not_asked_again(folder, compiler, monkeypatch, tmp_path):
+    compiler(f"echo asked >> {tmp_path}/asked\nexec sleep 600")
+    monkeypatch.setattr(fused, "_TIMEOUT", 0.5)
+    assert fused._build.__wrapped__().library() is None
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_temporary_files_of_the_compiler_go_with_the_build(folder, compiler, tmp_path):
+    compiler(f'echo half > "$TMPDIR/cc.s"\necho "$TMPDIR" > {tmp_path}/where\nexec sleep 600')
+    build = fused._build.__wrapped__()
+    where = tmp_path / "where"
+    until = time.monotonic() + 20
+    while not (where.exists() and where.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert where.read_text().strip() == str(folder)
+    del build
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_compiler_is_no_child_of_the_programs(folder, compiler):
+    compiler("exec sleep 600")
+    build = fused._build.__wrapped__()
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    if not listed.exists():
+        pytest.skip("this system does not list the children of a process")
+    children = listed.read_text().split()
+    assert str(build._compiling.group) not in children
+    for child in children:
+        assert "fused.c" not in Path(f"/proc/{child}/cmdline").read_text()
+
+
+def test_a_compiler_between_quotation_marks(tmp_path, monkeypatch):
+    path = tmp_path / "with spaces" / "cc"
+    path.parent.mkdir()
+    path.write_text('#!/bin/sh\nexec cc "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", f"'{path}' -g0")
+    assert fused._build.__wrapped__().library() is not None
+
+
+def test_options_of_the_users_compiler_change_no_arithmetic(monkeypatch):
+    denormal = torch.tensor([2.0**-149])
+    monkeypatch.setenv("CC", "cc -ffast-math")
+    assert fused._build.__wrapped__().library() is not None
+    assert (denormal * 1).item() == 2.0**-149
+
+
+@pytest.mark.forks
+def test_a_process_that_is_forked_while_a_thread_waits_for_the_compiler(folder, compiler, monkeypatch):
+    compiler("exec sleep 600")
+    build = fused._build.__wrapped__()
+    waiting = threading.Thread(target=build.library)
+    waiting.start()
+    while not build._lock.locked():
+        time.sleep(0.001)
+    time.sleep(0.1)  # it has begun to wait
+    monkeypatch.setattr(fused, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(fused.tempfile, "mkdtemp", lambda prefix: str((folder / "child").mkdir() or folder / "child"))
+    child = os.fork()
+    if not child:
+        os._exit(0 if build.library() is None else 1)
+    until = time.monotonic() + 15
+    ended = (0, 0)
+    while not ended[0] and time.monotonic() < until:
+        ended = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    os.killpg(build._compiling.group, signal.SIGKILL)
+    waiting.join()
+    assert ended == (child, 0)
 
 
 @pytest.mark.forks
