@@ -11,6 +11,7 @@ import torch
 
 from checked_backend.checking.baked import with_baked_values
 from checked_backend.checking.dynamo_level import with_dynamo_cause
+from checked_backend.checking.effort import THOROUGH, Effort
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kept import KeptFindings
@@ -60,6 +61,7 @@ def check(
     isolate: bool = False,
     timeout: float = ISOLATED_TIMEOUT,
     compiler_options: Mapping[str, Any] | None = None,
+    effort: Effort = THOROUGH,
 ) -> Report:
     """Compare a program in eager with the same program compiled.
 
@@ -89,6 +91,7 @@ def check(
         isolate: Run everything in a process of its own, whose death is a finding of kind ``crash``.
         timeout: Seconds after which the isolated process counts as hung.
         compiler_options: Options for the candidate.
+        effort: How much to do beyond the program's own calls; less for one of many random programs.
 
     Returns:
         The report. An exception of the program itself is compared, not raised.
@@ -123,7 +126,7 @@ def check(
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
         gradients=differentiated,
     )
-    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout)
+    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, effort)
     with random_untouched():
         if isolate:
             sides = (compiler, candidate)
@@ -147,6 +150,7 @@ class _Plan:
     optimizer: MakeOptimizer | None
     vary_data: bool
     vary_layout: bool
+    effort: Effort
 
     @property
     def title(self) -> str:
@@ -203,8 +207,8 @@ class _Plan:
         if self.vary_data:
             yield from fresh_data(program, ledger)
         if self.dynamic is True:
-            yield from other_sizes(program, shapes, ledger)
-            yield from tile_sizes(program, shapes, ledger)
+            yield from other_sizes(program, shapes, ledger, self.effort.sizes)
+            yield from tile_sizes(program, shapes, ledger, self.effort.tiles)
         if self.vary_layout:
             yield from other_layouts(program, ledger)
 
@@ -252,6 +256,8 @@ class _Plan:
 
         shown = with_baked_values(shown, run, alone)
         findings = [told(entry, run) for entry in shown]
+        if not self.effort.levels:
+            return findings
         rounding = Rounding(run.program)
 
         def same_in_float64(place: int) -> bool | None:

@@ -22,9 +22,6 @@ from checked_backend.report.ledger import Ledger
 
 __all__ = ["Shapes", "call_of_sizes", "other_sizes", "small_choices"]
 
-MOST_CALLS = 32
-"""Calls with other sizes in one check."""
-
 _PRIMES = (7, 13, 19, 31, 61, 127, 251, 509)
 _LARGEST = 4096
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -184,21 +181,28 @@ def _expression(size: Any) -> Dimension:
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
 
-def other_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[ProgramCall]:
+def other_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int) -> Iterator[ProgramCall]:
     """Calls with other sizes of the dynamic dimensions, and with inputs that share memory.
 
     Each symbol gets the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes. Then
     all symbols vary together. Inputs with a common symbol vary together. Their data are fresh. Integers stay in their
     range, and below a size that shrinks.
+
+    Args:
+        program: The program.
+        shapes: The dynamic sizes.
+        ledger: Receives what was left out.
+        most: How many calls with other sizes there are at most. They are taken evenly from all.
     """
     call = program.calls[0]
     leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
     chosen = list(small_choices(shapes))
     if not chosen:
         ledger.skip(Skip("other sizes", "the compiled program takes no size of an argument as dynamic"))
-    if len(chosen) > MOST_CALLS:
-        ledger.skip(Skip("other sizes", f"only {MOST_CALLS} of {len(chosen)} combinations were tried"))
-    for number, values in enumerate(chosen[:MOST_CALLS]):
+    if len(chosen) > most:
+        ledger.skip(Skip("other sizes", f"only {most} of {len(chosen)} combinations were tried"))
+        chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+    for number, values in enumerate(chosen):
         made = call_of_sizes(program, shapes, values, number)
         if made is not None:
             yield made

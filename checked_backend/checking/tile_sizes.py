@@ -6,8 +6,9 @@ These calls are as large as time and memory allow. Sizes that do not fit are lef
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -70,13 +71,14 @@ class _Sweep:
     left_out: dict[str, list[int]] = field(default_factory=dict)
 
 
-def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[ProgramCall]:
+def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int | None = None) -> Iterator[ProgramCall]:
     """Calls with sizes around powers of two: for each dynamic dimension alone, and for all together.
 
     Args:
         program: The program.
         shapes: The dynamic sizes.
         ledger: Receives the sizes that were tried, and those that were not.
+        most: How many calls there are at most; None: as many as time allows. Programs of other sizes get others.
     """
     sweeps = _sweeps(shapes)
     if not sweeps:
@@ -84,25 +86,33 @@ def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger) -> Iterator[Pro
     known = list(small_choices(shapes))
     costs = _Costs(shapes, _free_memory() * SHARE_OF_MEMORY)
     number = _FIRST_NUMBER
-    for size in TILE_SIZES:
-        for sweep in sweeps:
-            values = {**shapes.hints, **dict.fromkeys(sweep.symbols, size)}
-            if values in known or values == shapes.hints:
-                continue
-            why = _refusing(sweep) or costs.forbid(values)
-            if why:
-                sweep.left_out.setdefault(why, []).append(size)
-                continue
-            number += 1
-            made = call_of_sizes(program, shapes, values, number)
-            if made is None:
-                continue
-            watch = Stopwatch()
-            yield made
-            costs.took(values, watch.seconds())
-            _note(sweep, size, refused=_is_refused(made, ledger))
+    tries = list(product(TILE_SIZES, sweeps))
+    chosen = _some(len(tries), most, sum(shapes.hints.values()))
+    for place, (size, sweep) in enumerate(tries):
+        values = {**shapes.hints, **dict.fromkeys(sweep.symbols, size)}
+        if values in known or values == shapes.hints:
+            continue
+        why = _refusing(sweep) or (costs.forbid(values) if place in chosen else f"{most} calls are made in all")
+        if why:
+            sweep.left_out.setdefault(why, []).append(size)
+            continue
+        number += 1
+        made = call_of_sizes(program, shapes, values, number)
+        if made is None:
+            continue
+        watch = Stopwatch()
+        yield made
+        costs.took(values, watch.seconds())
+        _note(sweep, size, refused=_is_refused(made, ledger))
     for sweep in sweeps:
         _tell(sweep, ledger)
+
+
+def _some(count: int, most: int | None, first: int) -> Collection[int]:
+    """So many places of all, evenly spread from the first."""
+    if most is None or most >= count:
+        return range(count)
+    return {(first + place * count // most) % count for place in range(most)}
 
 
 def _sweeps(shapes: Shapes) -> list[_Sweep]:

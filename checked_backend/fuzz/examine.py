@@ -1,7 +1,8 @@
 """Check programs with `check`: several in one compile first, then each alone that may be wrong.
 
 Programs share a compile only to save time. Where findings say which of the programs are wrong, each of those has a
-compile of its own, so that nothing but itself can be the reason; where they do not, each program has.
+compile of its own, so that nothing but itself can be the reason; where they do not, each program has. If Dynamo gives
+up on one of them, it compiles none: each half is tried then.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from typing import Any
 import torch
 
 from checked_backend.checking import check
+from checked_backend.checking.effort import Effort
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.program import FuzzProgram
+from checked_backend.fuzz.generate.undefined import draws
+from checked_backend.fuzz.program import Constant, FuzzProgram, leaves_of
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
-__all__ = ["Compiler", "Examined", "check_program", "compiler_of", "examine", "places_of", "worst_finding"]
+__all__ = ["Compiler", "Examined", "alike", "check_program", "compiler_of", "examine", "places_of", "worst_finding"]
 
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
@@ -35,6 +38,14 @@ Compiler = str | Callable[..., Any]
 ISOLATED_SECONDS = 60.0
 """Seconds after which a program that is looked at for a crash counts as hung."""
 
+ALONE = Effort(sizes=6, tiles=3)
+"""What one of many dynamic programs is checked with: other programs have other sizes."""
+
+SHARED = Effort(levels=False)
+"""What programs are checked with that share a compile: those that fail are checked alone."""
+
+_HALF = frozenset({"float16", "bfloat16"})
+_TO_HALF = frozenset({"Tensor.half", "Tensor.bfloat16"})
 _LONGEST = 400
 _PLANTED = "planted:"
 _PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
@@ -109,6 +120,24 @@ def compiler_of(name: str) -> Compiler:
     return made
 
 
+def alike(program: FuzzProgram) -> str:
+    """Text that is equal for programs that may share a compile.
+
+    Besides what they must have in common, it says what makes a check compile again: the float64 twin of half precision,
+    and the compiler's own random operators. What one program needs would be done for all.
+    """
+    used = {given.dtype for given in program.inputs}
+    used |= {
+        leaf.name
+        for call in program.calls
+        for leaf in leaves_of([call.args, dict(call.kwargs)])
+        if isinstance(leaf, Constant)
+    }
+    half = bool(used & _HALF) or any(call.op in _TO_HALF for call in program.calls)
+    drawn = any(draws(call.op) for call in program.calls)
+    return f"{half:d}{drawn:d}{program.gradients:d}{program.dynamic:d}"
+
+
 def examine(
     programs: Sequence[FuzzProgram],
     compiler: Compiler,
@@ -131,6 +160,9 @@ def examine(
     if len(programs) > 1:
         note("batch")
         together, report = _checked(programs, compiler, options)
+        if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
+            yield from _in_halves(programs, compiler, options, note)
+            return
         shared = _blameless(together, report, len(programs))
         remark = f"the compile that it shares with others does not pass: {together.message}"
         yield from shared.items()
@@ -141,6 +173,22 @@ def examine(
             if shared and alone.status is Status.PASS:  # there it was blamed
                 alone = replace(alone, status=Status.INCONCLUSIVE, message=f"passes alone, but {remark}"[:_LONGEST])
             yield place, alone
+
+
+def _in_halves(
+    programs: Sequence[FuzzProgram],
+    compiler: Compiler,
+    options: Mapping[str, Any] | None,
+    note: Callable[[str], None],
+) -> Iterator[tuple[int, Examined]]:
+    middle = len(programs) // 2
+    for start, half in ((0, programs[:middle]), (middle, programs[middle:])):
+
+        def note_here(what: str, start: int = start) -> None:
+            note(what if what == "batch" else f"program {start + int(what.split()[1])}")
+
+        for place, result in examine(half, compiler, options, note_here):
+            yield start + place, result
 
 
 def _blameless(together: Examined, report: Report | None, count: int) -> Mapping[int, Examined]:
@@ -231,6 +279,7 @@ def _checked(
             gradients=programs[0].gradients,
             dynamic=programs[0].dynamic or None,
             compiler_options=dict(options or {}),
+            effort=ALONE if len(programs) == 1 else SHARED,
             **more,
         )
     except (Exception, SystemExit) as error:  # the check itself failed; that is no verdict, and must be seen

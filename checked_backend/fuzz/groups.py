@@ -92,9 +92,10 @@ def signature_of(program: FuzzProgram, result: Examined) -> Group:
         raised = result.actual.split(":")[0].split("(")[0].strip()
         detail = f"{detail}: {raised}" if raised.isidentifier() else detail
     op = plain(result.op) if result.op else " > ".join(_ops(program))
+    stage = result.stage
     if documented(result) is not None:
-        op = ANY  # who knows of one of these knows of all
-    return Group(result.kind, detail, result.stage, op, program, result, localized=bool(result.op))
+        op, stage = ANY, ""  # who knows of one of these knows of all
+    return Group(result.kind, detail, stage, op, program, result, localized=bool(result.op))
 
 
 def may_be(group: Group, program: FuzzProgram, result: Examined) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "Statement",
     "decode_program",
     "encode_program",
+    "leaves_of",
     "map_refs",
     "refs_of",
 ]
@@ -182,7 +183,7 @@ class FuzzProgram:
 
 def refs_of(call: Statement) -> list[Ref | Size]:
     """The earlier values that a call uses."""
-    return [leaf for leaf in _leaves((call.args, dict(call.kwargs))) if isinstance(leaf, Ref | Size)]
+    return [leaf for leaf in leaves_of((call.args, dict(call.kwargs))) if isinstance(leaf, Ref | Size)]
 
 
 def map_refs(call: Statement, moved: Any) -> Statement:
@@ -212,14 +213,15 @@ def _mapped(raw: Any, moved: Any) -> Any:
     return raw
 
 
-def _leaves(raw: Any) -> Iterator[Any]:
+def leaves_of(raw: Any) -> Iterator[Any]:
+    """An argument, or what is in it if it is a tuple, a list, a dict or a slice."""
     if isinstance(raw, tuple | list):
         for item in raw:
-            yield from _leaves(item)
+            yield from leaves_of(item)
     elif isinstance(raw, dict):
-        yield from _leaves(list(raw.values()))
+        yield from leaves_of(list(raw.values()))
     elif isinstance(raw, slice):
-        yield from _leaves([raw.start, raw.stop, raw.step])
+        yield from leaves_of([raw.start, raw.stop, raw.step])
     else:
         yield raw
 

@@ -64,6 +64,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     make = importlib.import_module("checked_backend.fuzz.generate.make")
     draft = importlib.import_module("checked_backend.fuzz.generate.draft")
     encode = importlib.import_module("checked_backend.fuzz.program").encode_program
+    alike = importlib.import_module("checked_backend.fuzz.examine").alike
     raw = question["choices"]
     choices = draft.Choices(tuple(raw["ops"]), tuple(raw["dtypes"]), raw["training"], raw["dynamic"], raw["longest"])
     rules, wanted = make.rules_for(()), make.rules_for(choices.ops) if choices.ops else ()
@@ -86,8 +87,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
         except CheckedBackendError as error:  # a program of torchfuzz that none of ours can be
             left_out[str(error)] += 1
             continue
-        alike = f"{program.gradients:d}{program.dynamic:d}"
-        made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike}
+        made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike(program)}
         if of:  # one that ends this process loses no others
             answers.answer(json.dumps({"programs": made, "left_out": left_out}))
     answers.answer(json.dumps({"programs": made, "left_out": left_out}))

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from checked_backend.fuzz.examine import examine
+from checked_backend.fuzz.examine import alike, examine
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
@@ -36,16 +36,16 @@ SIDES = ("together", "alone")
 def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
     """Programs as a run checks them: those that may share a compile next to each other. Dynamic ones never share."""
     rules = rules_for(())
-    alike: dict[bool, list[FuzzProgram]] = {True: [], False: []}
+    kinds: dict[str, list[FuzzProgram]] = {}
     found: list[list[FuzzProgram]] = []
     for number in range(count):
         program = make_program(seed, number, Choices(dynamic=False), rules)
-        waiting = alike[program.gradients]
+        waiting = kinds.setdefault(alike(program), [])
         waiting.append(program)
         if len(waiting) == size:
             found.append(waiting[:])
             waiting.clear()
-    return [*found, *(rest for rest in alike.values() if rest)]
+    return [*found, *(rest for rest in kinds.values() if rest)]
 
 
 def checked(programs: list[FuzzProgram], side: str, compiler: str) -> tuple[float, float, Counter[str]]:

@@ -10,6 +10,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking import tile_sizes as module
+from checked_backend.checking.effort import Effort
 from tests.support.check_tools import agreed, batch, rounding_otherwise, skips, wrong_where
 
 WRONG: dict[str, Callable[[int], bool]] = {
@@ -66,3 +67,20 @@ def test_a_dimension_of_which_eager_refuses_other_sizes_is_left_soon() -> None:
     report = agreed(cb.check(picky, (batch(6),), compiler="eager", dynamic=True))
     assert skips(report).count("too long") <= 4
     assert "eager refuses the first of them" in skips(report)
+
+
+def test_a_check_of_less_effort_makes_few_calls_of_other_sizes_for_each_program_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TILE_SIZES", (255, 65, 31, 129))
+    tried = set()
+    for rows in (5, 6, 9):
+        x = batch(rows, 4)
+        report = agreed(
+            cb.check(lambda x: x * 2, (x,), compiler="eager", dynamic=True, effort=Effort(sizes=3, tiles=2))
+        )
+        assert report.coverage.checked["program runs"] == 1 + 3 + 2
+        assert "only 3 of" in skips(report)
+        assert "2 calls are made in all" in skips(report)
+        tried.add(tuple(note for note in report.coverage.notes if "around powers of two" in note))
+    assert len(tried) == 3

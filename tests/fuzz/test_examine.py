@@ -9,12 +9,12 @@ import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examine import Examined, check_program, compiler_of, examine, places_of
+from checked_backend.fuzz.examine import Examined, alike, check_program, compiler_of, examine, places_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.planted import FAULTS
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.sweep.status import Status
 from tests.support import faults
 
@@ -152,3 +152,39 @@ def test_planted_compilers_have_names() -> None:
     assert compiler_of("inductor") == "inductor"
     with pytest.raises(FuzzError, match="planted:logic"):
         compiler_of("planted:nothing")
+
+
+def test_where_dynamo_gives_up_on_one_program_the_others_share_a_compile_still() -> None:
+    loop = (Statement("for", (2,)), Statement("Tensor.swapaxes_", (Ref(0), 0, 1)), Statement("end"))
+    transposed = FuzzProgram((X,), loop, (0,))
+    noted: list[str] = []
+    found = dict(examine([NEG, ADD, NEG, transposed], "eager", note=noted.append))
+    assert [found[place].status for place in range(4)] == [Status.PASS] * 3 + [Status.INCONCLUSIVE]
+    assert [found[place].alone for place in range(4)] == [False, False, True, True]
+    assert noted == ["batch", "batch", "batch", "program 2", "program 3"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "0000"),
+        ({"inputs": (replace(X, dtype="bfloat16"),)}, "1000"),
+        ({"calls": (Statement("Tensor.to", (Ref(0), Constant("float16"))),)}, "1000"),
+        ({"calls": (Statement("Tensor.half", (Ref(0),)),)}, "1000"),
+        ({"calls": (Statement("torch.rand_like", (Ref(0),)),)}, "0100"),
+        ({"gradients": True}, "0010"),
+        ({"dynamic": True}, "0001"),
+    ],
+)
+def test_programs_that_need_more_compiles_share_none_with_others(changed: dict[str, Any], text: str) -> None:
+    assert alike(replace(ADD, **changed)) == text
+
+
+def test_the_level_of_a_failure_is_looked_for_where_a_program_is_alone() -> None:
+    def restrided(gm: Any, _inputs: Any) -> Any:
+        return lambda *args: [faults.restrided(one) if one.dim() > 1 else one for one in gm(*args)]
+
+    found = dict(examine([ADD, NEG], restrided))
+    assert [found[place].detail for place in range(2)] == ["structure.stride"] * 2
+    assert {one.stage for one in found.values()} == {""}
+    assert check_program(ADD, restrided).stage == "compiled"
