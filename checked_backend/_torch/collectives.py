@@ -17,6 +17,7 @@ __all__ = [
     "is_replicated",
     "own_rank",
     "patience_of_ranks",
+    "ranks_of",
     "wait_for_result",
     "waited",
     "with_changed_shard",
@@ -120,3 +121,9 @@ def is_replicated(tensor: torch.Tensor) -> bool:
     """Whether every rank of a distributed tensor's mesh has all of the tensor."""
     distributed: Any = tensor
     return all(placement.is_replicate() for placement in distributed.placements)
+
+
+def ranks_of(tensor: torch.Tensor) -> list[int]:
+    """The ranks that a distributed tensor lives on."""
+    distributed: Any = tensor
+    return [int(rank) for rank in distributed.device_mesh.mesh.flatten().tolist()]

@@ -30,6 +30,7 @@ __all__ = [
     "storage_again",
     "storage_identity",
     "storage_users",
+    "version_of",
     "zero_tensor_like",
 ]
 
@@ -90,3 +91,8 @@ def zero_tensor_like(tensor: torch.Tensor) -> torch.Tensor:
 def storage_identity(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage, equal for tensors that share memory. It is valid while the storage lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to, as autograd counts; 0 for a tensor of inference mode, which is not counted."""
+    return 0 if tensor.is_inference() else tensor._version

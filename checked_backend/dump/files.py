@@ -47,7 +47,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     """Read and validate a JSON file of a dump.
 
     Raises:
-        DumpError: The file is missing, truncated, edited, of a newer format, or does not fit the model.
+        DumpError: The file is missing, truncated, edited, of another version of the format, or does not fit the model.
     """
     data = _read(path, _MAX_JSON)
     _check_values(path, data)
@@ -62,6 +62,8 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
         raise DumpError(f"{path}: 'version' is {version!r}, not a number of 1 or more")
     if version > VERSION:
         raise DumpError(f"{path}: version {version} is newer than {VERSION}, which this package reads. Update it.")
+    if version < VERSION:
+        raise DumpError(f"{path}: version {version} has checksums that are no longer used. Dump the graph again.")
     found = document.pop("checksum", None)
     try:
         expected = _checksum(document)

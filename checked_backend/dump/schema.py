@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 __all__ = ["DEVICE", "FORMAT", "VERSION", "Graph", "GraphFile", "InputsFile", "Node", "Tensor", "named_constant"]
 
 FORMAT = "checked_backend dump"
-VERSION = 1
+VERSION = 2
 
 GraphKind = Literal["dynamo", "joint", "forward", "backward", "inference"]
 

@@ -7,7 +7,6 @@ tensors that they would send are compared like results. No rank therefore depend
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,56 +24,13 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.graphs.collectives import Collective, Role, describe_collective, role_of
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.exchange import Exchange, alike, nearest
 
-__all__ = ["CollectiveReplayError", "CollectiveTape", "Exchange", "RecordCollectives", "ReplayCollectives", "near"]
-
-NEAR = 0.05
-"""Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
-
-This only decides which of several collectives of one kind and shape belong together, never whether one is right.
-"""
-
-_SAMPLE = 4096
+__all__ = ["CollectiveReplayError", "CollectiveTape", "RecordCollectives", "ReplayCollectives"]
 
 
 class CollectiveReplayError(CheckedBackendError):
     """Raised if a run exchanges something that was not recorded, or that cannot be replayed."""
-
-
-Key = tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]
-
-
-@dataclass(eq=False, slots=True)
-class Exchange:
-    """One tensor that a rank sent in a collective, and the tensor that it received.
-
-    Attributes:
-        family: ``all_reduce``, ...
-        terms: The parameters on which all ranks must agree.
-        shape: The shape of the tensor that is sent.
-        dtype: The dtype of the tensor that is sent.
-        sent: A copy of the tensor that is sent; None if nothing of it reaches another rank, or memory was too short.
-        received: A copy of the result; None before it has arrived, or if memory was too short.
-        name: Its name in findings, once eager's order is known: ``all_reduce_0``.
-    """
-
-    family: str
-    terms: tuple[tuple[str, Any], ...]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    sent: torch.Tensor | None
-    received: torch.Tensor | None = None
-    name: str = ""
-
-    @property
-    def key(self) -> Key:
-        """The facts in which two exchanges must agree to be the same."""
-        return self.family, self.terms, self.shape
-
-    def __str__(self) -> str:
-        terms = ", ".join(f"{name}={value}" for name, value in self.terms)
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.family}({dtype}{list(self.shape)}, {terms})"
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +91,9 @@ class RecordCollectives(OperatorMode):
         return result
 
     def finish(self) -> None:
-        """Wait for the collectives that are still under way."""
+        """Wait for the collectives that are still under way, unless one has failed: the other ranks may not come."""
+        if self._tape.failed is not None:
+            return
         for _, result in list(self._pending):
             try:
                 wait_for_result(result)
@@ -249,7 +207,7 @@ class ReplayCollectives(OperatorMode):
     def unused(self) -> Sequence[Exchange]:
         """Exchanges on the tape that this run did not make, without repetitions of those that it made."""
         known = [*self.sent, *self._earlier]
-        return [one for one in self._unused if not any(one.key == other.key and _alike(one, other) for other in known)]
+        return [one for one in self._unused if not any(one.key == other.key and alike(one, other) for other in known)]
 
     @property
     def doubtful(self) -> bool:
@@ -321,7 +279,7 @@ class ReplayCollectives(OperatorMode):
     def _find(self, own: Exchange) -> Exchange | None:
         left = [one for one in self._unused if one.key == own.key]
         known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
-        found = next((one for one in left[:1] if _alike(own, one)), None) or _nearest(own, left) or _nearest(own, known)
+        found = nearest(own, left) or nearest(own, known)
         if found is None:
             found = next(iter(left), None)  # no tensor is near, so this one is wrong or noisy: only the order is left
             if found is not None:
@@ -331,33 +289,6 @@ class ReplayCollectives(OperatorMode):
         if found is not None and found in self._unused:
             self._unused.remove(found)
         return found
-
-
-def _nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
-    near_ones = [(distance, place) for place, one in enumerate(others) if (distance := _distance(own, one)) <= NEAR]
-    return others[min(near_ones)[1]] if near_ones else None
-
-
-def _alike(one: Exchange, other: Exchange) -> bool:
-    return _distance(one, other) <= NEAR
-
-
-def _distance(one: Exchange, other: Exchange) -> float:
-    if one.sent is None or other.sent is None:
-        return 0.0
-    return near(one.sent, other.sent)
-
-
-def near(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The relative distance of two tensors of one shape, in a sample of their elements."""
-    step = max(1, one.numel() // _SAMPLE)
-    first, second = (tensor.detach().reshape(-1)[::step].to(torch.float64) for tensor in (one, other))
-    both = torch.isfinite(first) & torch.isfinite(second)
-    same = first.nan_to_num(0.25, 0.5, -0.5)[~both] == second.nan_to_num(0.25, 0.5, -0.5)[~both]
-    if not bool(same.all()):
-        return math.inf
-    scale = float(first[both].norm()) + float(second[both].norm())
-    return 0.0 if not scale else 2 * float((first - second)[both].norm()) / scale
 
 
 def _zeros(

@@ -14,14 +14,17 @@ _CHUNK = 1 << 17
 LARGE = 1 << 14
 """Elements. For smaller tensors alone the compiled loop is not worth compiling."""
 
+_MIXING = ((16, 2146121005), (15, -2073254261))
+"""Shifts and odd factors, as in ``fused.c``: no two numbers become the same."""
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: torch.Tensor) -> int | None:
     """Checksum a tensor's elements, in order.
 
-    The bits of each element are weighted by an odd factor that depends on its place, so that permuted values change
-    the sum. The tensor is read once, with one chunk of extra memory.
+    The bits of each element are mixed with its place before they are added up, so that permuted values change the sum,
+    and so do values that are all negated or doubled. The tensor is read once, with a few chunks of extra memory.
 
     Args:
         tensor: Any plain dense tensor. A tensor that is not contiguous in some order of its dimensions is copied.
@@ -57,12 +60,17 @@ def _compiled(bits: torch.Tensor) -> Checksum | None:
 
 def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
     count = min(_CHUNK, bits.numel())
-    weights = torch.arange(1, 2 * count + 1, 2, dtype=torch.int32, device=bits.device).mul_(-1640531535).bitwise_or_(1)
-    work = torch.empty(count, dtype=torch.int32, device=bits.device)
+    places = torch.arange(1, count + 1, dtype=torch.int32, device=bits.device).mul_(-1640531535)
+    work, high = (torch.empty(count, dtype=torch.int32, device=bits.device) for _ in range(2))
 
     def checksum(chunk: torch.Tensor) -> int:
-        product = torch.mul(chunk, weights[: chunk.numel()], out=work[: chunk.numel()])
-        return int(product.sum(dtype=torch.int64).item()) & (2**32 - 1)
+        size = chunk.numel()
+        mixed, other = work[:size], high[:size]
+        torch.bitwise_xor(chunk, places[:size], out=mixed)
+        for shift, factor in _MIXING:
+            torch.bitwise_right_shift(mixed, shift, out=other).bitwise_and_((1 << (32 - shift)) - 1)
+            mixed.bitwise_xor_(other).mul_(factor)
+        return int(mixed.sum(dtype=torch.int64).item()) & (2**32 - 1)
 
     return checksum
 

@@ -162,17 +162,19 @@ DEFINE_LOOP(fused_float32, int32_t, from_float32, 0x7fffffff, 0x1p-24)
 DEFINE_LOOP(fused_bfloat16, int16_t, from_bfloat16, 0x7fff, 0x1p-8)
 DEFINE_LOOP(fused_float16, int16_t, from_float16, 0x7fff, 0x1p-11)
 
-/* The sum of the products that `fingerprint` takes of a chunk: bits times the odd weight of their place, modulo 2^32. */
+/* The sum that `fingerprint` takes of a chunk, modulo 2^32. The bits of each element are mixed with their place first. A
+   plain product would lose the changes that programs make: with high bits only, these cancel out in a sum. */
 #define DEFINE_CHECKSUM(NAME, BITS)                                                                                    \
     uint32_t NAME(const BITS *bits, int64_t count) {                                                                   \
         uint32_t total = 0;                                                                                            \
         for (int64_t start = 0; start < count; start += ROW) {                                                         \
             const int length = count - start < ROW ? (int)(count - start) : ROW;                                       \
-            const uint32_t first = 2 * (uint32_t)start + 1;                                                            \
+            const uint32_t first = (uint32_t)start + 1;                                                                \
             _Pragma("omp simd reduction(+: total)")                                                                    \
             for (int i = 0; i < length; i++) {                                                                         \
-                const uint32_t weight = (first + 2 * (uint32_t)i) * 2654435761u | 1u;                                  \
-                total += (uint32_t)(int32_t)bits[start + i] * weight;                                                  \
+                uint32_t mixed = (uint32_t)(int32_t)bits[start + i] ^ ((first + (uint32_t)i) * 2654435761u);           \
+                mixed = (mixed ^ (mixed >> 16)) * 2146121005u;                                                         \
+                total += (mixed ^ (mixed >> 15)) * 2221713035u;                                                        \
             }                                                                                                          \
         }                                                                                                              \
         return total;                                                                                                  \

@@ -276,6 +276,8 @@ class BackwardWatch:
             del self._passes[task]
             return None
         progress.left = ProcessState.capture()
+        if progress.recorder is not None:
+            progress.recorder.finish()
         site = self._sites[number]
         gradients = self._on_error(error, progress.summary())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1

@@ -11,7 +11,8 @@ import torch
 
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.modes.collective_tape import CollectiveTape, Exchange, RecordCollectives, ReplayCollectives
+from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives, ReplayCollectives
+from checked_backend.modes.exchange import Exchange
 from checked_backend.verdict.decisions import TensorPair
 
 __all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying"]
@@ -92,10 +93,17 @@ class Exchanges:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the exchanges of the candidate's forward pass."""
+        """Record the exchanges of the candidate's forward pass.
+
+        Where it raises, what it has begun to exchange still arrives, and eager goes on from there.
+        """
         mode = RecordCollectives(self._forward)
-        with mode:
-            yield
+        try:
+            with mode:
+                yield
+        except Exception:
+            mode.finish()
+            raise
         mode.finish()
 
     def backward_passed(self, tape: CollectiveTape) -> None:

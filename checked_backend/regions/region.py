@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import StopRecomputationError
-from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
@@ -131,7 +130,9 @@ class CheckedRegion:
         self._known: tuple[Effects, Subjects] | None = None
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
-        self._replicas = Replicas(info.name) if options.ranks and not silent else None
+        self._replicas = (
+            Replicas(info.name.partition(" [")[0], self._reporter) if options.ranks and not silent else None
+        )
         self._passed_by = PassedBy(schedule, self._earlier, self._reporter)
         self._passed_by.look_at_all = self._replicas is not None
 
@@ -143,8 +144,8 @@ class CheckedRegion:
         if is_unobserved() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
-        if self._replicas is not None and self._replicas.due(self._earlier.calls):
-            self._compare_ranks(self._replicas, args)
+        if self._replicas is not None:
+            self._replicas.compare(self._earlier.calls, args, self._first_look(args)[1].inputs)
         if self._unsupported is not None:
             self._passed_by.count()
             self._reporter.report([self._unsupported])
@@ -161,19 +162,6 @@ class CheckedRegion:
         if self._schedule.limited and due is None:
             self._reporter.calls_unearned()
         return self._schedule.unchecked(self._unchecked, args)
-
-    def _compare_ranks(self, replicas: Replicas, args: Sequence[Any]) -> None:
-        if not distributed_is_on():
-            return
-        _, subjects = self._first_look(args)
-        before = replicas.compared
-        replicas.look(self._earlier.calls, args, subjects.inputs)
-        found = replicas.findings()
-        if replicas.compared > before:
-            self._reporter.count({"parameters held against rank 0": replicas.compared - before})
-        self._reporter.call = self._earlier.calls
-        if found:
-            self._reporter.report(found)
 
     def _unchecked(self, *args: Any) -> Any:
         try:

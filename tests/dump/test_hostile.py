@@ -100,9 +100,14 @@ def test_damage_is_named(dump: Path, file: str, how: str) -> None:
 
 def test_a_newer_format_is_said_to_be_newer(dump: Path) -> None:
     for file in ("graph.json", "inputs.json"):
+        edit(dump / file, lambda document: document.update(version=3))
+        refused(dump, file, "version 3 is newer than 2, which this package reads. Update it")
         edit(dump / file, lambda document: document.update(version=2))
-        refused(dump, file, "version 2 is newer than 1, which this package reads. Update it")
-        edit(dump / file, lambda document: document.update(version=1))
+
+
+def test_a_format_with_other_checksums_is_said_to_be_old(dump: Path) -> None:
+    edit(dump / "graph.json", lambda document: document.update(version=1))
+    refused(dump, "graph.json", "version 1 has checksums that are no longer used. Dump the graph again")
 
 
 def test_an_edit_is_said_to_be_one(dump: Path) -> None:

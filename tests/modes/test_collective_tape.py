@@ -85,6 +85,28 @@ def test_collectives_in_another_order_find_their_own() -> None:
     assert not run.in_step
 
 
+def test_of_two_that_are_near_the_one_that_sends_the_same_is_found() -> None:
+    near = TWO * 1.02
+    tape, _ = recorded(lambda: reduced(near) + reduced(TWO))
+    run = ReplayCollectives(tape, pairs=True)
+    with run:
+        second, first = reduced(TWO * (1 + 1e-6)) * 1, reduced(near * (1 - 1e-6)) * 1
+    assert torch.equal(first, near)
+    assert torch.equal(second, TWO)
+
+
+def test_of_two_that_differ_by_rounding_alone_the_order_decides() -> None:
+    alike = TWO * (1 + 1e-6)
+    tape, _ = recorded(lambda: reduced(alike) + reduced(TWO))
+    tape.exchanges[0].received, tape.exchanges[1].received = ONE, TWO
+    run = ReplayCollectives(tape, pairs=True)
+    with run:
+        first, second = reduced(TWO) * 1, reduced(alike) * 1
+    assert torch.equal(first, ONE)
+    assert torch.equal(second, TWO)
+    assert run.in_step
+
+
 def test_equal_collectives_that_a_compiler_merged_are_no_difference() -> None:
     tape, _ = recorded(lambda: reduced(ONE) * 1)
     run = ReplayCollectives(tape, pairs=True)

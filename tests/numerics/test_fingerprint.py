@@ -50,6 +50,18 @@ def test_a_bit_that_changes_is_noticed(dtype):
         assert fingerprint(changed) != before
 
 
+@pytest.mark.parametrize("count", [2, 32, 1000, 20_000, 300_000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_negated_or_doubled_as_a_whole_is_noticed(dtype, count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
+    zeros = torch.zeros(count, dtype=dtype)
+    assert len({fingerprint(values * factor) for factor in (1, -1, 2, -2, 4, 0.5)}) == 6
+    assert fingerprint(zeros) != fingerprint(-zeros)
+    changed = values.clone()
+    changed[:2] = -changed[:2]
+    assert fingerprint(changed) != fingerprint(values)
+
+
 def test_order_is_noticed_and_layout_is_not():
     values = torch.randn(200, 300)
     assert fingerprint(values.flip(0)) != fingerprint(values)

@@ -275,6 +275,20 @@ def test_input_changed_that_eager_leaves_alone(name: str) -> None:
     assert {str(finding.kind) for finding in report.findings} == {"mutation"}
 
 
+@pytest.mark.parametrize("factor", [-1.0, 2.0])
+def test_input_negated_or_doubled_as_a_whole(factor: float) -> None:
+    def compiler(gm: Any, _inputs: Any) -> Any:
+        def run(x: torch.Tensor) -> Any:
+            returned = gm.forward(x)
+            x.mul_(factor)
+            return returned
+
+        return run
+
+    report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
+    assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
+
+
 @pytest.mark.parametrize("name", ["x", "layers.0.weight"])
 def test_input_changed_at_a_later_call(name: str) -> None:
     model, x = Net(), torch.randn(6, 8)
