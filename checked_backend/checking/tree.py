@@ -72,8 +72,16 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, (tuple, list, deque)):
         return [(f"[{index}]", inner) for index, inner in enumerate(value)]
     if dataclasses.is_dataclass(value):
-        return [(f".{member.name}", getattr(value, member.name, None)) for member in dataclasses.fields(value)]
+        return [(f".{member.name}", _field(value, member.name)) for member in dataclasses.fields(value)]
     return None
+
+
+def _field(value: Any, name: str) -> Any:
+    """What an object keeps in a field; its class may refuse to be asked, as a configuration with layers that differ."""
+    try:
+        return object.__getattribute__(value, name)
+    except Exception:  # a field that was never set, or a property in its place that raises
+        return None
 
 
 def _named(key: object, place: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,32 @@ def test_complex_outputs_get_complex_gradients() -> None:
     agreed(report, outputs=3, gradients=1)
     wrong = faults.spoiled_gradient("z", lambda gradient: gradient.conj() * 1.0)
     assert found(cb.check(lambda z: z * (1 + 2j), (z,), compiler=wrong)) == {("logic", "grad[z]")}
+
+
+@dataclass
+class Uneven:
+    """Like the configuration of a model whose layers differ: it refuses to give what each layer has for itself."""
+
+    scale: float = 2.0
+    heads: int = 4
+    written: torch.Tensor | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "heads":
+            raise RuntimeError("ask a layer for its heads")
+        return super().__getattribute__(name)
+
+
+class Configured(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Uneven()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.config.written = x * (3 if torch.compiler.is_compiling() else 2)
+        return x * self.config.scale
+
+
+def test_an_object_that_refuses_some_of_its_fields_is_copied_and_compared() -> None:
+    report = cb.check(Configured(), (batch(8),), compiler="eager")
+    assert {name for _, name in found(report)} == {"attribute[config.written]"}
