@@ -88,7 +88,8 @@ def _known_findings(entries: tuple[str, ...]) -> tuple[str, ...]:
             near = did_you_mean(entry, finer)
             raise ValueError(f"{entry!r} is no finer kind.{near} There are: {', '.join(finer) or f'none of {word}'}")
         heads = {f"{one}[" if "[" in entry else one for one in subjects}
-        near = did_you_mean(word + ("[" if "[" in entry else ""), heads) if "[" in entry else ""
+        near = did_you_mean(f"{word}[", heads) if "[" in entry else ""
+        near = near.replace("['", f"{entry[len(word) :]}'")
         near = near or did_you_mean(entry, kinds | DETAILS | subjects)
         raise ValueError(
             f"{entry!r} is neither a kind of finding nor a subject.{near} Kinds: {', '.join(sorted(kinds))}; a finer "

@@ -174,7 +174,7 @@ def test_a_compiler_can_be_a_callable() -> None:
         ("structur", "Did you mean 'structure'?"),
         ("strides", "is neither a kind of finding nor a subject"),
         ("alias.identitty", "Did you mean 'alias.identity'?"),
-        ("outptu[0]", "Did you mean 'output['?"),
+        ("outptu[0]", "Did you mean 'output[0]'?"),
         ("logic.", "is no finer kind"),
         ("nonfinite.nan", "There are: nonfinite.other_run"),
         ("LOGIC", "is neither a kind"),

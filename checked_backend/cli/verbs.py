@@ -22,7 +22,7 @@ import typer
 from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.fuzzing import fuzz, selftest
-from checked_backend.cli.printing import STDOUT, Verbose, complain, print_text
+from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
 from checked_backend.cli.recording import compare, record
 from checked_backend.cli.reporting import report
 from checked_backend.cli.running import run
@@ -33,7 +33,10 @@ from checked_backend.process.child import Limits, default_memory
 from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
+from checked_backend.report.certificate import render_certificate
+from checked_backend.report.html import render_html
 from checked_backend.report.to_json import dumps
+from checked_backend.report.write import write_whole
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -108,6 +111,8 @@ def check(
         float | None, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")
     ] = None,
     localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
+    certificate: Annotated[bool, typer.Option("--certificate", help="Print what was checked, as Markdown.")] = False,
     verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
@@ -131,7 +136,14 @@ def check(
     given = {name: value for name, value in options.items() if value is not None}
     with _users_code(as_json):
         found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
-    print_text(found.to_json() if as_json else found.to_text(verbose=verbose))
+    if html is not None:
+        write_whole(render_html((found,)), html)
+    if as_json:
+        print_text(found.to_json())
+    elif certificate:
+        print_text(render_certificate((found,)))
+    else:
+        print_reports((found,), verbose=verbose)
     return found.verdict
 
 
@@ -301,7 +313,10 @@ def _replayed(
             yield
 
     def show(found: Report) -> Verdict:
-        print_text(found.to_json() if as_json else str(found))
+        if as_json:
+            print_text(found.to_json())
+        else:
+            print_reports((found,), verbose=False)
         return found.verdict
 
     status = replay_apart(dump, modules, limits, how, around=around, show=show, exit_code=_exit_code)

@@ -18,6 +18,7 @@ from checked_backend.options import InterpreterOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.report.file_names import claimed_path, this_moment
 from checked_backend.report.reporter import Reporter
+from checked_backend.report.user_frame import users_stacklevel
 from checked_backend.report.write import write_whole
 
 __all__ = ["MetadataReporter"]
@@ -110,7 +111,7 @@ class MetadataReporter(Reporter):
         self._warn_of_layout([finding for finding in news if not finding.fails])
         if self._options.on_divergence == "warn" and any(finding.fails for finding in news):
             error = metadata_error([finding for finding in news if finding.fails], self._unused.remarks())
-            warnings.warn(str(error), DivergenceWarning, stacklevel=2)
+            warnings.warn(str(error), DivergenceWarning, stacklevel=users_stacklevel())
 
     @staticmethod
     def _key(finding: Finding) -> tuple[str, str | None, str]:

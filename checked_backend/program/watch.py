@@ -49,6 +49,7 @@ class ProgramWatch(CompileWatch):
         self._lock = threading.Lock()
         self._marks: dict[int, Mark] = {}
         self._unsaved = False
+        self._told: set[str] = set()
         self._session = Session()
         self._entered = contextlib.ExitStack()
         self._entered.enter_context(self._session.entered())  # records the checks that the program makes by itself, too
@@ -91,13 +92,17 @@ class ProgramWatch(CompileWatch):
             self._tell(record.region, record.call)
 
     def _tell(self, region: str, call: int) -> None:
-        self._unsaved = (
-            True  # the finding is added after this; the next call writes it, so that a kill does not lose it
-        )
-        print(  # noqa: T201
-            f"checked-backend: call {call} of {region} differs from eager; the report follows at the program's end",
-            file=sys.stderr,
-        )
+        # The finding is added after this. The next call writes it, so that a kill does not lose it.
+        self._unsaved = True
+        with self._lock:
+            is_news = region not in self._told
+            self._told.add(region)
+        if is_news:  # later calls mostly differ for the same reason, and a program may make thousands
+            print(  # noqa: T201
+                f"checked-backend: call {call} of {region} differs from eager, which is said once; the report follows "
+                "at the program's end",
+                file=sys.stderr,
+            )
 
     def _save(self) -> None:
         self._unsaved = False

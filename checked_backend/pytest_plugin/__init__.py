@@ -175,6 +175,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if check is not None and last:
         item.user_properties.extend(check.properties())
     report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, DivergenceError):
+        _put_cause_first(report)
     if check is not None and report.failed:
         check.told = True  # here, or by the section below
         report.sections = [(name, kept) for name, text in report.sections if (kept := _without_trace(text))]
@@ -192,6 +194,13 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     if module in ("torch", "checked_backend"):
         return rest
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _put_cause_first(report: pytest.TestReport) -> None:
+    """Begin the message of pytest's summary and of JUnit with the cause: a terminal cuts what comes later."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = re.sub(r"^[\w.]*DivergenceError: FAIL: ", "numcheck: ", crash.message)
 
 
 def _without_trace(text: str) -> str:

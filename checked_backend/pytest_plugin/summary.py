@@ -59,7 +59,7 @@ class Summary:
     def _text(self) -> Iterator[str]:
         for verdict, test, sentence in sorted(self.lines):
             yield f"{verdict.upper()} {test}"
-            yield f"    {sentence}"
+            yield f"    {sentence.removeprefix(f'{verdict.upper()}: ')}"
         tests = sum(self.verdicts.values())
         if not tests:
             yield "nothing was checked: no test ran a compiled region"

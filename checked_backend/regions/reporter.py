@@ -22,6 +22,7 @@ from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.peers import peers_of_run, this_rank
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import investigations
+from checked_backend.report.user_frame import users_stacklevel
 from checked_backend.verdict.classify import NOT_REPRODUCED
 
 __all__ = ["RegionReporter"]
@@ -184,7 +185,7 @@ class RegionReporter(Reporter):
         if ends:
             raise DivergenceError(report) from cause
         if self._options.on_divergence == "warn" and news:
-            warnings.warn(str(report), DivergenceWarning, stacklevel=3)
+            warnings.warn(str(report), DivergenceWarning, stacklevel=users_stacklevel())
         return self._options.on_divergence == "fallback"
 
     def _trace(self, report: Report) -> None:

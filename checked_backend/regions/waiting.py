@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from checked_backend.report.file_names import process_rank
 from checked_backend.report.progress import Progress
 
 __all__ = ["CONTROL_RUNS", "Waiting"]
 
 PATIENCE = 3.0
-"""Seconds that a person waits without asking why."""
+"""Seconds that a person waits at a terminal without asking why."""
+
+PATIENCE_OF_A_LOG = 20.0
+"""The same where output is piped: each line stays there, and most checks are followed by thousands of others."""
 
 SLOW_NODES = 50
 """Inductor takes seconds to compile this many calls, though its cache may have given the candidate at once."""
@@ -107,7 +111,8 @@ class Waiting:
         if self._progress is None or now - self._ended > _PAUSE:
             self._progress, self._begun = Progress(self._stream, self._clock, on_interrupt=""), now
         progress = self._progress
-        told = slow or now - self._begun >= PATIENCE
+        patience = PATIENCE if progress.is_terminal() else PATIENCE_OF_A_LOG
+        told = (slow or now - self._begun >= patience) and not process_rank()  # the others do the same
         if told:
             progress(f"checking {self._region}: {words}")
         try:

@@ -185,8 +185,11 @@ def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
         yield "To see it again: run the repro shown with the finding. It needs nothing but its own folder."
     elif shown:
         yield "A script was written, but it does not show the finding in a fresh process; the evidence says why."
+    by_key: dict[str, list[Finding]] = {}
     for finding in findings:
-        key = _key(finding)
+        by_key.setdefault(_key(finding), []).append(finding)
+    for key, alike in by_key.items():  # said once, of the finding of which most is known
+        finding = next((one for one in alike if one.op and one.source), alike[0])
         yield " ".join([ADVICE[key], *(_IN_LOW if _is_low(finding) else _IN_WIDE).get(key, ()), *_where(finding, key)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean", "first_line", "plural"]
+__all__ = ["clean", "first_line", "percent", "plural"]
 
 # Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -24,3 +24,9 @@ def first_line(text: str) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 call``, ``2 calls``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def percent(share: float) -> str:
+    """``0.56%``, ``429%``: two digits, and no exponent where a person can read the number."""
+    hundredths = 100 * share
+    return f"{hundredths:.0f}%" if 99.5 <= hundredths < 1e6 else f"{hundredths:.2g}%"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checked_backend.findings import EvidenceKey, Finding, Kernel, Metrics, NoiseScale, Number, Severity
-from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, NoiseScale, Number, Severity
+from checked_backend.report.clean import clean, first_line, percent, plural
 from checked_backend.report.flow_chart import flow_sentence
 from checked_backend.report.one_line import is_line_blamed
 
@@ -52,8 +52,13 @@ def what(finding: Finding) -> str:
     return f"{clean(detail)}, {first_line(finding.subject)}"
 
 
-def how_wrong(finding: Finding) -> str:
-    """The distance of the two sides in a few words; empty if it is not known."""
+def how_wrong(finding: Finding, *, briefly: bool = False) -> str:
+    """The distance of the two sides in a few words; empty if it is not known.
+
+    Args:
+        finding: The finding.
+        briefly: Leave out how many elements differ where most do: one of many results has a line at most.
+    """
     metrics, noise = finding.metrics, finding.noise
     if metrics is None:
         if finding.expected is None or finding.actual is None:
@@ -61,19 +66,19 @@ def how_wrong(finding: Finding) -> str:
         return clean(f"{finding.actual} instead of {finding.expected}")
     if metrics.mismatched == 0:
         return "no element differs"
-    parts = [f"{metrics.mismatched} of {plural(metrics.total, 'element')}"]
+    if metrics.nonfinite_mismatched and finding.kind is Kind.NONFINITE:  # how far numbers differ is not the matter
+        verb = "is" if metrics.nonfinite_mismatched == 1 else "are"
+        counted = f"{metrics.nonfinite_mismatched} of {plural(metrics.total, 'element')}"
+        return f"{counted} {verb} NaN or infinite on one side only"
+    most = 2 * metrics.mismatched > metrics.total
+    parts = [] if briefly and most else [f"{metrics.mismatched} of {plural(metrics.total, 'element')}"]
     if metrics.nonfinite_mismatched:
         parts.append(f"{metrics.nonfinite_mismatched} NaN or infinite on one side only")
     if metrics.reference_rms > 0 and metrics.rmse > 0:
-        parts.append(f"{_percent(metrics.rmse / metrics.reference_rms)} off")
+        parts.append(f"{percent(metrics.rmse / metrics.reference_rms)} off")
     if noise is not None and noise.max > 0 and metrics.max_abs_diff > 0:
-        parts.append(f"{metrics.max_abs_diff / noise.max:.3g} times its rounding noise")
+        parts.append(f"{metrics.max_abs_diff / noise.max:.3g} times its {'' if briefly else 'rounding '}noise")
     return ", ".join(parts)
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    return f"{percent:.0f}%" if 99.5 <= percent < 1e6 else f"{percent:.2g}%"
 
 
 def values_at(finding: Finding) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from checked_backend.findings import NodeError
+from checked_backend.report.clean import percent
 from checked_backend.report.operator_names import operator_name
 from checked_backend.report.svg import LogAxis, fits, joined
 
@@ -115,11 +116,11 @@ def flow_sentence(flow: Sequence[NodeError], at_fault: str | None) -> str:
     first = next((node for node in wrong if node.name == at_fault), wrong[0])
     words = [f"The error begins at {fits(first.name, 60)} ({fits(first.op, 60)}): {_size(first.error)}"]
     if first.own is not None:
-        words.append(f"given its inputs, the operator itself is off by {_size(first.own)}")
+        words.append(f"given its inputs, the operator itself is {_size(first.own)}")
     after = wrong[wrong.index(first) + 1 :]
     if after:
         inherited = f"{len(after)} of {len(flow)} operators inherit it"
-        words += [inherited, f"at {fits(after[-1].name, 60)} it is {_size(after[-1].error)}"]
+        words += [inherited, f"the last, {fits(after[-1].name, 60)}, is {_size(after[-1].error)}"]
     return "; ".join(words) + "."
 
 
@@ -131,7 +132,7 @@ def _label(node: NodeError) -> str:
 
 
 def _size(error: float) -> str:
-    return f"{error:.2g} of its size" if math.isfinite(error) else "NaN or infinity on one side"
+    return f"{percent(error)} off" if math.isfinite(error) else "NaN or infinite on one side"
 
 
 def _arc(layout: _Layout, source: int, target: int, node: NodeError) -> Markup:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from checked_backend.findings import Coverage, EvidenceKey, Finding, WorstElement
 from checked_backend.report.causes import Cause, causes_of, several_regions, worst_first
 from checked_backend.report.clean import clean, first_line, plural
-from checked_backend.report.details import kernel_words, side_by_side, told_apart, what
+from checked_backend.report.details import kernel_words, side_by_side, told_apart
 from checked_backend.report.flow_chart import flow_chart, flow_sentence
 from checked_backend.report.pictures import error_chart
 from checked_backend.report.tensor_pictures import heat_map, heat_words, histogram
@@ -188,7 +188,7 @@ def _tensors(findings: Sequence[Finding]) -> Iterator[_Tensor]:
     for finding in [one for one in findings if one.distribution is not None][:_SHOWN_TENSORS]:
         if (found := finding.distribution) is not None:
             words = heat_words(found)
-            name = f"{what(finding)}{f' of {clean(finding.region)}' if where else ''}"
+            name = f"{first_line(finding.subject)}{f' of {clean(finding.region)}' if where else ''}"
             yield _Tensor(name, heat_map(found), words, histogram(found), tuple(map(_element, found.worst)))
 
 

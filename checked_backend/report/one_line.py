@@ -12,8 +12,9 @@ from checked_backend.report.causes import Cause, short_region
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import named, said_of, stage_words
+from checked_backend.subjects import SubjectKind
 
-__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "user_line"]
+__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "operator_words", "user_line"]
 
 _SOURCE = re.compile(
     r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
@@ -41,6 +42,16 @@ class Line(NamedTuple):
     def place(self) -> str:
         """``model.py:52``."""
         return f"{self.file}:{self.number}"
+
+
+def operator_words(cause: Cause) -> str:
+    """The operator of a cause as people write it, or its gradient: ``the gradient of convolution``.
+
+    In Dynamo's graph an operator and its gradient are one node.
+    """
+    main = cause.main
+    are_gradients = main.graph == "dynamo" and all(one.about.kind is SubjectKind.GRADIENT for one in cause.findings)
+    return f"{'the gradient of ' if are_gradients else ''}{operator_name(main.op or '')}"
 
 
 def user_line(source: str | None) -> Line | None:
@@ -100,7 +111,7 @@ def _said(cause: Cause) -> str:
     main = cause.main
     stage = f" ({words})" if (words := stage_words(main)) else ""
     if main.op is not None:
-        return f"{operator_name(main.op)} {said_of(main)}{stage}"
+        return f"{operator_words(cause)} {said_of(main)}{stage}"
     subjects = cause.subjects
     more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
     where = f" in {cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""

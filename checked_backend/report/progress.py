@@ -13,7 +13,13 @@ from checked_backend.report.clean import first_line
 __all__ = ["Progress"]
 
 _WIDTH = 110
-_LEAST_WIDTH = 40
+_USUAL_WIDTH = 79
+"""Of a terminal that does not say how wide it is."""
+
+_LEAST_WIDTH = 10
+_LEAST_TEXT = 28
+"""Characters of what is being done that are more use than what Ctrl-C does."""
+
 _OFTEN = 5.0
 """Seconds between two lines where each of them stays."""
 
@@ -45,28 +51,31 @@ class Progress:
         """Tell what is being done now."""
         now = self._clock()
         line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)}"
-        if self._is_terminal():
+        if self.is_terminal():
             width = self._width()
-            room = width - len(self._on_interrupt)
-            shown = line if len(line) <= room else f"{line[: max(0, room - 3)]}..."
-            self._write(f"\r{f'{shown}{self._on_interrupt}'[:width]:<{width}}")
+            remark = self._on_interrupt if width - len(self._on_interrupt) >= _LEAST_TEXT else ""
+            room = width - len(remark)
+            shown = line if len(line) <= room else f"{line[: room - 3]}..."
+            self._write(f"\r{f'{shown}{remark}':<{width}}")
         elif now - self._latest >= _OFTEN:
             self._write(f"{line}{self._on_interrupt}\n")
             self._latest = now
 
     def end(self) -> None:
         """Leave the terminal with an empty line, for what is printed next. A forked process may have written on it."""
-        if self._is_terminal():
+        if self.is_terminal():
             self._write(f"\r{'':<{self._width()}}\r")
 
     def _width(self) -> int:
         """How long a line may be: one that wraps could not be written over."""
         try:
-            return max(_LEAST_WIDTH, min(_WIDTH, os.get_terminal_size(self._stream.fileno()).columns - 1))
+            columns = os.get_terminal_size(self._stream.fileno()).columns
         except (AttributeError, OSError, ValueError):
             return _WIDTH
+        return max(_LEAST_WIDTH, min(_WIDTH, columns - 1)) if columns else _USUAL_WIDTH
 
-    def _is_terminal(self) -> bool:
+    def is_terminal(self) -> bool:
+        """Whether a line can be written over."""
         try:
             return self._stream.isatty()
         except (AttributeError, ValueError):

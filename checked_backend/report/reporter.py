@@ -18,6 +18,7 @@ from checked_backend.report.closing import end_of_process
 from checked_backend.report.layout import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
 from checked_backend.report.session import active_sessions, investigations
+from checked_backend.report.user_frame import users_stacklevel
 
 __all__ = ["Reporter"]
 
@@ -113,4 +114,4 @@ class Reporter:
         fresh = [finding for place, finding in places.items() if place not in told]
         told.update(places)
         if fresh and not self._quiet:
-            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=4)
+            warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=users_stacklevel())

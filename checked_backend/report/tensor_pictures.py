@@ -15,6 +15,7 @@ __all__ = ["heat_map", "heat_words", "histogram"]
 _LEVELS = 8
 _CELL = 12
 _WIDEST_MAP = 440
+_TALLEST_MAP = 520
 _LEAST_CELLS = 8
 _BAR, _TALL, _FOOT, _TOP = 34, 120, 34, 18
 _LEAST_BARS, _MOST_BARS = 8, 72
@@ -41,7 +42,10 @@ def heat_map(distribution: Distribution) -> Markup | None:
     width, height = max(across, _LEAST_CELLS) * _CELL, len(distribution.blocks) * _CELL
     parts = [
         Markup('<svg class="heat" role="img" viewBox="-1 -1 {} {}" style="max-width:{}px" aria-label="{}">').format(
-            width + 2, height + 2, min(2 * width, _WIDEST_MAP), heat_words(distribution)
+            width + 2,
+            height + 2,
+            min(2 * width, _WIDEST_MAP, _TALLEST_MAP * width // height),
+            heat_words(distribution),
         ),
         Markup('<rect class="sheet" x="0" y="0" width="{}" height="{}"/>').format(across * _CELL, height),
         *(Markup('<path class="{}" d="{}"/>').format(level, "".join(at)) for level, at in sorted(paths.items())),
@@ -59,7 +63,8 @@ def heat_words(distribution: Distribution) -> str:
     if finite:
         words += f", by {min(finite):.2g} to {max(finite):.2g}"
     if len(finite) < len(hot):
-        words += f"; {len(hot) - len(finite)} have NaN or infinity on one side only"
+        strange = len(hot) - len(finite)
+        words += f"; {strange} {'has' if strange == 1 else 'have'} NaN or infinity on one side only"
     return words + "."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from checked_backend.findings import Verdict
 from checked_backend.report.details import Row
-from checked_backend.report.view import CauseView, sections, short_sections, view
+from checked_backend.report.view import CauseView, ReportView, sections, short_sections, view
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -55,6 +56,7 @@ def render_text(report: Report, *, verbose: bool = False) -> str:
         lines.extend(["", *_wrap(f"Checked: {parts.coverage}", rest="  ")])
     if parts.path:
         lines.extend([*([] if parts.coverage and not verbose else [""]), f"Report: {parts.path}"])
+        lines.extend(_page(parts))
     return "\n".join(lines)
 
 
@@ -91,7 +93,14 @@ def render_rich(report: Report, *, verbose: bool = False) -> RenderableType:
         blocks.extend([Text(), Text(f"Checked: {parts.coverage}", style="dim")])
     if parts.path:
         blocks.append(Text(f"Report: {parts.path}"))
+        blocks.extend(map(Text, _page(parts)))
     return Group(*blocks)
+
+
+def _page(parts: ReportView) -> Iterator[str]:
+    """The command that draws a report, which is worth it where something was found."""
+    if parts.causes:
+        yield f"Page:   checked-backend report {shlex.quote(parts.path)} --html page.html"
 
 
 def _rows_of(cause: CauseView) -> tuple[Row, ...]:

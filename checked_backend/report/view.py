@@ -24,8 +24,7 @@ from checked_backend.report.coverage_view import (
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.layout import layout_sentence
-from checked_backend.report.one_line import is_line_blamed, one_line, user_line
-from checked_backend.report.operator_names import operator_name
+from checked_backend.report.one_line import is_line_blamed, one_line, operator_words, user_line
 from checked_backend.report.words import named, plain_sentence, stage_words
 
 if TYPE_CHECKING:
@@ -255,33 +254,41 @@ def _causes(causes: Sequence[Cause], total: int) -> Iterator[CauseView]:
 def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> CauseView:
     main = cause.main
     line = user_line(main.source) if is_line_blamed(main) else None
-    several = len(cause.findings) > 1
-    are_cut = len(cause.findings) > _SHOWN_RESULTS + 1
-    told = worst_first(cause.findings) if are_cut else cause.findings
-    results = [
-        f"{what(one)}{_region(one, main)}{_colon(how_wrong(one) if several or one.metrics else '')}"
-        for one in sorted(told, key=lambda one: one.op is None)  # those that were traced to it come first
-    ]
+    results = tuple(dict.fromkeys(_results(cause)))
     rest = len(results) - _SHOWN_RESULTS
-    shown = results if rest <= 1 else [*results[:_SHOWN_RESULTS], f"and {rest} more; -v and the JSON list them all"]
+    shown = results if rest <= 1 else (*results[:_SHOWN_RESULTS], f"and {rest} more; report -v lists them all")
     return CauseView(
         title=f"{number}. {_cause_title(cause)}",
         line="" if line is None else clean(f"{line.place} in {line.function}" if line.function else line.place),
         code="" if line is None else clean(line.code),
         sentence=plain_sentence(main),
         message=clean(main.message),
-        results=tuple(dict.fromkeys(shown)),
+        results=shown,
         rows=(*_assumed(cause), *_rows(main, quoted=line is not None)),
         findings=details,
         is_warning=cause.is_warning,
     )
 
 
+def _results(cause: Cause) -> Iterator[str]:
+    """What a cause makes wrong: the first in full, of the others what differs, so that each is a line."""
+    main = cause.main
+    are_cut = len(cause.findings) > _SHOWN_RESULTS + 1
+    told = [main, *(one for one in worst_first(cause.findings) if one is not main)] if are_cut else cause.findings
+    before: Finding | None = None
+    for one in sorted(told, key=lambda one: one.op is None):  # those that were traced to it come first
+        is_alike = before is not None and (before.kind, before.detail) == (one.kind, one.detail)
+        said = first_line(one.subject) if is_alike else what(one)
+        far = how_wrong(one, briefly=before is not None) if len(cause.findings) > 1 or one.metrics else ""
+        yield f"{said}{_region(one, main)}{_colon(far)}"
+        before = one
+
+
 def _cause_title(cause: Cause) -> str:
     main = cause.main
     graded = "warning: " if cause.is_warning else ""
     if main.op is not None:
-        said = f"{operator_name(main.op)} ({main.op})"
+        said = f"{operator_words(cause)} ({main.op})"
     else:
         subjects = cause.subjects
         more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""

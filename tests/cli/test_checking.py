@@ -127,6 +127,22 @@ def test_check(run: Run, program: Path) -> None:
     assert (code, err) == (3, f"checked-backend: {program} has no function 'missing'\n")
 
 
+def test_check_writes_what_a_pass_is_worth_and_a_page(run: Run, program: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ("check", f"{program}:make", "--compiler", "eager", "--no-gradients", "--static")
+    code, out, _ = run(*words, "--certificate", "--html", str(page))
+    assert (code, out[:25]) == (0, "## checked_backend: PASS ")
+    assert "<h1>" in page.read_text()
+
+
+def test_check_has_colours_at_a_terminal(run: Run, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    _, out, _ = run("check", f"{program}:make", "--compiler", "eager", "--no-gradients", "--static")
+    assert out.startswith("\x1b[1;32mPASS\x1b[0m: ")
+
+
 def test_a_program_that_exits_is_no_pass(run: Run, program: Path) -> None:
     code, out, err = run("check", f"{program}:leaves", "--compiler", "eager")
     assert (code, out) == (3, "")

@@ -56,7 +56,8 @@ import torch
 def f(x):
     return x.sin() + 1
 
-f(torch.arange(4.0))
+for _ in range(3):
+    f(torch.arange(4.0))
 """
 
 
@@ -109,6 +110,7 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert code == 1
     assert "checked-backend: FAIL: f: output[0] is wrong" in err
     assert "wrong.py:13 in f" in err
+    assert err.count("differs from eager, which is said once") == 1
     assert out.startswith("::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
 
 

@@ -346,6 +346,7 @@ def test_report(numcheck):
     assert "no option 'bogus'" in result.of("test_misuse")
     assert "got ('eager',); it takes enabled=" in result.of("test_misuse_by_place")
     assert "DivergenceError: FAIL: " in result.of("test_check_wrong")
+    assert "FAILED test_it.py::test_check_wrong - numcheck: f: output[0] is wrong" in result.output
     assert [line for line in result.section() if line.startswith("FAIL ")] == [
         "FAIL test_it.py::TestClass::test_of_class",
         "FAIL test_it.py::test_caught",

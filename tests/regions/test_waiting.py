@@ -26,8 +26,13 @@ class Clock:
         return self.now
 
 
-def waiting(clock: Clock, *, tells: bool = True) -> tuple[Waiting, io.StringIO]:
-    stream = io.StringIO()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def waiting(clock: Clock, *, tells: bool = True, terminal: bool = False) -> tuple[Waiting, io.StringIO]:
+    stream = Terminal() if terminal else io.StringIO()
     return Waiting("Net [0/0]", tells=tells, stream=stream, clock=clock), stream
 
 
@@ -39,10 +44,29 @@ def run(one: Waiting, clock: Clock, name: str, seconds: float) -> None:
 def test_control_runs_are_told_once_the_check_has_taken_a_while() -> None:
     clock = Clock()
     one, stream = waiting(clock)
-    run(one, clock, "repeat", 4.0)
+    run(one, clock, "repeat", 21.0)
     assert not stream.getvalue()
     run(one, clock, "high_precision", 0.1)
-    assert stream.getvalue() == "numcheck:    4 s: checking Net [0/0]: running eager in float64\n"
+    assert stream.getvalue() == "numcheck:   21 s: checking Net [0/0]: running eager in float64\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_log_is_told_later_than_a_person_who_waits(terminal: bool) -> None:
+    clock = Clock()
+    one, stream = waiting(clock, terminal=terminal)
+    run(one, clock, "repeat", 4.0)
+    run(one, clock, "high_precision", 0.1)
+    assert ("running eager in float64" in stream.getvalue()) is terminal
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_tells_it_for_all(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    clock = Clock()
+    one, stream = waiting(clock, terminal=True)
+    run(one, clock, "repeat", 30.0)
+    run(one, clock, "high_precision", 0.1)
+    assert bool(stream.getvalue()) is (rank == 0)
 
 
 def test_quick_checks_are_quiet_however_many_there_are() -> None:
@@ -96,7 +120,7 @@ def test_every_control_run_has_words() -> None:
 def test_a_wrong_program_says_what_is_done_about_it_until_told_not_to(
     face: str, tells: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_OF_A_LOG", 0.0)
     monkeypatch.setattr(progress, "_OFTEN", 0.0)
     monkeypatch.setenv("CHECKED_BACKEND_PROGRESS", str(int(tells)))
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))

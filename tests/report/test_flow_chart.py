@@ -52,8 +52,8 @@ def test_a_row_for_each_operator_an_arc_for_each_input_and_the_one_at_fault_stan
 
 def test_it_reads_as_text() -> None:
     assert flow_sentence(FLOW, "relu") == (
-        "The error begins at relu (aten.relu.default): 0.01 of its size; given its inputs, the operator itself is off "
-        "by 0.01 of its size; 2 of 5 operators inherit it; at mul it is 0.002 of its size."
+        "The error begins at relu (aten.relu.default): 1% off; given its inputs, the operator itself is 1% off; "
+        "2 of 5 operators inherit it; the last, mul, is 0.2% off."
     )
     assert drawn(FLOW).get("aria-label") == flow_sentence(FLOW, "relu")
     right = tuple(replace(node, error=0.0) for node in FLOW)

@@ -32,6 +32,13 @@ def test_the_operator_comes_first_with_the_line_the_repro_and_the_workaround() -
     )
 
 
+def test_of_a_node_that_is_an_operator_and_its_gradient_is_said_which() -> None:
+    gradient = replace(RELU, graph="dynamo", subject="grad[w]", repro=None, workaround=None)
+    assert line(gradient) == "model.py:52: the gradient of relu is wrong (compiled code)"
+    assert line(gradient, replace(gradient, subject="output[0]")) == "model.py:52: relu is wrong (compiled code)"
+    assert line(replace(gradient, graph="forward")) == "model.py:52: relu is wrong (compiled code)"
+
+
 def test_no_line_is_blamed_until_an_operator_is_known() -> None:
     vague = replace(RELU, op=None, node=None, stage=None, repro=None, workaround=None)
     assert line(vague) == "Net: output[0] is wrong"

@@ -48,8 +48,8 @@ def test_a_terminal_has_one_line_that_is_wiped_at_the_end() -> None:
     assert max(len(part) for part in text.split("\r")) <= 110
 
 
-@pytest.mark.parametrize("columns", [20, 60, 80, 200])
-def test_a_line_fits_the_terminal_and_always_says_what_ctrl_c_does(
+@pytest.mark.parametrize("columns", [0, 20, 40, 60, 80, 200])
+def test_a_line_fits_the_terminal_and_says_what_is_done_before_what_ctrl_c_does(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Terminal()
@@ -57,8 +57,10 @@ def test_a_line_fits_the_terminal_and_always_says_what_ctrl_c_does(
     monkeypatch.setattr("os.get_terminal_size", lambda _number: os.terminal_size((columns, 25)))
     Progress(stream)("long " * 100)
     text = stream.getvalue().removeprefix("\r")
-    assert len(text) == max(40, min(110, columns - 1))
-    assert text.rstrip().endswith("... (Ctrl-C keeps what is known)")
+    assert len(text) == (min(110, columns - 1) if columns else 79)
+    assert text.startswith("numcheck:    0 s")
+    assert ("long" in text) is (columns != 20)
+    assert text.rstrip().endswith("... (Ctrl-C keeps what is known)" if columns not in (20, 40) else "...")
 
 
 def test_the_line_of_a_forked_process_is_wiped_too() -> None:

@@ -27,9 +27,14 @@ def test_a_block_is_drawn_the_stronger_the_more_it_differs() -> None:
     assert drawn["hx"].startswith("M12 12")  # NaN on one side
     assert len(drawn) == 4
     assert heat_words(SPREAD) == (
-        "Greatest difference in each block of the tensor (2 x 3): 5 of 6 blocks differ, by 1e-06 to 0.1; 1 have NaN or "
+        "Greatest difference in each block of the tensor (2 x 3): 5 of 6 blocks differ, by 1e-06 to 0.1; 1 has NaN or "
         "infinity on one side only."
     )
+
+
+def test_a_tall_tensor_fits_a_window() -> None:
+    picture = heat_map(replace(SPREAD, blocks=((1.0,) * 16,) * 96, shape=(96, 16), matrix=(96, 16)))
+    assert 'style="max-width:86px"' in str(picture)  # 520 high
 
 
 def test_where_nothing_differs_nothing_is_drawn() -> None:

@@ -124,7 +124,8 @@ Notes
 Checked: 1 region, 2 of 3 calls and 1 backward; outputs: 12, gradients: 4; an error of 0.0001 would
   have been caught everywhere (the bluntest is output[0]); 1 skipped without harm; 1 finding ignored
   as you asked
-Report: reports/net-1.json"""
+Report: reports/net-1.json
+Page:   checked-backend report reports/net-1.json --html page.html"""
 
 FULL = f"""\
 {FIRST}
@@ -175,7 +176,8 @@ Notes
 Environment
   - python 3.11.4; torch 2.13.0
 
-Report: reports/net-1.json"""
+Report: reports/net-1.json
+Page:   checked-backend report reports/net-1.json --html page.html"""
 
 
 def test_full_report() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale
 from checked_backend.report import Report
 from tests.support.report_tools import RELU
 
@@ -83,3 +84,55 @@ def test_a_script_that_does_not_show_it_is_not_called_a_repro() -> None:
     text = str(Report((replace(written, repro_confirmed=False),), CHECKED))
     assert "   script      python r.py" in text
     assert "repro       python" not in text
+
+
+METRICS = Metrics(256, 240, 0.5, 0.5, None, 0.3, 1.0, 1.0, 0, 0, 0, 0, 0, (0,), 1.0, 1.5)
+NOISE = NoiseScale(1e-7, 5e-7, "made up")
+
+
+def lines_of_results(*findings: Finding) -> list[str]:
+    text = str(Report(findings, CHECKED)).split("\n   wrong       ")[1]
+    return text.split("\n   greatest")[0].replace("\n               ", "\n").split("\n")
+
+
+def test_each_of_many_results_has_a_line_and_the_one_that_is_named_is_the_first() -> None:
+    output = replace(RELU, op=None, node=None, metrics=METRICS, noise=NOISE)
+    layers = [
+        replace(output, subject=f"grad[model.layers.{n}.self_attn.q_proj.weight]", metrics=replace(METRICS, rmse=n))
+        for n in range(1, 13)
+    ]
+    few = replace(layers[2], subject="grad[bias]", metrics=replace(METRICS, mismatched=3))
+    assert lines_of_results(output, layers[0], few) == [
+        "logic, output[0]: 240 of 256 elements, 30% off, 1e+06 times its rounding noise",
+        "grad[model.layers.1.self_attn.q_proj.weight]: 100% off, 1e+06 times its noise",
+        "grad[bias]: 3 of 256 elements, 30% off, 1e+06 times its noise",
+    ]
+    cut = lines_of_results(output, *layers)
+    assert cut[0].startswith("logic, output[0]: ")
+    assert cut[1].startswith("grad[model.layers.12.")
+    assert cut[-1] == "and 5 more; report -v lists them all"
+    assert len(cut) == 9
+    changed = replace(output, kind=Kind.MUTATION, subject="mutated[mean]", detail="mutation.wrong")
+    assert lines_of_results(output, changed)[1].startswith("mutation.wrong, mutated[mean]: 30% off")
+
+
+def test_of_nan_is_said_how_many_and_not_how_far_the_rest_is_off() -> None:
+    nan = replace(METRICS, nonfinite_mismatched=1, nan_candidate=1)
+    assert lines_of_results(replace(RELU, kind=Kind.NONFINITE, metrics=nan, noise=NOISE)) == [
+        "nonfinite, output[0]: 1 of 256 elements is NaN or infinite on one side only"
+    ]
+
+
+def test_advice_on_a_kind_is_said_once_and_names_the_line_if_one_finding_has_it() -> None:
+    vague = replace(RELU, op=None, node=None, region="f [1/0]")
+    text = str(Report((vague, RELU), CHECKED))
+    assert text.count("  - logic: ") == 1
+    assert "Else keep the code at 'your line'" in text
+    assert "Which line is to blame is not known." not in text
+
+
+def test_a_report_of_findings_names_the_command_that_draws_it() -> None:
+    at = Path("my reports/net.json")
+    text = str(Report((RELU,), CHECKED, "Net", {}, at))
+    assert text.endswith("\nPage:   checked-backend report 'my reports/net.json' --html page.html")
+    assert "Page:" not in str(Report((), CHECKED, "Net", {}, at))

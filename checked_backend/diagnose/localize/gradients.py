@@ -17,7 +17,7 @@ from torch import fx
 from checked_backend._torch.pytree import tree_map_only
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, widening
 from checked_backend.diagnose.localize.graph_modes import modes_left
-from checked_backend.diagnose.localize.subgraph import calls_of, is_item, part_of, tensors_made
+from checked_backend.diagnose.localize.subgraph import called_name, calls_of, is_item, part_of, tensors_made
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
@@ -65,7 +65,7 @@ class GradientSearch:
         prefix = self._shortest_wrong_prefix(values, oracle)
         if prefix is None:
             return None
-        tell(f"the gradient of {prefix.node.name} ({prefix.node.target}) is wrong; cutting it out")
+        tell(f"the gradient of {prefix.node.name} ({called_name(prefix.node)}) is wrong; cutting it out")
         for nodes in widening(self.graph, prefix.node):
             cut = self._tried(nodes, prefix.node, values, oracle)
             if cut is not None:

@@ -116,7 +116,7 @@ class Search:
             for node in calls_of(recorded.graph):
                 if (recorded.kind, node.name) != self.hint or recorded.inputs is None:
                     continue
-                self.tell(f"an earlier run found {node.name} ({node.target}); cutting it out")
+                self.tell(f"an earlier run found {node.name} ({called_name(node)}); cutting it out")
                 cut = self._cut(recorded, recorded.inputs, node)
                 if cut is not None:
                     notes = ("an earlier run found the operator",)
@@ -207,7 +207,7 @@ class Search:
         inside = self._inside(stage, recorded, faulty.node, notes)
         if inside is not None:
             return inside
-        self.tell(f"{faulty.node.name} ({faulty.node.target}) is wrong; cutting it out")
+        self.tell(f"{faulty.node.name} ({called_name(faulty.node)}) is wrong; cutting it out")
         self.known(self._at(stage, recorded, faulty.node, faulty.finding.message, None, notes))
         cut = self._cut(recorded, inputs, faulty.node)
         if cut is not None:

@@ -130,7 +130,7 @@ def _first_that_shows(
 def script_path(folder: Path, name: str) -> AbstractContextManager[Path]:
     """Claim a file name for a script that nobody else writes, in a folder that is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    return claimed_path(folder, f"repro_{re.sub(r'[^A-Za-z0-9_]+', '_', name)}", ".py")
+    return claimed_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
 
 
 def write_and_run(path: Path, script: Script, timeout: float) -> Repro:

@@ -21,6 +21,7 @@ from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.diagnose.reduce import Repro, write_repro
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.compile_code import write_compile
+from checked_backend.diagnose.repro.repro import script_path
 from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
 from checked_backend.findings import Finding, Kind, NoiseScale
 from checked_backend.numerics.measure import measure
@@ -77,6 +78,15 @@ def test_a_difference_that_may_be_rounding_confirms_nothing(
     )
     assert not repro.confirmed
     assert "did not show" in repro.output
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("_softmax.default", "repro_softmax_default.py"), ("relu_.default", "repro_relu_default.py"), ("!", "repro.py")],
+)
+def test_a_script_is_named_after_the_operator(name: str, file: str, tmp_path: Path) -> None:
+    with script_path(tmp_path, name) as path:
+        assert path.name == file
 
 
 def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
