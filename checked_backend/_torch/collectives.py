@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "collectives_issued",
     "default_store",
     "distributed_is_on",
     "is_async_result",
@@ -36,6 +37,23 @@ def distributed_is_on() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
+
+
+def collectives_issued() -> int:
+    """How many collectives this process has begun, in all groups that are there now; 0 outside of a group.
+
+    Those that write to a tensor in place, as ``torch.distributed.all_reduce`` does, are no writes that torch counts.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    total = 0
+    for group in list(distributed.distributed_c10d._world.pg_map):
+        try:
+            total += int(group._get_sequence_number_for_group())
+        except (AttributeError, RuntimeError):  # a backend that does not count
+            continue
+    return total
 
 
 def _instance(value: object, module: str, name: str) -> bool:

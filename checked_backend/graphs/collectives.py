@@ -20,6 +20,7 @@ __all__ = [
     "Collective",
     "NodeRole",
     "Role",
+    "awaited_inputs",
     "collective_lines",
     "communicates",
     "describe_collective",
@@ -221,3 +222,13 @@ def _named(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, str]]:
         name = str(getattr(node.target, "__name__", "")).partition(".")[0]
         if node.op == "call_function" and exchanges_anything(node) and (family := _family(name)) in _TERMS:
             yield node, family
+
+
+def awaited_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
+    """The inputs that a Dynamo graph waits for: the program has begun an exchange that writes to them."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    awaited = set()
+    for node in gm.graph.nodes:
+        if exchanges_anything(node) and (known := node_role(node)) is not None and known.role is Role.WAIT:
+            awaited.update(node.all_input_nodes)
+    return tuple(place for place, node in enumerate(inputs) if node in awaited)

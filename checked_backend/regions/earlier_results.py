@@ -48,9 +48,12 @@ class EarlierResults:
             args: The call's arguments, to which it may write.
         """
         look = Look(self.holders(), args)
+        self._tell(look)
+        return look
+
+    def _tell(self, look: Look) -> None:
         for subject, reason in look.unexplained.items():
             self._reporter.skip(Skip(subject, reason, matters=True))
-        return look
 
     def remember(self, args: Sequence[Any], subjects: Subjects, returned: Sequence[Any]) -> None:
         """Remember the results of the latest call.
@@ -73,7 +76,9 @@ class EarlierResults:
             returned: The candidate's outputs.
             reference: Eager's outputs.
         """
-        return look.overwritten(self.calls, self._info.name, returned, reference)
+        found = look.overwritten(self.calls, self._info.name, returned, reference)
+        self._tell(look)
+        return found
 
     def overwritten_in_backward(self, look: object) -> list[Finding]:
         """Findings about results that a backward pass wrote to.
@@ -81,4 +86,8 @@ class EarlierResults:
         Args:
             look: The results as they were before it; any other value if nobody looked.
         """
-        return look.overwritten(self.calls, self._info.name, counted=False) if isinstance(look, Look) else []
+        if not isinstance(look, Look):
+            return []
+        found = look.overwritten(self.calls, self._info.name, counted=False)
+        self._tell(look)
+        return found

@@ -53,6 +53,7 @@ class GraphInfo:
         accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
+        awaited: Places of inputs that the program has begun to receive from other ranks, and that the region waits for.
     """
 
     name: str
@@ -68,6 +69,7 @@ class GraphInfo:
     enables_grad: bool = False
     accumulates: bool = False
     collectives: Mapping[str, Sequence[str]] | None = None
+    awaited: tuple[int, ...] = ()
 
     @property
     def region(self) -> RegionInfo:

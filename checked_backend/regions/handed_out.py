@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from checked_backend._torch.collectives import collectives_issued
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import (
     StorageWeakRef,
@@ -57,6 +58,7 @@ class Result:
         owners: How many other owners the memory had when the compiled program handed the result out.
         dtype: The result's dtype. It is kept with the place in memory, for `torch.Tensor.set_`.
         place: Offset, size and strides.
+        issued: How many collectives the program had begun when the result was handed out.
     """
 
     tensor: weakref.ref[torch.Tensor]
@@ -71,6 +73,7 @@ class Result:
     owners: int
     dtype: torch.dtype
     place: tuple[int, torch.Size, tuple[int, ...]]
+    issued: int
 
     def held(self) -> torch.Tensor | None:
         """The result, if the program still holds it; its memory as a tensor, if the program only holds that."""
@@ -131,7 +134,7 @@ def results_of(
     outputs: Sequence[Any], subjects: Sequence[str], sources: Sequence[str], args: Sequence[Any], region: str, call: int
 ) -> list[Result]:
     """The results of a call to remember: plain ones in memory of their own, not in that of an input."""
-    taken = memory_ranges(args)
+    taken, issued = memory_ranges(args), collectives_issued()
     found = []
     for index, output in enumerate(outputs):
         memory = memory_range(output)
@@ -142,7 +145,7 @@ def results_of(
         known = weakref.ref(output), subjects[index], region, call, source, size, fingerprint(output), _version(output)
         storage = StorageWeakRef(output.untyped_storage())
         place = output.storage_offset(), output.size(), output.stride()
-        found.append(Result(*known, storage, storage_users(storage) - 1, output.dtype, place))
+        found.append(Result(*known, storage, storage_users(storage) - 1, output.dtype, place, issued))
     return found
 
 
@@ -154,13 +157,14 @@ class Look:
         args: The call's arguments, to which it may write.
 
     Attributes:
-        unexplained: Why it is unknown who changed a result, by subject.
+        unexplained: Why it is unknown who changed a result, by subject. Asked `overwritten`, it has more.
     """
 
     def __init__(self, holders: Sequence[HandedOut], args: Sequence[Any] = ()) -> None:
         self.unexplained: dict[str, str] = {}
         self._holders = holders
         self._taken = memory_ranges(args)
+        self._issued = collectives_issued()
         self._results: dict[int, Result] = {}
         for result in dict.fromkeys(result for holder in holders for result in holder.held()):
             held = result.held()
@@ -168,7 +172,7 @@ class Look:
                 continue
             now = fingerprint(held)
             unchecked = any(holder.unchecked for holder in holders)
-            if unchecked and now != result.print and result.uncounted(held):
+            if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
                 self.unexplained[result.subject] = (
                     f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
                 )
@@ -205,8 +209,13 @@ class Look:
             if held is None:
                 continue
             changed = fingerprint(held) != result.print and (counted or result.uncounted(held))
-            shares = not changed and self._shares(held, outputs, reference)
-            if changed or shares:
+            shares = self._shares(held, outputs, reference)
+            if changed and not shares and result.issued != self._issued:
+                self.unexplained[result.subject] = (
+                    f"it changed while call {call} of {region} ran; a collective of the program's may have written to "
+                    "it, which torch does not count"
+                )
+            elif changed or shares:
                 found.append((result, _finding(result, call, region, changed=changed)))
         for holder in self._holders:
             holder.forget(result for result, _ in found)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import StopRecomputationError
+from checked_backend._torch.collectives import wait_for_result
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
@@ -173,6 +174,7 @@ class CheckedRegion:
 
     def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
         self._reporter.hear()
+        self._wait_for_inputs(args)
         effects, subjects = self._first_look(args)
         self._reporter.begin_call()
         self._reporter.call = self._earlier.calls
@@ -222,6 +224,15 @@ class CheckedRegion:
             after_candidate.restore()
             good = True
         return returned if good else self._eager_instead(args, call)
+
+    def _wait_for_inputs(self, args: Sequence[Any]) -> None:
+        """Wait where the region will: the values of what has not arrived yet cannot be copied."""
+        try:
+            for position in self._info.awaited:
+                wait_for_result(args[position])
+        except Exception as error:
+            self._reporter.hear(cause=error)
+            raise
 
     def _run_reference(self, before: BeforeCandidate) -> None:
         call = before.call

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import fx
 
+from checked_backend._torch import collectives
+from checked_backend.regions import region
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -68,3 +70,79 @@ def test_collectives_that_send_nearly_the_same_may_be_reordered() -> None:
     report = gathered(lambda: checked(program, reordered)(torch.randn(4)))
     assert report.coverage.checked["sent to other ranks"] == 2
     assert agreed(report)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_an_input_that_is_still_under_way_is_no_input_that_the_program_writes_to(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a group of one rank a result is there at once, so the wait itself writes it here."""
+    arriving: list[torch.Tensor] = []
+    wait = collectives.wait_for_result
+
+    def arrives(tensor: torch.Tensor) -> None:
+        for one in arriving:
+            one.copy_(torch.full((4,), 3.0))
+        arriving.clear()
+        wait(tensor)
+
+    def program(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops._c10d_functional.wait_tensor(buffer).sin() + x
+
+    monkeypatch.setattr(region, "wait_for_result", arrives)
+
+    def run() -> None:
+        compiled = checked(program, compiler)
+        for _ in range(3):
+            buffer = torch.zeros(4)
+            arriving.append(buffer)
+            assert torch.equal(compiled(buffer, torch.ones(4)), torch.full((4,), 3.0).sin() + 1)
+
+    with torch.no_grad():
+        assert agreed(gathered(run))
+
+
+def overwriting(held: list[torch.Tensor]) -> Callable[..., Any]:
+    """A compiler whose program writes to a tensor, as a collective that is under way may do at any time."""
+
+    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            held[0].numpy()[:] = 7.0  # torch counts no such write
+            return gm.forward(*args)
+
+        return run
+
+    return compiler
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_an_earlier_result_that_a_collective_may_have_written_to_accuses_no_compiler(reduced: bool) -> None:
+    held: list[torch.Tensor] = []
+
+    def run() -> None:
+        held.append(checked(torch.sin, "aot_eager")(torch.ones(4)))
+        if reduced:
+            dist.all_reduce(held[0], async_op=True)
+        checked(torch.cos, overwriting(held))(torch.ones(4))
+
+    report = gathered(run)
+    assert found(report) == (set() if reduced else {("alias.overwritten", "output[0]")})
+    assert any("a collective of the program's" in skip.reason and skip.matters for skip in report.coverage.skipped) == (
+        reduced
+    )
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_result_that_the_program_has_reduced_is_explained_where_calls_ran_unchecked(reduced: bool) -> None:
+    def run() -> None:
+        compiled = checked(torch.sin, "aot_eager", every=2)
+        first = compiled(torch.ones(4))
+        if reduced:
+            dist.all_reduce(first)
+        first.numpy()[:] = 7.0
+        compiled(torch.ones(4))
+        compiled(torch.ones(4))
+
+    report = gathered(run)
+    assert any("while calls ran unchecked" in skip.reason for skip in report.coverage.skipped) != reduced
+    assert not found(report)
