@@ -25,6 +25,7 @@ __all__ = [
     "communicates",
     "describe_collective",
     "exchanges_anything",
+    "hands_over",
     "node_role",
     "role_of",
 ]
@@ -232,3 +233,13 @@ def awaited_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
         if exchanges_anything(node) and (known := node_role(node)) is not None and known.role is Role.WAIT:
             awaited.update(node.all_input_nodes)
     return tuple(place for place, node in enumerate(inputs) if node in awaited)
+
+
+def hands_over(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph begins an exchange for whose result it does not wait: the program does, later."""
+    for node in gm.graph.nodes:
+        if exchanges_anything(node) and (known := node_role(node)) is not None and known.role is Role.COLLECTIVE:
+            users = [user for one in (node, *node.users) for user in one.users]
+            if not any((role := node_role(user)) is not None and role.role is Role.WAIT for user in users):
+                return True
+    return False

@@ -42,12 +42,27 @@ class CollectiveTape:
         opaque: The first operator whose exchange cannot be seen from outside; "" if there was none.
         failed: The exception that a collective raised: a broken connection, a timeout.
         short: The exception that was raised where there was no memory for a copy.
+        under_way: Exchanges whose results the program waits for after the run, and these results.
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
     opaque: str = ""
     failed: Exception | None = None
     short: Exception | None = None
+    under_way: list[tuple[Exchange, torch.Tensor]] = field(default_factory=list)
+
+    def arrive(self) -> None:
+        """Wait for the results that are under way.
+
+        Raises:
+            Exception: A collective failed.
+        """
+        while self.under_way:
+            exchange, result = self.under_way[0]
+            wait_for_result(result)
+            with DisableTorchDispatch():
+                exchange.received = result.clone()
+            del self.under_way[0]
 
 
 class RecordCollectives(OperatorMode):
@@ -90,10 +105,21 @@ class RecordCollectives(OperatorMode):
                 self._arrived(waited)
         return result
 
-    def finish(self) -> None:
-        """Wait for the collectives that are still under way, unless one has failed: the other ranks may not come."""
+    def finish(self, *, leave: bool = False) -> None:
+        """Wait for the collectives that are still under way, unless one has failed: the other ranks may not come.
+
+        Args:
+            leave: Leave them under way: the program waits for them itself, perhaps only after another exchange, without
+                which the other ranks do not come.
+        """
         if self._tape.failed is not None:
             return
+        if leave:
+            with DisableTorchDispatch():
+                for exchange, result in self._pending:
+                    exchange.received = torch.zeros_like(result)  # for runs that do no more than hand it out
+                    self._tape.under_way.append((exchange, result.detach()))
+            self._pending.clear()
         for _, result in list(self._pending):
             try:
                 wait_for_result(result)

@@ -91,7 +91,7 @@ class BeforeCandidate:
             random,
             subjects,
             due=due,
-            exchanges=None if info.collectives is None else Exchanges(info.collectives),
+            exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
             number=earlier.calls,
             meter=meter,
         )

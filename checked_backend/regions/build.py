@@ -15,7 +15,7 @@ from checked_backend._torch.dynamo import dynamo_control_flow, dynamo_disable
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
-from checked_backend.graphs.collectives import awaited_inputs, collective_lines, communicates
+from checked_backend.graphs.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.graphs.lift import lift_written_attributes
 from checked_backend.graphs.list_inputs import spread_lists
 from checked_backend.numerics.fingerprint import LARGE
@@ -94,7 +94,8 @@ def build_region(
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
     info = info or GraphInfo.of(gm)
     if info.collectives is None and communicates(gm):
-        info = replace(info, collectives=collective_lines(gm), awaited=awaited_inputs(gm))
+        lines, awaited = collective_lines(gm), awaited_inputs(gm)
+        info = replace(info, collectives=lines, awaited=awaited, hands_over=hands_over(gm))
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
     tells = options.progress and not (silent and investigator is None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.tensors import storage_identity
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives, ReplayCollectives
@@ -68,14 +69,16 @@ class Exchanges:
 
     Args:
         lines: The user's lines of the collectives that the region's graph names, in order, by family.
+        hands_over: Whether the program waits for some results of the region, instead of the region itself.
 
     Attributes:
         in_step: Whether eager exchanges the same in the same order as the candidate, as far as was seen, so that one
             rank could go on in eager alone.
     """
 
-    def __init__(self, lines: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, lines: Mapping[str, Sequence[str]], *, hands_over: bool = False) -> None:
         self._lines = lines
+        self._hands_over = hands_over
         self._forward = CollectiveTape()
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
@@ -104,7 +107,17 @@ class Exchanges:
         except Exception:
             mode.finish()
             raise
-        mode.finish()
+        mode.finish(leave=self._hands_over)
+
+    def is_under_way(self, value: object) -> bool:
+        """Whether a tensor is a result that has not arrived yet, or part of one. Its values must not be read."""
+        if not self._forward.under_way or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        return storage_identity(value) in {storage_identity(result) for _, result in self._forward.under_way}
+
+    def arrived(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The region's results, with None in place of those that are under way."""
+        return [None if self.is_under_way(value) else value for value in values]
 
     def backward_passed(self, tape: CollectiveTape) -> None:
         """Note the exchanges of the candidate's backward pass."""
@@ -139,6 +152,7 @@ class Exchanges:
 
     def continued(self) -> AbstractContextManager[Any]:
         """A run for the user: it gets what was exchanged already, and exchanges the rest."""
+        self._forward.arrive()
         return ReplayCollectives(self._forward, continues=True)
 
     def received(self) -> Mapping[str, torch.Tensor]:

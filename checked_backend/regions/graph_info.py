@@ -54,6 +54,7 @@ class GraphInfo:
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
         awaited: Places of inputs that the program has begun to receive from other ranks, and that the region waits for.
+        hands_over: Whether it begins exchanges whose results the program waits for.
     """
 
     name: str
@@ -70,6 +71,7 @@ class GraphInfo:
     accumulates: bool = False
     collectives: Mapping[str, Sequence[str]] | None = None
     awaited: tuple[int, ...] = ()
+    hands_over: bool = False
 
     @property
     def region(self) -> RegionInfo:

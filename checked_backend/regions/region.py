@@ -280,7 +280,8 @@ class CheckedRegion:
         self._health.checked(call.number, call.ratios, failing(findings), before.meter.spent)
         if self._answer.to(findings, call=call):
             return False
-        self._earlier.remember(args, call.subjects, returned)
+        arrived = returned if call.exchanges is None else call.exchanges.arrived(returned)
+        self._earlier.remember(args, call.subjects, arrived)
         if call.exchanges is not None and call.exchanges.doubtful:
             why = "eager did not receive what the compiled program received, so its gradients are others"
             self._reporter.skip(Skip("gradients", why, matters=True))

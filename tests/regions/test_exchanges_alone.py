@@ -11,8 +11,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import fx
 
+import checked_backend as cb
 from checked_backend._torch import collectives
+from checked_backend.modes import collective_tape
 from checked_backend.regions import region
+from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -146,3 +149,51 @@ def test_a_result_that_the_program_has_reduced_is_explained_where_calls_ran_unch
     report = gathered(run)
     assert any("while calls ran unchecked" in skip.reason for skip in report.coverage.skipped) != reduced
     assert not found(report)
+
+
+def begun(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ops._c10d_functional.all_reduce(x.sin(), "sum", dist.group.WORLD.group_name), x.cos()
+
+
+def finished(compiled: Callable[..., Any], x: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        under_way, other = compiled(x)
+        return [torch.ops._c10d_functional.wait_tensor(under_way), other]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_no_check_waits_for_what_the_program_waits_for_itself(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks may come only after a message that this one sends after the region."""
+
+    def waits(_result: torch.Tensor) -> None:
+        raise AssertionError("the check waits for another rank")
+
+    monkeypatch.setattr(collective_tape, "wait_for_result", waits)
+
+    def run() -> None:
+        compiled = checked(begun, compiler)
+        for seed in range(3):
+            x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
+            assert all(map(torch.equal, finished(compiled, x), (x.sin(), x.cos())))
+
+    report = gathered(run)
+    assert agreed(report)
+    assert report.coverage.checked["sent to other ranks"] == 3
+    assert any(skip.subject == "output[0]" and "after the region has ended" in skip.reason for skip in skips(report))
+
+
+def skips(report: cb.Report) -> tuple[cb.Skip, ...]:
+    return report.coverage.skipped
+
+
+@pytest.mark.parametrize("operator", ["aten.sin.default", "aten.cos.default"])
+def test_an_error_is_found_where_the_program_waits_itself_and_eager_goes_on(operator: str) -> None:
+    x = torch.randn(4, generator=torch.Generator().manual_seed(0))
+    kept: list[list[torch.Tensor]] = []
+    compiler = faults.wrong_operator(operator, how="aot")
+    report = gathered(lambda: kept.append(finished(checked(begun, compiler, on_divergence="fallback"), x)))
+    subject = "sent[all_reduce_0]" if operator == "aten.sin.default" else "output[1]"
+    assert found(report) == {("logic", subject)}
+    assert torch.equal(kept[0][1], x.cos())
+    if operator == "aten.cos.default":
+        assert torch.equal(kept[0][0], x.sin())
