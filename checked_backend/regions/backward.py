@@ -13,6 +13,7 @@ through, and would keep every activation of the region.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class BackwardPass:
         begun: The value that the watch's ``on_begin`` gave when the pass began.
         exchanged: The candidate's exchanges with other ranks in this pass; None if they were not recorded.
         arrived: Where the gradients that arrived lie. The cotangents are copies of them.
+        seconds: The time that watching the pass took.
     """
 
     cotangents: Cotangents
@@ -68,6 +70,7 @@ class BackwardPass:
     begun: object = None
     exchanged: CollectiveTape | None = None
     arrived: tuple[MemoryRange, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class _Progress:
     left: ProcessState | None = None
     tape: CollectiveTape = field(default_factory=CollectiveTape)
     recorder: RecordCollectives | None = None
+    seconds: float = 0.0
 
     def summary(self) -> BackwardPass:
         outputs: dict[int, torch.Tensor] = {}
@@ -123,6 +127,7 @@ class _Progress:
             begun=self.begun,
             exchanged=None if self.recorder is None else self.tape,
             arrived=tuple(self.places),
+            seconds=self.seconds,
         )
 
 
@@ -141,6 +146,7 @@ class BackwardWatch:
         on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
         on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
             may raise it. That pass gives nothing else.
+        clock: Gives the time in seconds.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
         again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
 
@@ -162,10 +168,12 @@ class BackwardWatch:
         on_begin: Callable[[], object] = lambda: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
         on_short: Callable[[Exception], None] = lambda _error: None,
+        clock: Callable[[], float] = time.perf_counter,
         *,
         exchanges: bool = False,
     ) -> None:
         self._exchanges = exchanges
+        self._clock = clock
         self._on_short = on_short
         self._edges = edges
         self._on_backward = on_backward
@@ -190,12 +198,14 @@ class BackwardWatch:
     @dynamo_disable
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""
+        began = self._clock()
         progress = self._progress()
         progress.places += memory_ranges(grad_outputs)
         with self._unless_short(progress):
             for output, place, index in self._sites[number].results:
                 if grad_outputs[output] is not None:
                     progress.arrived[place, index] = _kept(grad_outputs[output])
+        progress.seconds += self._clock() - began
 
     def _progress(self) -> _Progress:
         task = current_graph_task_id()
@@ -231,7 +241,7 @@ class BackwardWatch:
 
     @dynamo_disable
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
-        task = current_graph_task_id()
+        began, task = self._clock(), current_graph_task_id()
         progress = self._passes[task]
         progress.left = ProcessState.capture()
         site = self._sites[number]
@@ -243,6 +253,7 @@ class BackwardWatch:
                 _add(progress.sent, position, grad_inputs[index])
             for index, key in site.to_results:
                 _add(progress.fed, key, grad_inputs[index])
+        progress.seconds += self._clock() - began
         if number != self._exit:
             return None
         if progress.failed or progress.short:  # eager's gradients are sent, or it is unknown what arrived

@@ -97,7 +97,7 @@ class BackwardCheck:
 
         # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
         def on_backward(passed: BackwardPass) -> Gradients | None:
-            with self.schedule.paid(call.due, backward=True) as meter:
+            with self.schedule.paid(call.due, self.reporter.compared, backward=True, already=passed.seconds) as meter:
                 return self._checked(call, passed, given, meter)
 
         def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:
@@ -119,6 +119,7 @@ class BackwardCheck:
             begin,
             again,
             self._gradients_not_copied,
+            self.schedule.clock,
             exchanges=call.exchanges is not None,
         )
         if watch.outside_edges:

@@ -11,12 +11,19 @@ from typing import Any
 
 import torch
 
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.execution import Subjects, is_leaf
 from checked_backend.regions.inputs import Inputs, storage_key
 
 __all__ = ["Beside"]
+
+Run = Callable[[Sequence[Any]], object]
+"""Runs a region on inputs."""
+
+_BY_OTHERS = (
+    "it was changed while this call was checked; another thread ran, and the compiled program alone does not change it"
+)
 
 FARTHEST = 4
 """On either side of a view, memory is looked at up to this many times the view's span."""
@@ -78,27 +85,50 @@ class Beside:
         return cls(memory, {place: _Gradient.of(leaf) for place, leaf in leaves.items()}, unseen)
 
     def findings(
-        self, args: Sequence[Any], inputs: Inputs, eager: Callable[[Sequence[Any]], object], subjects: Subjects
+        self,
+        args: Sequence[Any],
+        inputs: Inputs,
+        eager: Run,
+        subjects: Subjects,
+        *,
+        candidate: Run | None = None,
+        skip: Callable[[Skip], None] = lambda _skip: None,
     ) -> list[Finding]:
         """Findings about changes that the candidate made there, and eager does not make.
 
         Args:
             args: The inputs, after the call.
-            inputs: The inputs as they were before, for eager.
+            inputs: The inputs as they were before, for the other runs.
             eager: Runs the region in eager.
             subjects: Names.
+            candidate: Runs the candidate again, if another thread ran during the call. What it does not change by
+                itself was the other thread's doing: a backward pass there adds to the same gradients.
+            skip: Receives the changes that another thread made.
         """
         memory, gradients = self._changed(args)
         if not memory and not gradients:
             return []
+        eagers_memory, eagers_gradients = self._changed_by(eager, inputs)
+        found = {place: _memory_changed(subjects.mutated(place)) for place in memory if place not in eagers_memory}
+        added = {place: _gradient_changed(subjects.mutated(place)) for place in gradients}
+        added = {place: finding for place, finding in added.items() if place not in eagers_gradients}
+        if candidate is not None and (found or added):
+            own_memory, own_gradients = self._changed_by(candidate, inputs)
+            for place in (*(found.keys() - own_memory), *(added.keys() - own_gradients)):
+                skip(Skip(f"what lies beside {subjects.inputs[place]}", _BY_OTHERS))
+            found = {place: finding for place, finding in found.items() if place in own_memory}
+            added = {place: finding for place, finding in added.items() if place in own_gradients}
+        return [*found.values(), *added.values()]
+
+    def _changed_by(self, run: Run, inputs: Inputs) -> tuple[list[int], list[int]]:
+        """The positions of inputs beside which a run on copies changes memory, or gradients; those are copies too."""
         given, _ = inputs.fresh()
+        for place, gradient in self.gradients.items():
+            if gradient.tensor is not None and is_leaf(given[place]) and given[place].requires_grad:
+                given[place].grad = gradient.tensor.detach().clone()
         before = Beside.of(given)
-        eager(given)
-        eagers_memory, eagers_gradients = before._changed(given)
-        return [
-            *(_memory_changed(subjects.mutated(place)) for place in memory if place not in eagers_memory),
-            *(_gradient_changed(subjects.mutated(place)) for place in gradients if place not in eagers_gradients),
-        ]
+        run(given)
+        return before._changed(given)
 
     def _changed(self, args: Sequence[Any]) -> tuple[list[int], list[int]]:
         now = Beside.of(args)

@@ -42,8 +42,14 @@ compiled; others seldom do.
 FIRST_OF_ALL = 0.1
 """Seconds that the first recheck of the process costs beyond that, because torch prepares things at first use."""
 
+FOR_SKIPPING = 0.5
+"""The part of the share that leaving calls unchecked may take up. The rest is for checks, however short calls are."""
+
 OVERHEAD = 2e-6
 """Seconds that a skipped call takes beyond its measured time."""
+
+NOTICEABLE = 0.1
+"""The part of all that was spent from which it is told that skipping calls takes too much."""
 
 ASKING, FOR_ASKING = 60e-6, 0.05
 """Seconds that asking takes, and the part of the share that may go into asking in vain."""
@@ -69,6 +75,8 @@ class Account:
         self._available = 0.0
         self._surplus = 0.0
         self._most = float("inf")
+        self._for_skipping = 0.0
+        self._excess = 0.0
         self._saved = 0.0
         self._goal = 0.0
         self._rest_until = float("-inf")
@@ -109,7 +117,7 @@ class Account:
         with self._lock:
             self._earn(now)
             turn.comes(now)
-            self._pay(turn.unpaid)
+            self._pay_for_skipping(turn.unpaid)
             turn.unpaid = 0.0
             self._put_by()
             longest = float("inf")
@@ -200,6 +208,7 @@ class Account:
         self._surplus -= paid_out
         earned = self._share * passed + paid_out
         self._available += earned
+        self._for_skipping += FOR_SKIPPING * earned
         self._saved = min(self._saved + SAVED_FOR_RECHECKS * earned, self._goal)
 
     def _put_by(self) -> None:
@@ -211,6 +220,19 @@ class Account:
     def _pay(self, seconds: float) -> None:
         self._available -= seconds
         self.spent += seconds
+
+    def _pay_for_skipping(self, seconds: float) -> None:
+        """Pay for unchecked calls. That time is gone whatever is checked, so that it must not use up all earnings."""
+        paid = min(seconds, self._for_skipping)
+        self._for_skipping -= paid
+        self._excess += seconds - paid
+        self._available -= paid
+        self.spent += seconds
+
+    @property
+    def dear(self) -> bool:
+        """Whether unchecked calls take noticeably more than their part of the earnings."""
+        return self._excess > NOTICEABLE * self.spent
 
     def _wait(self, turn: Turn, step: CheckStep, now: float) -> float:
         """Seconds that must pass before a step can be taken; 0: it is this region's turn, and all is earned.

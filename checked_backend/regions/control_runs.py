@@ -164,12 +164,12 @@ class RegionControlRuns:
         """The reference on other random numbers."""
         return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
 
-    def run_eager(self, arguments: Sequence[Any]) -> None:
-        """The reference on these very arguments, from the random state before the call."""
+    def run_on(self, arguments: Sequence[Any], region: Region | None = None) -> None:
+        """The reference, or another region, on these very arguments, from the random state before the call."""
         with self.undisturbed(), self.ambient.entered():
             self.rng.restore()
             with replaying(self.exchanges).forward():
-                execute(self.variants.reference, arguments, {})
+                execute(region or self.variants.reference, arguments, {})
 
     def others_drew(self) -> str | None:
         """Evidence that another thread drew random numbers during the call; None if there is none."""

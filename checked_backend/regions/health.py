@@ -113,6 +113,7 @@ class Health:
         self._clock = clock
         self._lock = threading.Lock()
         self._callbacks: tuple[Callable[[CheckRecord], object], ...] = ()
+        self._telling = threading.local()
         self._began: float | None = None
         self._spent = 0.0
 
@@ -143,16 +144,24 @@ class Health:
     def tell(self, record: CheckRecord) -> list[str]:
         """Call all callbacks. An exception of one of them ends nothing.
 
+        A callback may call a compiled program. Of its checks nobody is told, or the callback would call itself.
+
         Returns:
             The exceptions, in words.
         """
+        if getattr(self._telling, "now", False):
+            return []
         failed = []
-        for callback in self._callbacks:
-            try:
-                callback(record)
-            except Exception as error:  # the user's program goes on; the coverage names the exception
-                failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
-                log.warning("checked_backend: a callback of on_check raised %s", failed[-1], exc_info=error)
+        self._telling.now = True
+        try:
+            for callback in self._callbacks:
+                try:
+                    callback(record)
+                except Exception as error:  # the user's program goes on; the coverage names the exception
+                    failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                    log.warning("checked_backend: a callback of on_check raised %s", failed[-1], exc_info=error)
+        finally:
+            self._telling.now = False
         return failed
 
 
@@ -179,7 +188,8 @@ def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
     """Call something after each checked call, and after each checked backward pass, with a small record.
 
     It is called in the thread of the call, before a finding raises. An exception of the callback is named in the
-    coverage and in the log, and ends nothing.
+    coverage and in the log, and ends nothing. If the callback calls a compiled program, that is checked, and the
+    callback is not told of it.
 
     Args:
         callback: Gets a `CheckRecord`.

@@ -14,6 +14,11 @@ from checked_backend.report.session import Session, active_sessions
 
 __all__ = ["PassedBy"]
 
+_DEAR = (
+    "its calls, or those of other regions, are so short that leaving them unchecked takes more than half of the time "
+    "that option budget allows; checks get the other half, so that the run takes longer than asked"
+)
+
 
 class PassedBy:
     """Counts them.
@@ -39,6 +44,7 @@ class PassedBy:
         self._sessions: Sequence[Session] | None = None
         self._holders: Sequence[HandedOut] = ()
         self._calls: PassedCalls | None = None
+        self._told: PassedCalls | None = None
 
     def quiet(self) -> bool:
         """Count a call if it is surely one of these, without a further look at it."""
@@ -61,5 +67,8 @@ class PassedBy:
             self._calls = calls = self._reporter.passing()
             self._holders = self._earlier.holders()
             self._sessions = active_sessions()
+        if self._schedule.dear and self._told is not calls:
+            self._told = calls
+            self._reporter.note(_DEAR)
         self._earlier.unchecked()
         calls.count += 1

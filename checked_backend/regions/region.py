@@ -155,7 +155,7 @@ class CheckedRegion:
         if due is None and self._earlier.calls == 1 and (self._candidate.missing or self._left_compiling):
             due = Due()  # findings of compiling are reported at once
         if due is not None and self._memory.due():
-            with self._schedule.paid(due) as meter:
+            with self._schedule.paid(due, self._reporter.compared) as meter:
                 return self._checked_call(args, due, meter)
         if self._answer.stopped or self._candidate.missing:
             return self._reference(*args)
@@ -176,8 +176,7 @@ class CheckedRegion:
         self._reporter.hear()
         self._wait_for_inputs(args)
         effects, subjects = self._first_look(args)
-        self._reporter.begin_call()
-        self._reporter.call = self._earlier.calls
+        self._reporter.begin_call(self._earlier.calls)
         if self._candidate.remark:
             self._reporter.note(self._candidate.remark)
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
@@ -201,6 +200,7 @@ class CheckedRegion:
             with meter.program(), exchanged, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
+            self._reporter.not_checked()
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(args, before, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _CALLS, _GRADIENTS = "all calls", "gradients"
 """Parts of a region that a budget may leave unchecked."""
+
+_NO_BACKWARD = "no backward pass came to a call whose gradients were to be checked"
 
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
@@ -60,11 +63,18 @@ class RegionReporter(Reporter):
         self._options = options
         self.devices: frozenset[str] = frozenset()
         self.call = 0
+        self._compared = Counter[bool]()
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
 
-    def begin_call(self) -> None:
-        """Note that a call is being checked."""
+    def begin_call(self, number: int) -> None:
+        """Note that a call is being checked.
+
+        Args:
+            number: The number of the region's call.
+        """
+        self.call = number
+        self._compared[False] += 1
         self._add_calls(calls=1, checked=1)
         self._earned(_CALLS)
 
@@ -83,7 +93,12 @@ class RegionReporter(Reporter):
 
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
+        self._compared[False] -= 1
         self._add_calls(checked=-1)
+
+    def compared(self, backward: bool) -> int:
+        """How many calls were compared, or how many backward passes. The call that is being checked counts."""
+        return self._compared[backward]
 
     def passing(self) -> PassedCalls:
         """A counter of calls that are not checked, for the ledgers of now."""
@@ -102,10 +117,11 @@ class RegionReporter(Reporter):
     def gradients_unearned(self) -> None:
         """Note that a call is being checked, and its backward pass is not, because that is not earned yet."""
         for ledger in self._ledgers():
-            ledger.unearned(self, _GRADIENTS, self._region.name)
+            ledger.unearned(self, _GRADIENTS, self._region.name, or_else=_NO_BACKWARD)
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
+        self._compared[True] += 1
         self._add_calls(backwards=1)
         self._earned(_GRADIENTS)
         self.count(checked)

@@ -13,7 +13,16 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.budget import OVERHEAD, Account
 from checked_backend.regions.turn import Due
 
-__all__ = ["Accounts", "GrowingDistance", "Meter", "Schedule", "accounts_used", "clock_of_run", "schedule_of"]
+__all__ = [
+    "Accounts",
+    "Compared",
+    "GrowingDistance",
+    "Meter",
+    "Schedule",
+    "accounts_used",
+    "clock_of_run",
+    "schedule_of",
+]
 
 TIMED = 8
 """How many unchecked calls of a region are timed, to estimate what a check will cost."""
@@ -55,18 +64,24 @@ class Meter:
     Args:
         clock: Gives the time in seconds.
         affords: Says whether the check may take so many seconds altogether.
+        already: Seconds that it has taken before.
 
     Attributes:
         own: Seconds of the program's own run.
         postponed: Seconds that the check takes altogether, if it waits until they are earned; 0 if it goes on.
     """
 
-    def __init__(self, clock: Callable[[], float], affords: Callable[[float], bool] = lambda _seconds: True) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        affords: Callable[[float], bool] = lambda _seconds: True,
+        already: float = 0.0,
+    ) -> None:
         self.own = 0.0
         self.postponed = 0.0
         self._affords = affords
         self._clock = clock
-        self._began = clock()
+        self._began = clock() - already
 
     @property
     def spent(self) -> float:
@@ -91,14 +106,20 @@ class Meter:
             self.own += self._clock() - began
 
 
+Compared = Callable[[bool], int]
+"""Gives how many calls, or backward passes, of a region were compared so far."""
+
+
 class Schedule(Protocol):
     """Says which calls of one region are checked.
 
     Attributes:
         limited: Whether a region may be left unchecked altogether.
+        clock: Gives the time in seconds.
     """
 
     limited: bool
+    clock: Callable[[], float]
 
     def quiet(self) -> bool:
         """Count a call that is surely not to be checked; False if `due` has to be asked. This takes next to no time."""
@@ -109,8 +130,21 @@ class Schedule(Protocol):
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run a call that is not checked."""
 
-    def paid(self, due: Due, *, backward: bool = False) -> AbstractContextManager[Meter]:
-        """A block that checks a call, or the backward pass of one; entering it gives its `Meter`."""
+    @property
+    def dear(self) -> bool:
+        """Whether leaving calls unchecked takes more time than it may."""
+
+    def paid(
+        self, due: Due, compared: Compared, *, backward: bool = False, already: float = 0.0
+    ) -> AbstractContextManager[Meter]:
+        """A block that checks a call, or the backward pass of one; entering it gives its `Meter`.
+
+        Args:
+            due: The parts of the call that are checked.
+            compared: Gives how many calls, or backward passes, were compared so far.
+            backward: Whether it is a backward pass.
+            already: Seconds that this part of the check has taken before the block.
+        """
 
     def has_gradients(self) -> None:
         """Note that the region has gradients to check."""
@@ -126,6 +160,7 @@ class EveryNth:
     limited = False
 
     def __init__(self, every: int) -> None:
+        self.clock = time.perf_counter
         self._every = every
         self._calls = 0
 
@@ -146,10 +181,15 @@ class EveryNth:
         """Run a call that is not checked."""
         return run(*args)
 
+    @property
+    def dear(self) -> bool:
+        """No time was set for it."""
+        return False
+
     @contextmanager
-    def paid(self, _due: Due, *, backward: bool = False) -> Iterator[Meter]:
+    def paid(self, _due: Due, _compared: Compared, *, backward: bool = False, already: float = 0.0) -> Iterator[Meter]:
         """A block that checks a call, or the backward pass of one."""
-        yield Meter(time.perf_counter)
+        yield Meter(self.clock, already=already)
 
     def has_gradients(self) -> None:
         """Nothing depends on that here."""
@@ -180,7 +220,7 @@ class Earned:
         low_precision: bool,
     ) -> None:
         self._account = account
-        self._clock = clock
+        self.clock = clock
         self._turn = account.region(
             now=clock(), compiling=compiling, building=building, nodes=nodes, low_precision=low_precision
         )
@@ -189,43 +229,54 @@ class Earned:
 
     def quiet(self) -> bool:
         """Count a call that has earned no check yet. What that takes is paid for."""
-        turn, now = self._turn, self._clock()
+        turn, now = self._turn, self.clock()
         if not turn.passes(now, self._account.events):
             return False
-        turn.unpaid += SKIPPING * max(0.0, self._clock() - now)
+        turn.unpaid += SKIPPING * max(0.0, self.clock() - now)
         return True
 
     def due(self) -> Due | None:
         """Count a call, and say what of it is to be checked."""
-        self._asked = now = self._clock()
+        self._asked = now = self.clock()
         step = self._account.ask(self._turn, now)
         return None if step is None else self._turn.due(step)
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run a call that is not checked. The time that skipping took is paid for too."""
-        turn, began = self._turn, self._clock()
+        turn, began = self._turn, self.clock()
         turn.unpaid += max(0.0, began - self._asked) + OVERHEAD
-        result = run(*args)
-        if self._timed < TIMED:
-            self._timed += 1
-            turn.own = min(turn.own, self._clock() - began)
-            turn.wake()
-        return result
+        try:
+            return run(*args)
+        finally:
+            if self._timed < TIMED:
+                self._timed += 1
+                turn.own = min(turn.own, self.clock() - began)
+                turn.wake()
+
+    @property
+    def dear(self) -> bool:
+        """Whether leaving calls unchecked takes more than its part of the share."""
+        return self._account.dear
 
     @contextmanager
-    def paid(self, due: Due, *, backward: bool = False) -> Iterator[Meter]:
-        """A block that checks a call, or the backward pass of one. It is paid for, also if it raises."""
-        account, turn, began = self._account, self._turn, self._clock()
-        meter = Meter(self._clock, lambda seconds: account.affords(turn, due.step, seconds, backward=backward))
+    def paid(self, due: Due, compared: Compared, *, backward: bool = False, already: float = 0.0) -> Iterator[Meter]:
+        """A block that checks a call, or the backward pass of one. It is paid for, also if it raises.
+
+        If nothing could be compared, the step is still to be taken.
+        """
+        account, turn, began = self._account, self._turn, self.clock() - already
+        before = compared(backward)
+        meter = Meter(self.clock, lambda seconds: account.affords(turn, due.step, seconds, backward=backward), already)
         try:
             yield meter
         finally:
-            now = self._clock()
+            now = self.clock()
             seconds = max(0.0, now - began - meter.own)
             if meter.postponed and due.step is not None:
                 account.postpone(turn, due.step, seconds, now, meter.postponed, backward=backward)
             else:
-                account.charge(turn, due.step, seconds, now, backward=backward)
+                step = due.step if compared(backward) > before else None
+                account.charge(turn, step, seconds, now, backward=backward)
 
     def has_gradients(self) -> None:
         """Note that the region has gradients to check."""

@@ -13,7 +13,12 @@ from checked_backend.report.environment import environment
 
 __all__ = ["Ledger", "PassedCalls", "split_ignored"]
 
-_UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
+_UNEARNED = "never checked: the run has not earned it (option budget){}; run it longer, or with a larger budget"
+
+_PASSED_BY = (
+    "never checked: none of the calls here was one of those that are checked (option every), or memory was short; "
+    "watch more calls, or have more of them checked"
+)
 
 
 class Ledger:
@@ -31,6 +36,7 @@ class Ledger:
         self._limits: dict[str, float] = {}
         self._own_precision_limits: dict[str, float] = {}
         self._regions: dict[str, RegionInfo] = {}
+        self._last_before: dict[str, int] = {}
         self._passing: dict[str, dict[PassedCalls, int]] = {}
         self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._ignoring: dict[str, str] = {}
@@ -120,6 +126,10 @@ class Ledger:
         """Add a region's call counts to what is known of it."""
         with self._lock:
             known = self._known(info.name)
+            if known is not None and info.checked_calls < 0:  # the latest was not checked after all
+                info = replace(info, last_checked_call=self._last_before.get(info.name, 0) - known.calls)
+            elif info.checked_calls > 0:
+                self._last_before[info.name] = 0 if known is None else known.last_checked_call
             if known is None:
                 self._regions[info.name] = info
             else:
@@ -129,7 +139,7 @@ class Ledger:
                     checked_calls=known.checked_calls + info.checked_calls,
                     checked_backwards=known.checked_backwards + info.checked_backwards,
                     last_checked_call=known.calls + info.last_checked_call
-                    if info.last_checked_call
+                    if info.checked_calls
                     else known.last_checked_call,
                 )
 
@@ -155,20 +165,31 @@ class Ledger:
             known = self._regions[name] = replace(known, calls=known.calls + passed)
         return known
 
-    def unearned(self, region: object, subject: str, name: str) -> None:
+    def unearned(self, region: object, subject: str, name: str, *, or_else: str = "") -> None:
         """Note that no check of a part of a region is earned yet, unless one was made before.
 
         Args:
             region: The region; others may have its name.
             subject: The part.
             name: The region's name.
+            or_else: Another reason that it may have.
         """
         if (region, subject) not in self._unearned:
+            reason = _UNEARNED.format(f", or {or_else}" if or_else else "")
             with self._lock:
-                self._unearned.setdefault((region, subject), Skip(subject, _UNEARNED, matters=True, region=name))
+                self._unearned.setdefault((region, subject), Skip(subject, reason, matters=True, region=name))
 
     def _never_earned(self) -> dict[Skip, None]:
         return dict.fromkeys(skip for skip in self._unearned.values() if skip is not None)
+
+    def _passed_by(self) -> Iterator[Skip]:
+        """Regions all of whose calls passed by unchecked. A reason that is known already is not told again."""
+        told = {skip.region for skip in (*self._skips, *self._uncompared(), *self._never_earned()) if skip.matters}
+        told |= {finding.region for finding in self._findings.values()}
+        for name in self._passing:
+            region = self._known(name)
+            if region is not None and region.calls > 0 and region.checked_calls <= 0 and name not in told:
+                yield Skip("all calls", _PASSED_BY, matters=True, region=name)
 
     def earned(self, region: object, subject: str) -> None:
         """Note that a part of a region is checked."""
@@ -207,7 +228,7 @@ class Ledger:
             return Coverage(
                 regions=tuple(known for name in list(self._regions) if (known := self._known(name)) is not None),
                 checked=dict(self._checked),
-                skipped=(*self._skips, *self._uncompared(), *self._never_earned()),
+                skipped=(*self._skips, *self._uncompared(), *self._never_earned(), *self._passed_by()),
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_limit=dict(self._limits),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,6 +120,32 @@ def test_gradients_that_pile_up_accuse_nobody() -> None:
     report = gathered(run)
     assert report.verdict is cb.Verdict.PASS
     assert agreed(report)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gradient_that_another_thread_adds_to_accuses_nobody(own: bool) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    before = model.weight.grad.clone()
+    with ThreadPoolExecutor(1) as other:
+        tasks = iter([lambda: model.weight.grad.add_(1)])
+        other.submit(int).result()
+
+        def elsewhere(parameter: torch.Tensor) -> None:
+            for task in tasks:
+                other.submit(task).result()
+            if own:
+                parameter.grad.add_(1)
+
+        report = gathered(lambda: checked(model, writing(elsewhere))(x))
+    if own:
+        assert {detail for detail, _ in found(report)} == {"mutation.grad"}
+        return
+    assert agreed(report)
+    (skip,) = [skip for skip in report.coverage.skipped if skip.subject == "what lies beside weight"]
+    assert "another thread ran" in skip.reason
+    assert torch.equal(model.weight.grad, before + 1)
 
 
 @pytest.mark.parametrize(

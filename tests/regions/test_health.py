@@ -74,6 +74,23 @@ def test_each_checked_call_and_backward_pass_gives_a_record() -> None:
     assert {one.rank for one in records} == {None}
 
 
+def test_a_callback_may_call_the_compiled_program() -> None:
+    layer = nn.Linear(4, 4)
+    compiled, x = checked(layer, "aot_eager"), torch.randn(2, 4)
+    records: list[cb.CheckRecord] = []
+
+    def again(record: cb.CheckRecord) -> None:
+        records.append(record)
+        assert torch.equal(compiled(x), layer(x))
+
+    with cb.on_check(again):
+        report = gathered(lambda: [compiled(x) for _ in range(2)])
+    assert report.verdict is cb.Verdict.PASS
+    assert report.findings == ()
+    assert [record.call for record in records] == [1, 3]
+    assert report.coverage.regions[0].checked_calls == 4
+
+
 def test_a_handle_ends_it() -> None:
     records: list[cb.CheckRecord] = []
     handle = cb.on_check(records.append)

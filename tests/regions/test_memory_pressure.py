@@ -132,6 +132,14 @@ def test_eager_that_never_gets_memory_is_no_finding(what: str, reference: str, e
     assert any(skip.matters and "unsupported: memory" in skip.reason for skip in told(report, f"eager's {what} pass"))
 
 
+def test_a_call_that_could_not_be_compared_is_not_the_last_that_was_checked() -> None:
+    with planned(forward=lambda number: number > 1, error=MemoryError):
+        compiled = checked(net, sparing())
+        report = gathered(lambda: [compiled(torch.ones(3)) for _ in range(4)])
+    [region] = report.coverage.regions
+    assert (region.calls, region.checked_calls, region.last_checked_call) == (4, 1, 1)
+
+
 @pytest.mark.parametrize("what", ["forward", "backward"])
 def test_eager_that_gets_memory_the_second_time_is_compared(what: str) -> None:
     with planned(**{what: lambda number: number == 1}):

@@ -63,3 +63,23 @@ def test_the_call_that_is_due_is_checked_after_those_that_were_passed_by(program
             program(x)
         [region] = session.report.coverage.regions
     assert (region.calls, region.checked_calls, region.last_checked_call) == (1001, 2, 1001)
+
+
+def test_a_region_none_of_whose_calls_is_checked_in_a_session_is_no_pass(program: Program) -> None:
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    other = torch.compile(halve, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 2})
+    x = torch.ones(3)
+    program(x)
+    with cb.collect() as session:
+        other(x)
+        assert session.report.verdict is cb.Verdict.PASS
+        program(x)
+        other(x)
+    assert calls(session) == [(2, 1), (1, 0)]
+    [skip] = session.report.coverage.skipped
+    assert (skip.subject, skip.matters) == ("all calls", True)
+    assert skip.region == session.report.coverage.regions[1].name
+    assert "option every" in skip.reason
+    assert session.report.verdict is cb.Verdict.INCONCLUSIVE

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
+from checked_backend.regions import backward
+from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.schedule import Accounts, accounts_used
 from tests.support import faults
-from tests.support.region_tools import agreed, calls, checked, found, gathered
+from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 
 class Clock:
@@ -232,3 +235,95 @@ def test_aliasing_is_told_though_the_values_are_postponed(clock: Clock) -> None:
     compiled = checked(lambda x: (cancelled(x), x + 1), slow_compiler(clock, view_lost, []), budget=0.1)
     report = gathered(calling(compiled, clock, 60.0))
     assert "structure.shape" in {finding.detail for finding in report.findings}
+
+
+def test_a_recomputation_that_ends_early_is_no_check(clock: Clock) -> None:
+    """A checkpoint ends a recomputation when it has all it needs: the region returns nothing to compare."""
+    compiled = checked(Net(), "aot_eager")
+    x = torch.randn(6, 5, requires_grad=True)
+    report = gathered(lambda: [checkpoint(compiled, x, use_reentrant=False).sum().backward() for _ in range(3)])
+    [region] = report.coverage.regions
+    assert (region.calls, region.checked_calls, region.last_checked_call) == (6, 3, 5)
+    assert report.coverage.checked["outputs"] == 3
+    assert agreed(report)
+
+
+def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Clock) -> None:
+    """Without one, the next check would compare with noise that no check has established."""
+    rechecked: list[bool | None] = []
+
+    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        return gm.forward
+
+    compiled = checked(Net(), compiler, budget=0.3)
+    forward = CallComparison.forward
+
+    def short_of_memory(self: CallComparison, call: Any, *rest: Any) -> Any:
+        rechecked.append(call.due.recheck)
+        if len(rechecked) <= 2:
+            raise MemoryError
+        return forward(self, call, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CallComparison, "forward", short_of_memory)
+        report = gathered(training(compiled, clock, 20))
+    assert rechecked[:3] == [True, True, True]
+    assert agreed(report)
+
+
+def test_a_region_that_raises_before_a_check_is_earned_is_checked_too(clock: Clock) -> None:
+    compiled = checked(lambda x: torch.linalg.cholesky(x), "eager", budget=0.1)
+
+    def refused() -> None:
+        for _ in range(20):
+            with pytest.raises(torch.linalg.LinAlgError):
+                compiled(-torch.eye(3))
+            clock.now += 10.0
+
+    assert calls(gathered(refused)) > 5
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_gradients_that_nothing_asked_for_are_told_as_such(clock: Clock, grad: bool) -> None:
+    compiled = checked(Net(), "aot_eager", budget=0.1)
+
+    def evaluating() -> None:
+        for _ in range(20):
+            with torch.set_grad_enabled(grad):
+                compiled(torch.randn(6, 5))
+            clock.now += 10.0
+
+    report = gathered(evaluating)
+    assert [skip.subject for skip in report.coverage.skipped] == ["gradients"] * grad
+    assert all("no backward pass came" in skip.reason for skip in report.coverage.skipped)
+
+
+def test_what_skipping_takes_too_much_of_is_told(clock: Clock) -> None:
+    compiled = checked(Net(), "aot_eager", budget=0.01)
+
+    def hurried() -> None:
+        for _ in range(3000):
+            compiled(torch.ones(6, 5))
+
+    with torch.no_grad():
+        report = gathered(hurried)
+        assert any("are so short that leaving them unchecked takes" in note for note in report.coverage.notes)
+        patient = gathered(calling(checked(nn.Softmax(0), "aot_eager", budget=0.02), clock, 100.0))
+    assert not patient.coverage.notes
+
+
+def test_copying_the_gradients_that_arrive_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    accounts = Accounts(clock)
+    kept = backward._kept
+
+    def slowly(gradient: torch.Tensor) -> torch.Tensor:
+        clock.now += 1.0
+        return kept(gradient)
+
+    monkeypatch.setattr(backward, "_kept", slowly)
+    with accounts_used(accounts):
+        report = gathered(training(checked(Net(), "aot_eager", budget=0.1), clock, 40))
+    assert backwards(report) > 5
+    assert accounts.of(0.1).spent > backwards(report)
+    assert accounts.of(0.1).spent < 1.2 * 0.1 * clock.now
