@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.regions.execution import Subjects, is_leaf
+from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.execution import is_leaf
 from checked_backend.regions.inputs import Inputs, storage_key
 
 __all__ = ["Beside"]
@@ -87,33 +89,29 @@ class Beside:
     def findings(
         self,
         args: Sequence[Any],
-        inputs: Inputs,
-        eager: Run,
-        subjects: Subjects,
-        *,
-        candidate: Run | None = None,
-        skip: Callable[[Skip], None] = lambda _skip: None,
+        runs: RegionControlRuns,
+        skip: Callable[[Skip], None],
     ) -> list[Finding]:
         """Findings about changes that the candidate made there, and eager does not make.
 
         Args:
             args: The inputs, after the call.
-            inputs: The inputs as they were before, for the other runs.
-            eager: Runs the region in eager.
-            subjects: Names.
-            candidate: Runs the candidate again, if another thread ran during the call. What it does not change by
-                itself was the other thread's doing: a backward pass there adds to the same gradients.
+            runs: Runs the region in eager from the inputs as they were before; and if another thread ran during the
+                call, the candidate again. What that does not change by itself was the thread's doing: a backward pass
+                there adds to the same gradients.
             skip: Receives the changes that another thread made.
         """
         memory, gradients = self._changed(args)
         if not memory and not gradients:
             return []
-        eagers_memory, eagers_gradients = self._changed_by(eager, inputs)
+        inputs, subjects = runs.inputs, runs.subjects
+        eagers_memory, eagers_gradients = self._changed_by(runs.run_on, inputs)
         found = {place: _memory_changed(subjects.mutated(place)) for place in memory if place not in eagers_memory}
         added = {place: _gradient_changed(subjects.mutated(place)) for place in gradients}
         added = {place: finding for place, finding in added.items() if place not in eagers_gradients}
-        if candidate is not None and (found or added):
-            own_memory, own_gradients = self._changed_by(candidate, inputs)
+        if (runs.left is None or runs.left.others_ran) and (found or added):
+            again = partial(runs.run_on, region=runs.variants.candidate)
+            own_memory, own_gradients = self._changed_by(again, inputs)
             for place in (*(found.keys() - own_memory), *(added.keys() - own_gradients)):
                 skip(Skip(f"what lies beside {subjects.inputs[place]}", _BY_OTHERS))
             found = {place: finding for place, finding in found.items() if place in own_memory}

@@ -243,12 +243,7 @@ class CallComparison:
         """Findings about the candidate's changes to memory and gradients beside its inputs."""
         for position, why in before.unseen.items():
             self._reporter.skip(Skip(f"memory beside {call.subjects.inputs[position]}", why))
-        runs = self._controls(call, None)
-        again = partial(runs.run_on, region=runs.variants.candidate)
-        candidate = again if call.left is None or call.left.others_ran else None
-        return before.findings(
-            args, call.inputs, runs.run_on, call.subjects, candidate=candidate, skip=self._reporter.skip
-        )
+        return before.findings(args, self._controls(call, None), self._reporter.skip)
 
     def host_random_state(self, call: Call) -> list[Finding]:
         """Explain or report a difference between the states of Python's or NumPy's generators that they left."""

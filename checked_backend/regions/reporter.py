@@ -102,7 +102,7 @@ class RegionReporter(Reporter):
 
     def passing(self) -> PassedCalls:
         """A counter of calls that are not checked, for the ledgers of now."""
-        return PassedCalls(self._region, self._ledgers())
+        return PassedCalls(self._region, self._ledgers(), self)
 
     def calls_unearned(self) -> None:
         """Note that a call is not being checked because that is not earned yet (option ``budget``)."""
@@ -141,7 +141,7 @@ class RegionReporter(Reporter):
         if not backward:
             self.not_checked()
         for ledger in self._ledgers():
-            ledger.skip_until_compared(replace(skip, region=self._region.name), backward=backward)
+            ledger.skip_until_compared(replace(skip, region=self._region.name), self, backward=backward)
 
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""

@@ -30,7 +30,9 @@ class Ledger:
         self._repeats: Counter[tuple[str, str, str]] = Counter()
         self._ignored: dict[tuple[str, str, str], Finding] = {}
         self._skips: dict[Skip, None] = {}
-        self._until_compared: dict[Skip, bool] = {}
+        self._until_compared: dict[tuple[Skip, object], bool] = {}
+        self._compared: Counter[tuple[object, bool]] = Counter()
+        self._came_by: dict[object, str] = {}
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
         self._limits: dict[str, float] = {}
@@ -83,21 +85,23 @@ class Ledger:
         with self._lock:
             self._skips.setdefault(skip)
 
-    def skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
+    def skip_until_compared(self, skip: Skip, region: object, *, backward: bool) -> None:
         """Note a call that was not checked, which matters as long as no other call of its region was.
 
         Args:
             skip: What was not checked.
+            region: The region; others may have its name, as those have that are compiled after a reset.
             backward: Whether it is about the region's backward pass.
         """
         with self._lock:
-            self._until_compared.setdefault(skip, backward)
+            self._until_compared.setdefault((skip, region), backward)
 
     def _uncompared(self) -> Iterator[Skip]:
-        for skip, backward in self._until_compared.items():
-            region = self._regions.get(skip.region)
-            times = 0 if region is None else region.checked_backwards if backward else region.checked_calls
-            yield replace(skip, matters=times <= 0)
+        told = (
+            replace(skip, matters=self._compared[region, backward] <= 0)
+            for (skip, region), backward in self._until_compared.items()
+        )
+        yield from dict.fromkeys(told)
 
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""
@@ -122,9 +126,16 @@ class Ledger:
                 for subject, limit in new.items():
                     noted[subject] = max(limit, noted.get(subject, 0.0))
 
-    def region(self, info: RegionInfo) -> None:
-        """Add a region's call counts to what is known of it."""
+    def region(self, info: RegionInfo, region: object = None) -> None:
+        """Add a region's call counts to what is known of its name.
+
+        Args:
+            info: The counts.
+            region: The region.
+        """
         with self._lock:
+            self._compared[region, False] += info.checked_calls
+            self._compared[region, True] += info.checked_backwards
             known = self._known(info.name)
             if known is not None and info.checked_calls < 0:  # the latest was not checked after all
                 info = replace(info, last_checked_call=self._last_before.get(info.name, 0) - known.calls)
@@ -148,6 +159,7 @@ class Ledger:
         with self._lock:
             self._regions.setdefault(calls.info.name, calls.info)
             self._passing.setdefault(calls.info.name, {})[calls] = calls.count
+            self._came_by.setdefault(calls.region, calls.info.name)
 
     def passed(self, calls: PassedCalls) -> None:
         """Read it for the last time."""
@@ -186,9 +198,9 @@ class Ledger:
         """Regions all of whose calls passed by unchecked. A reason that is known already is not told again."""
         told = {skip.region for skip in (*self._skips, *self._uncompared(), *self._never_earned()) if skip.matters}
         told |= {finding.region for finding in self._findings.values()}
-        for name in self._passing:
-            region = self._known(name)
-            if region is not None and region.calls > 0 and region.checked_calls <= 0 and name not in told:
+        names = (name for region, name in self._came_by.items() if self._compared[region, False] <= 0)
+        for name in dict.fromkeys(names):
+            if name not in told:
                 yield Skip("all calls", _PASSED_BY, matters=True, region=name)
 
     def earned(self, region: object, subject: str) -> None:
@@ -256,16 +268,19 @@ class PassedCalls:
     """A counter of calls of a region that are not checked. Most calls are none, so that they only add to a number.
 
     Args:
-        info: The region, before any call.
+        info: The region's name and source lines, before any call.
         ledgers: They read the counter.
+        region: The region.
 
     Attributes:
-        info: The region.
+        info: The region's name and source lines.
+        region: The region.
         count: How many calls there were.
     """
 
-    def __init__(self, info: RegionInfo, ledgers: Sequence[Ledger]) -> None:
+    def __init__(self, info: RegionInfo, ledgers: Sequence[Ledger], region: object = None) -> None:
         self.info = info
+        self.region = region
         self.count = 0
         self._ledgers = tuple(ledgers)
         for ledger in self._ledgers:

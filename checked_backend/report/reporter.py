@@ -66,7 +66,7 @@ class Reporter:
             last_checked_call=calls if checked else 0,
         )
         for ledger in self._ledgers():
-            ledger.region(info)
+            ledger.region(info, self)
             if self._compiled_by:
                 ledger.compiled_by(self._compiled_by)
 

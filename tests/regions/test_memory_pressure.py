@@ -140,6 +140,19 @@ def test_a_call_that_could_not_be_compared_is_not_the_last_that_was_checked() ->
     assert (region.calls, region.checked_calls, region.last_checked_call) == (4, 1, 1)
 
 
+def test_a_region_of_the_same_name_does_not_make_up_for_one_that_was_never_compared() -> None:
+    def program() -> None:
+        with planned(forward=always, error=MemoryError):
+            checked(net, sparing())(torch.ones(3))
+        torch._dynamo.reset()
+        checked(net, sparing())(torch.ones(3))
+
+    report = gathered(program)
+    [region] = report.coverage.regions
+    assert (region.calls, region.checked_calls) == (2, 1)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize("what", ["forward", "backward"])
 def test_eager_that_gets_memory_the_second_time_is_compared(what: str) -> None:
     with planned(**{what: lambda number: number == 1}):

@@ -83,3 +83,22 @@ def test_a_region_none_of_whose_calls_is_checked_in_a_session_is_no_pass(program
     assert skip.region == session.report.coverage.regions[1].name
     assert "option every" in skip.reason
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE
+
+
+def test_a_region_that_a_reset_replaced_was_not_checked_because_the_next_one_is() -> None:
+    """Both have one name: it is the same code."""
+
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    options = {"compiler": "aot_eager", "every": 2}
+    x = torch.ones(3)
+    first = torch.compile(halve, backend=cb.numcheck, options=options)
+    first(x)
+    with cb.collect() as session:
+        first(x)
+        torch.compiler.reset()
+        torch.compile(halve, backend=cb.numcheck, options=options)(x)
+    assert calls(session) == [(2, 1)]
+    assert [(skip.subject, skip.matters) for skip in session.report.coverage.skipped] == [("all calls", True)]
+    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
