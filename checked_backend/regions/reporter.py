@@ -19,6 +19,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.kept import KeptReport
+from checked_backend.report.last_words import last_words_of_run
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.peers import peers_of_run, this_rank
 from checked_backend.report.reporter import Reporter
@@ -66,6 +67,8 @@ class RegionReporter(Reporter):
         self._compared = Counter[bool]()
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
+        if options.on_divergence == "raise" and not silent:
+            last_words_of_run().prepare(options.report_dir)
 
     def begin_call(self, number: int) -> None:
         """Note that a call is being checked.

@@ -172,6 +172,17 @@ def test_raise_ends_all_ranks_also_where_the_other_waits_for_the_next_call(tmp_p
         assert "logic, output[0]" in rank.output
 
 
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_rank_that_waits_outside_of_every_region_says_why_it_has_failed(tmp_path: Path) -> None:
+    guilty, other = run_ranks("tests.support.rank_faults:data_parallel", tmp_path, on=0)
+    assert "DivergenceError: FAIL" in guilty.output
+    assert other.code == 1
+    assert "RuntimeError" in other.output
+    assert "which may be why this one failed" in other.output
+    assert "logic, output[0]" in other.output
+
+
 def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     innocent, guilty = wrong[4]
     assert passed(innocent)
