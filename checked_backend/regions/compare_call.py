@@ -28,7 +28,7 @@ from checked_backend.regions.compare_parts import Part, compare_aliasing, compar
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
 from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
-from checked_backend.regions.exchanges import Agreement
+from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -106,9 +106,10 @@ class CallComparison:
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
-        incomparable |= self._under_way(call, parts)
+        left = under_way(call.exchanges, {part.subject: part.candidate for part in parts})
+        incomparable |= left.keys()
         structure, skips = tolerate_flipped_shapes(structure, partial(self._controls, call, None))
-        for skip in skips:
+        for skip in (*skips, *left.values()):
             self._reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
         aliasing = [found for found in shared if found.subject not in free or not _is_layout(found)]
@@ -125,14 +126,6 @@ class CallComparison:
             self._reporter.count({"operators": checked})
         names = [call.subjects.output(index) for index in range(len(outputs))]
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
-
-    def _under_way(self, call: Call, parts: Sequence[Part]) -> frozenset[str]:
-        """The results for which the program itself waits: what they will hold is what other ranks send."""
-        exchanges = call.exchanges
-        found = [] if exchanges is None else [part.subject for part in parts if exchanges.is_under_way(part.candidate)]
-        for subject in found:
-            self._reporter.skip(Skip(subject, _UNDER_WAY))
-        return frozenset(found)
 
     def _drawn_from(self, call: Call, decisions: Decisions, outputs: Sequence[str]) -> list[Finding]:
         """Compare the parameters of draws, if results are rechecked or could not be compared."""
@@ -359,9 +352,6 @@ class CallComparison:
     def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
         with profiled("checked_backend::reference backward"):
             return eager_gradients(self._variants.reference, call, passed, self._memory)
-
-
-_UNDER_WAY = "received after the region has ended, so that what is sent for it is compared, and not what is received"
 
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from checked_backend.modes.collective_tape import CollectiveTape, RecordCollecti
 from checked_backend.modes.exchange import Exchange
 from checked_backend.verdict.decisions import TensorPair
 
-__all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying"]
+__all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
 
 _BACKWARD = "backward "
 
@@ -244,3 +244,13 @@ def _otherwise(missing: Sequence[Exchange], left: Sequence[Exchange]) -> str:
 def replaying(exchanges: Exchanges | None, *, backward: bool = False) -> ReplayedRun:
     """One more run of a region, whether it exchanges anything or not."""
     return ReplayedRun(None, None) if exchanges is None else exchanges.replayed(backward=backward)
+
+
+def under_way(exchanges: Exchanges | None, results: Mapping[str, object]) -> dict[str, Skip]:
+    """The results, by subject, for which the program waits itself: they will hold what other ranks send."""
+    why = "received after the region has ended, so that what is sent for it is compared, and not what is received"
+    return {
+        subject: Skip(subject, why)
+        for subject, value in results.items()
+        if exchanges is not None and exchanges.is_under_way(value)
+    }
