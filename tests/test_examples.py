@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import checked_backend as cb
-from tests.cli.test_running import finished
+from tests.support.started_programs import finished
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -100,6 +100,17 @@ def ahead_of_time(made: Any, plain: Callable[[], Any]) -> None:
         made.aot_compile = lambda *args, **kwargs: plain().aot_compile(*args, **kwargs)
 
 
+def same_config(made: Any, plain: Any) -> None:
+    """Have ``get_compiler_config`` of a compiled object tell what it tells of another one.
+
+    Args:
+        made: What ``torch.compile`` returned.
+        plain: What it returned for another function.
+    """
+    if callable(getattr(plain, "get_compiler_config", None)) and hasattr(made, "get_compiler_config"):
+        object.__setattr__(made, "get_compiler_config", plain.get_compiler_config)
+
+
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     """Exceptions that a Dynamo backend raises to steer Dynamo, not because it failed.
 

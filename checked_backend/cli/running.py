@@ -105,8 +105,11 @@ def run(
     if json_file is not None:
         write_whole(dumps(result.to_dict()) + "\n", json_file)
     if github:
-        for line in github_annotations(result.findings):
-            print_text(line)
+        annotations = "\n".join(["", *github_annotations(result.findings)])
+        if as_json:  # stdout has that alone
+            print(annotations, file=sys.stderr)  # noqa: T201
+        else:
+            print_text(annotations)
     sys.stdout.flush()
     if status < 0:
         die_by(-status)

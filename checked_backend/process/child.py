@@ -133,8 +133,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
     board = Noticeboard(limits)
     parent = os.getpid()
     output = None if _inherits_output() else (_scratch(), _scratch())
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush_output()
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the child uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -149,9 +148,7 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
                 sys.stdout, sys.stderr = output
             status = work(board)
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            _flush_output()
             os._exit(status)  # never return into the parent's code
     try:
         ended = _awaited(child, board)
@@ -159,7 +156,8 @@ def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
         if output is not None:
             for own, stream in zip((sys.stdout, sys.stderr), output, strict=True):
                 stream.seek(0)
-                own.write(stream.read())
+                with contextlib.suppress(AttributeError, ValueError, OSError):  # the program has none, or closed it
+                    own.write(stream.read())
                 stream.close()
     return ended
 
@@ -170,6 +168,12 @@ def _inherits_output() -> bool:
         return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # the program has none, or closed it
+            stream.flush()
 
 
 def _scratch() -> TextIO:

@@ -14,16 +14,16 @@ import torch
 from torch import fx
 
 from checked_backend import autostart
-from checked_backend._torch.dynamo import ahead_of_time, default_backend, lookup_backend
+from checked_backend._torch.dynamo import ahead_of_time, default_backend, lookup_backend, same_config
 from checked_backend._torch.given_backends import choose_given_backends
 from checked_backend._torch.inductor import aot_inductor
 from checked_backend.backends import debug_interpreter, graph_dumper, nop, numcheck
 from checked_backend.findings import Skip
-from checked_backend.options import CheckOptions, environment_variable, parse_options
+from checked_backend.options import CheckOptions, RunOptions, environment_variable, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report.session import Session
 
-__all__ = ["CheckingBackend", "CompileWatch", "Settings"]
+__all__ = ["CheckingBackend", "CompileWatch", "Settings", "restored_backend"]
 
 Compile = Callable[..., Any]
 
@@ -79,6 +79,12 @@ class CheckingBackend:
     def __hash__(self) -> int:
         return hash((type(self), self._mode))
 
+    def __deepcopy__(self, _memo: Any) -> CheckingBackend:
+        return self  # a copy of a compiled module is compiled as the module is
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored_backend, (self._options, self._mode)
+
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
         """Compile a region and check it on every call."""
         region = numcheck(gm, example_inputs, options=self._options, mode=self._mode)
@@ -102,11 +108,21 @@ class CompileWatch:
     Args:
         forced: Options of ``numcheck`` that override all others.
         defaults: Options that apply if neither the settings nor the environment have them.
+        began_with: Options that the environment had when the process began. They apply as long as it says nothing else:
+            a program may clear it.
     """
 
-    def __init__(self, *, forced: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        forced: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        began_with: Mapping[str, str] | None = None,
+    ) -> None:
         self._forced = forced or {}
-        self._defaults = defaults or {}
+        self._began_with = began_with or {}
+        checks = {name: value for name, value in self._began_with.items() if name in CheckOptions.model_fields}
+        self._defaults = {**(defaults or {}), **checks}
         self._original: Compile | None = None
         self._undo: Callable[[], None] | None = None
         self._settings: list[Settings] = []
@@ -129,6 +145,15 @@ class CompileWatch:
         """
         now = self._now()
         resolve_compiler(parse_options(CheckOptions, "numcheck", {**now.options, "compiler": now.compiler}))
+
+    def run_options(self) -> RunOptions:
+        """The options of the run: those in the environment, and those that it had when the process began.
+
+        Raises:
+            OptionError: One is unknown or bad.
+        """
+        gone = {name: value for name, value in self._began_with.items() if environment_variable(name) not in os.environ}
+        return parse_options(RunOptions, "numcheck", gone)
 
     def close(self) -> None:
         """Put the original ``torch.compile`` back."""
@@ -184,13 +209,16 @@ class CompileWatch:
             if model is None:  # used as a decorator with arguments
                 return lambda decorated: compile_checked(decorated, **kwargs)
             off = not self._settings or not settings.enabled or kwargs.get("disable")
-            if off or _checks_itself(kwargs) or _asked_by_this_package():
+            if off or _asked_by_this_package():
+                return original(model, **kwargs)
+            if _checks_itself(kwargs):
+                self.asked()
                 return original(model, **kwargs)
             if type(kwargs.get("backend")).__module__.startswith("vllm."):  # its plugin checks the pieces
                 self.asked()
                 return original(model, **kwargs)
             given = _own_options(kwargs)
-            original(_nothing, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
+            plain = original(_nothing, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
             self.asked()
             redirected = self._redirected(settings, given)
 
@@ -200,9 +228,11 @@ class CompileWatch:
                 return original(copy, **_own_options({**redirected, "backend": chosen}))
 
             made = compile_again(model)
+            same_config(made, plain)
             ahead_of_time(made, lambda: self._compiled_ahead(model, original(model, **_own_options(given))))
             return self.compiled(model, made, compile_again)
 
+        compile_checked.restored_backend = self.backend_for  # type: ignore[attr-defined]
         return compile_checked
 
     def chosen(self, backend: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -259,6 +289,21 @@ class CompileWatch:
                 options.setdefault(name, value)
         options["compiler_options"] = {**options.get("compiler_options", {}), **given}
         return {**rest, "backend": self.backend_for(backend, options, mode)}
+
+
+def restored_backend(options: Mapping[str, Any], mode: str | None) -> Any:
+    """The backend of a compiled module that was pickled in a checked program.
+
+    Args:
+        options: Options of ``numcheck``; ``compiler`` is the backend that the code named.
+        mode: Inductor's mode.
+
+    Returns:
+        A checking backend if this process is checked, else the one that the code named.
+    """
+    checking = getattr(torch.compile, "restored_backend", None)
+    made = None if checking is None else checking(options["compiler"], options, mode)
+    return made or resolve_compiler(parse_options(CheckOptions, "numcheck", options), mode)
 
 
 def _own_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checked_backend.autostart import HOOKED
+from checked_backend.autostart import HOOKED, UNCHECKED
 from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import read_reports, rewrite_report, write_report, write_whole
@@ -96,6 +96,10 @@ class RunFolder:
     def unfinished(self) -> list[str]:
         """Processes that began to compile and left no complete report."""
         return sorted(path.name.removesuffix(_MARK) for path in self.path.glob(f"*{_MARK}"))
+
+    def unchecked(self) -> list[str]:
+        """Which processes could not be checked, and why."""
+        return [path.read_text("utf-8").strip() for path in sorted(self.path.glob(f"*{UNCHECKED}"))]
 
     def tidy(self) -> None:
         """Remove the folder if nothing is in it."""

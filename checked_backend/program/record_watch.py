@@ -16,8 +16,8 @@ from checked_backend._torch.collectives import is_async_result
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.options import CheckOptions, RunOptions, parse_options
-from checked_backend.program.compile_calls import CompileWatch, Settings
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.program.compile_calls import CompileWatch, Settings, restored_backend
 from checked_backend.program.perturbed import perturbed_region
 from checked_backend.program.records import RecordFile, TensorRecord
 from checked_backend.random_state import random_untouched
@@ -40,13 +40,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class RecordWatch(CompileWatch):
     """Records a process, from its first ``torch.compile`` to its end.
 
+    Args:
+        began_with: The options that the environment had when the process began.
+
     Raises:
         OptionError: The environment has an unknown or bad option.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._options = parse_options(RunOptions, "numcheck", {})
+    def __init__(self, began_with: Mapping[str, str]) -> None:
+        super().__init__(began_with=began_with)
+        self._options = self.run_options()
         self._settings.append(Settings(self._options.compiler))
         self.validate()
         self._lock = threading.RLock()
@@ -136,6 +139,12 @@ class _RecordingBackend:
 
     def __hash__(self) -> int:
         return hash((type(self), self._mode))
+
+    def __deepcopy__(self, _memo: Any) -> _RecordingBackend:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored_backend, (self._options, self._mode)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
         return self._watch.region(gm, example_inputs, self._options, self._mode)

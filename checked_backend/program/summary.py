@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from checked_backend.autostart import say
 from checked_backend.findings import Finding, Verdict
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, RunFolder
@@ -154,6 +154,7 @@ def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: 
         f"a process that compiled left no complete report ({name}): it was killed, or ended by os._exit or os.exec"
         for name in kept.unfinished()
     ]
+    lost += [f"a process was not checked, its Python lacks something: {why}" for why in kept.unchecked()]
     processes = tuple(kept.processes())
     kept.tidy()
     return RunResult(shlex.join(program), status, seconds, processes, lost, folder)
@@ -166,29 +167,34 @@ def exit_code(result: RunResult) -> int:
     return _CODES[result.verdict]
 
 
-def tell(folder: str, program: Sequence[str], status: int | None, seconds: float) -> int:
+def tell(folder: str, program: Sequence[str], status: int | None, seconds: float, *, github: str) -> int:
     """Print the page to stderr.
+
+    Args:
+        folder: The folder of the run.
+        program: The words of its command line.
+        status: The program's exit code; None if it is not known.
+        seconds: How long the program ran.
+        github: The option, as the environment has it.
 
     Returns:
         The exit code for a program that ends well.
     """
     result = read_run(Path(folder), program, status, seconds)
-    options = parse_options(RunOptions, "numcheck", {})
-    print(f"\n{result}", file=sys.stderr)  # noqa: T201
+    say(f"\n{result}")
     code = _CODES[result.verdict]
     if status is None and code:
-        print(  # noqa: T201
-            f"checked-backend: the program ended by an exception and keeps its exit code; the verdict's is {code}",
-            file=sys.stderr,
-        )
-    if options.github:
-        for line in github_annotations(result.findings):
-            print(line)  # noqa: T201
+        say(f"checked-backend: the program ended by an exception and keeps its exit code; the verdict's is {code}")
+    if parse_options(RunOptions, "numcheck", {"github": github}).github:
+        say("\n".join(["", *github_annotations(result.findings)]), to_stdout=True)
     return code
 
 
 def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines that GitHub shows beside the user's code, one for each cause."""
+    """Lines that GitHub shows beside the user's code, one for each cause.
+
+    Print them at the start of a line, which the program's own output may have left open: GitHub reads them only there.
+    """
     return map(annotation, causes_of(findings))
 
 
@@ -209,5 +215,6 @@ def _end(status: int | None) -> str:
     if status is None:
         return "ended by an exception"
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
+        known = {one.value: one.name for one in signal.Signals}
+        return f"killed by {known.get(-status, f'signal {-status}')}"
     return f"exit code {status}"

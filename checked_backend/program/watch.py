@@ -8,13 +8,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from checked_backend.autostart import say
 from checked_backend.findings import Skip
-from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.program.folder import Mark, ProcessReport
 from checked_backend.program.shadow import Shadows
@@ -31,14 +31,15 @@ class ProgramWatch(CompileWatch):
         folder: The folder of the run.
         began: The time by `time.perf_counter` when the process began.
         first: The id of that process. A process with another id is a fork of it.
+        began_with: The options that the environment had when the process began.
 
     Raises:
         OptionError: The environment has an unknown or bad option.
     """
 
-    def __init__(self, folder: str, began: float, first: int) -> None:
-        super().__init__(defaults={"on_divergence": "record"})
-        options = parse_options(RunOptions, "numcheck", {})
+    def __init__(self, folder: str, began: float, first: int, began_with: Mapping[str, str]) -> None:
+        super().__init__(defaults={"on_divergence": "record"}, began_with=began_with)
+        options = self.run_options()
         self._settings.append(Settings(options.compiler))
         self._shadows = Shadows(options, lambda: self._session, self._tell) if options.shadow else None
         self.validate()
@@ -98,10 +99,9 @@ class ProgramWatch(CompileWatch):
             is_news = region not in self._told
             self._told.add(region)
         if is_news:  # later calls mostly differ for the same reason, and a program may make thousands
-            print(  # noqa: T201
+            say(
                 f"checked-backend: call {call} of {region} differs from eager, which is said once; the report follows "
                 "at the program's end",
-                file=sys.stderr,
             )
 
     def _save(self) -> None:
@@ -113,9 +113,12 @@ class ProgramWatch(CompileWatch):
         self._marks[os.getpid()].save(found)
 
     def write(self) -> None:
-        """Write the final report of this process if it compiled something."""
+        """Write the final report of this process if it compiled something, or made checks of its own."""
         if os.getpid() not in self._marks:
-            return
+            own = self._session.report
+            if os.getpid() != self._first or not (own.coverage.regions or own.findings):
+                return
+            self._here()
         if self._shadows is not None:
             self._shadows.close()
         self._session.close()

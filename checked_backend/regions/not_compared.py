@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from checked_backend._torch.autograd import StopRecomputationError
@@ -53,9 +54,10 @@ class NotCompared:
         if is_out_of_memory(error):
             self._memory.not_compared(where, error, backward=backward)
             return
-        log.error("the check itself failed in %s; the program goes on", where, exc_info=error)
         told = described_exception(error).strip().partition("\n")[0][:_LONGEST]
         why = f"the check itself failed in {where}: {told}. This is a mistake of checked_backend: please report it"
         if not backward:
             self._reporter.not_checked()
         self._reporter.skip(Skip("gradients" if backward else "results", why, matters=True))
+        with contextlib.suppress(ValueError):  # logging raises it where the program has closed its stderr
+            log.error("the check itself failed in %s; the program goes on", where, exc_info=error)

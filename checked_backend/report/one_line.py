@@ -88,9 +88,17 @@ def annotation(cause: Cause) -> str:
     line = user_line(main.source)
     blamed = "" if line is None or is_line_blamed(main) else " (it is made here; the operator is not known)"
     level = "warning" if cause.is_warning else "error"
-    where = f"file={_property(os.path.relpath(line.file))},line={line.number}," if line is not None else ""
+    where = f"file={_property(_in_repository(line.file))},line={line.number}," if line is not None else ""
     text = f"{one_line(cause)}{blamed}".replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} {where}title={_property(f'checked_backend: {main.kind.value}')}::{text}"
+
+
+def _in_repository(file: str) -> str:
+    """The file as GitHub wants it, from the top of the repository, where the program ran in a folder of that."""
+    top = os.environ.get("GITHUB_WORKSPACE", "")
+    file = os.path.abspath(file)
+    inside = top and file.startswith(os.path.join(os.path.abspath(top), ""))
+    return os.path.relpath(file, top if inside else os.curdir)
 
 
 def _property(text: str) -> str:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import site
-import subprocess
 import sys
 import time
 import venv
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-import checked_backend
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
-
-PACKAGE = Path(checked_backend.__file__).parent
-VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
+from tests.support.started_programs import PACKAGE, VERB, finished, started
 
 CLEAN = """
 import random, sys
@@ -61,25 +55,6 @@ for _ in range(3):
 """
 
 
-def started(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_B")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [str(word) for word in words],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1", **(more or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finished(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    process = started(words, folder, more)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Python with the hook, as the wheel installs it."""
@@ -111,7 +86,7 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert "checked-backend: FAIL: f: output[0] is wrong" in err
     assert "wrong.py:13 in f" in err
     assert err.count("differs from eager, which is said once") == 1
-    assert out.startswith("::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
+    assert out.startswith("\n::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
 
 
 PAST_TORCH_COMPILE = f"""

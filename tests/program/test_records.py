@@ -19,7 +19,7 @@ from checked_backend.options import environment_variable
 from checked_backend.program.compare_records import compare_recordings
 from checked_backend.program.record_watch import _read
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
-from tests.cli.test_running import finished
+from tests.support.started_programs import finished
 
 VERB = (sys.executable, "-m", "checked_backend")
 

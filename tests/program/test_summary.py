@@ -112,3 +112,20 @@ def test_an_empty_folder_goes_and_a_used_one_stays(tmp_path: Path) -> None:
             leave(folder, PASS)
         RunFolder(folder).tidy()
         assert folder.exists() is used
+
+
+def test_an_end_by_a_signal_without_a_name_is_told(tmp_path: Path) -> None:
+    assert "killed by signal 40" in str(read(tmp_path, status=-40))
+    assert "killed by SIGKILL" in str(read(tmp_path, status=-9))
+
+
+def test_an_annotation_names_the_file_from_the_top_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    found = [replace(WRONG, source="b.py:3 in f: x.sin()")]
+    assert next(github_annotations(found)).startswith("::error file=sub/b.py,")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "another"))
+    assert next(github_annotations(found)).startswith("::error file=b.py,")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_running import finished
+from tests.support.started_programs import finished
 
 PROGRAMS = Path(__file__).parent / "third_party"
 

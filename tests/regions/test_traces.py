@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 import checked_backend as cb
-from tests.cli.test_running import finished
+from tests.support.started_programs import finished
 
 PROGRAM = """
 import sys, torch
