@@ -42,7 +42,7 @@ from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import compile_twin, computes_in_low_precision, needs_default_dtype
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.investigate_alone import investigate_alone, not_investigated
+from checked_backend.regions.investigate_alone import investigate_alone, not_investigated, time_to_search
 from checked_backend.regions.local_region import LocalRegion
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.step import OperatorStep
@@ -271,6 +271,7 @@ def _investigation(
             options,
             mode,
             keep,
+            patience=time_to_search(),
         )
         return investigator(failure, findings)
 

@@ -13,7 +13,7 @@ from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep
 from checked_backend.regions.local_region import LocalRegion
 
-__all__ = ["investigate_alone", "not_investigated"]
+__all__ = ["investigate_alone", "not_investigated", "time_to_search"]
 
 SHARE = 1 / 3
 """The share of the time that other ranks wait in a collective which looking for an operator may take."""
@@ -62,7 +62,6 @@ def investigate_alone(
             found.append(replace(first, subject=own.subject))
         return found
 
-    patience = patience_of_ranks()
     failure = Failure(
         local.graph,
         local.traced,
@@ -73,9 +72,18 @@ def investigate_alone(
         None if cotangents is None else local.cotangents(call, cotangents),
         *options,
         keep=lambda known: keep(in_own_names(known)),
-        patience=None if patience is None else SHARE * patience,
+        patience=time_to_search(),
     )
     return in_own_names(investigator(failure, [one for group in groups for one in group]))
+
+
+def time_to_search() -> float | None:
+    """Seconds that looking for an operator may take; None where no other rank can wait meanwhile.
+
+    They may wait for a rank whose region exchanges nothing, too: DDP and FSDP2 exchange gradients outside of regions.
+    """
+    patience = patience_of_ranks()
+    return None if patience is None else SHARE * patience
 
 
 def not_investigated(findings: Sequence[Finding], why: str) -> Sequence[Finding]:

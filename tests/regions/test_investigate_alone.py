@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import fx
 
@@ -15,8 +16,10 @@ from checked_backend._torch import collectives
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions import investigate_alone as module
+from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.local_region import LocalRegion
+from tests.support import faults
 
 FOUND = [
     Finding(Kind.LOGIC, subject, "wrong", "logic")
@@ -53,6 +56,26 @@ def test_an_investigation_ends_long_before_other_ranks_give_up(monkeypatch: pyte
     assert failure.patience == pytest.approx(20.0)
     failure, _, _ = investigated(monkeypatch, None)
     assert failure.patience is None
+
+
+@pytest.mark.parametrize("patience", [60.0, None])
+def test_so_does_that_of_a_region_that_exchanges_nothing(
+    patience: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may wait in DDP's backward pass."""
+    monkeypatch.setattr(module, "patience_of_ranks", lambda: patience)
+    seen: list[Failure] = []
+
+    def investigator(failure: Failure, findings: Any) -> Any:
+        seen.append(failure)
+        return findings
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        options = CheckOptions(compiler=faults.wrong_value(), on_divergence="record")
+        return build_region(gm, inputs, options, None, silent=True, investigator=investigator)
+
+    torch.compile(torch.sin, backend=backend)(torch.randn(4))
+    assert [failure.patience for failure in seen] == [None if patience is None else pytest.approx(20.0)]
 
 
 def test_findings_get_their_own_names_back(monkeypatch: pytest.MonkeyPatch) -> None:
