@@ -8,6 +8,7 @@ no text of a database is ever run. The checkout's own code is run: trust it.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import random
 import sys
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -138,7 +140,9 @@ class TorchFuzz:
 
 def _captured(text: str) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The graph of a text's function, and the inputs that the graph takes. What the text compiles itself is not run."""
-    names: dict[str, Any] = {"__name__": _FUNCTION}
+    # Dynamo of torch 2.11 imports the function's module, and remembers it by its name.
+    module = ModuleType(f"{_FUNCTION}_{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+    names = vars(module)
     kept = ast.Module([node for node in ast.parse(text).body if _is_needed(node)], [])
     exec(compile(kept, f"<{_PACKAGE}>", "exec"), names)  # noqa: S102  made just now by the user's own checkout
     graphs: list[tuple[fx.GraphModule, list[Any]]] = []
@@ -147,11 +151,13 @@ def _captured(text: str) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         graphs.append((graph, given))
         return graph.forward
 
+    sys.modules[module.__name__] = module
     with torch.enable_grad():
         try:
             compiled: Any = torch.compile(names[_FUNCTION], backend=keep, fullgraph=True, dynamic=False)
             compiled(*names[_ARGUMENTS])
         finally:
+            sys.modules.pop(module.__name__, None)
             torch.compiler.reset()
     if len(graphs) != 1:
         raise LeftOut(f"{len(graphs)} graphs")
