@@ -35,7 +35,7 @@ from checked_backend.regions.failure import Keep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.report.kept import KeptReport
+from checked_backend.report.kept import KeptReport, files_of_one_report, keep_alone
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -127,7 +127,7 @@ def check(
         gradients=differentiated,
     )
     plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, effort)
-    with random_untouched():
+    with random_untouched(), files_of_one_report() as files:
         if isolate:
             sides = (compiler, candidate)
             found = run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
@@ -135,7 +135,8 @@ def check(
             found = plan.report()
         found = replace(found, title=plan.title, environment={**plan.candidate, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
-            return KeptReport(options.report_dir).save(found)
+            found = KeptReport(options.report_dir).save(found)
+        keep_alone(found, files)
         return found
 
 

@@ -313,7 +313,7 @@ class _Search:
             subject=cut.finding.subject,
             kind=cut.finding.kind,
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.context.deadline),
-            progress=lambda progress: self.context.say(str(progress)),
+            progress=lambda progress: self.context.say(f"making it smaller: {progress}"),
             journal=self.context.journal,
             oracle=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._oracle,
         )

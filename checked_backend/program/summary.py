@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,10 @@ from checked_backend.autostart import say
 from checked_backend.findings import Finding, Verdict
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, RunFolder
+from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean
+from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.to_json import encode
 from checked_backend.report.view import view
@@ -80,10 +83,9 @@ class RunResult:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        for one in self.used:
-            if one.report.verdict is not Verdict.PASS or one.report.findings:
-                yield str(one.report)
-                yield ""
+        for report in self._told():
+            yield str(report)
+            yield ""
         yield f"checked-backend: {self.verdict.value.upper()}: {self._sentence()}"
         yield _row("program", f"{clean(self.program)}: {_end(self.status)}, {self.seconds:.1f} s")
         if not self.used:
@@ -108,6 +110,15 @@ class RunResult:
         share = slowest.checking / slowest.seconds if slowest.seconds else 0.0
         yield _row("time", f"checks took {slowest.checking:.1f} s of {slowest.seconds:.1f} s ({share:.0%})")
         yield _row("reports", str(self.folder))
+
+    def _told(self) -> Iterator[Report]:
+        """The reports to print; what the ranks of one program have in common is printed once, with their names."""
+        groups: dict[object, list[Report]] = {}
+        for one in self.used:
+            if one.report.verdict is not Verdict.PASS or one.report.findings:
+                groups.setdefault(_what_is_found(one.report), []).append(one.report)
+        for group in groups.values():
+            yield group[0] if len(group) == 1 else replace(merged_report(group), path=self.folder)
 
     def _limit(self) -> Iterator[str]:
         limits = [
@@ -137,6 +148,12 @@ class RunResult:
             )
         worst = next(one for one in self.used if one.report.verdict is self.verdict)
         return view(worst.report).sentence
+
+
+def _what_is_found(report: Report) -> object:
+    """What reports of one program have in common that say the same."""
+    found = ((one.region, one.subject, one.detail or one.kind, one.severity, one.source) for one in report.findings)
+    return re.sub(r" \(rank [0-9]+\)$", "", report.title), frozenset(found)
 
 
 def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: float) -> RunResult:

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
+from checked_backend.report.file_names import process_rank
 from checked_backend.report.report import Report
 from checked_backend.report.write import rewrite_report, write_report
 
-__all__ = ["KeptReport"]
+__all__ = ["KeptReport", "files_of_one_report", "keep_alone"]
 
 log = logging.getLogger(__name__)
+
+_files: ContextVar[list[Path] | None] = ContextVar("checked_backend_files_of_a_report", default=None)
+
+
+@contextmanager
+def files_of_one_report() -> Iterator[list[Path]]:
+    """Gather the files that a block writes: reports of regions, of which one report of a program is made."""
+    files: list[Path] = []
+    token = _files.set(files)
+    try:
+        yield files
+    finally:
+        _files.reset(token)
+
+
+def keep_alone(report: Report, files: Sequence[Path]) -> None:
+    """Delete the files that a report has made needless: who reads the folder would be told the same finding twice.
+
+    A distributed run keeps them, for other ranks may be reading.
+    """
+    if report.path is None or process_rank() is not None:
+        return
+    for file in files:
+        if file != report.path:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 class KeptReport:
@@ -56,6 +86,9 @@ class KeptReport:
     def _write(self, report: Report) -> None:
         if self._path is None:
             self._path = write_report(report, self._folder, claimed=self._claimed)
+            files = _files.get()
+            if files is not None:
+                files.append(self._path)
         else:
             rewrite_report(replace(report, path=self._path))
 

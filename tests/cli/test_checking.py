@@ -215,6 +215,7 @@ def test_check_localizes(checked: Checked, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
     code, report = checked("make", "--compiler", "wrong_of_the_cli_test", "--localize")
     assert (code, [finding.op for finding in report.findings]) == (1, ["aten.sin.default"])
+    assert len(list(tmp_path.glob("*.json"))) == 1, "the region's own report says the same"
     code, report = checked("make", "--compiler", "wrong_of_the_cli_test")
     assert (code, [finding.op for finding in report.findings]) == (1, [None])
 

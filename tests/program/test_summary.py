@@ -60,6 +60,19 @@ def test_the_page(tmp_path: Path) -> None:
     assert str(tmp_path) in page
 
 
+def test_what_all_ranks_find_is_told_once_and_what_one_finds_apart(tmp_path: Path) -> None:
+    other = replace(WRONG, source="a.py:9 in f: x.cos()")
+    for rank in range(4):
+        found = replace(WRONG if rank < 3 else other, ranks=(str(rank),))
+        leave(tmp_path, replace(FAIL, findings=(found,), title=f"a.py (rank {rank})"))
+    result = read(tmp_path)
+    assert len(result.used) == 4
+    page = str(result)
+    assert page.count("\n1. output[0]") == 2
+    assert page.count("FAIL: ") == 3  # two reports, and the verdict
+    assert page.count("a, b.py:3 in f") == page.count("a.py:9 in f") == 1
+
+
 def test_a_process_that_left_no_complete_report_is_no_pass(tmp_path: Path) -> None:
     leave(tmp_path, PASS, ends=False)
     result = read(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.report import Report, kept
-from checked_backend.report.kept import KeptReport
+from checked_backend.report.kept import KeptReport, files_of_one_report, keep_alone
 from checked_backend.report.write import read_reports
 
 
@@ -33,6 +33,27 @@ def test_it_is_completed_in_its_own_file(tmp_path: Path) -> None:
     assert file.save(about("aten.gelu")).path == first.path
     assert on_disk(tmp_path) == ["aten.gelu"]
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+@pytest.mark.parametrize("written", [True, False])
+def test_the_reports_of_regions_go_when_the_report_of_the_program_is_there(
+    written: bool, rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    before = KeptReport(tmp_path).save(about("aten.before"))
+    with files_of_one_report() as files:
+        KeptReport(tmp_path).save(about("aten.relu"))
+        whole = about("aten.gelu")
+        keep_alone(KeptReport(tmp_path).save(whole) if written else whole, files)
+    left = {"aten.before", "aten.gelu"} if written else {"aten.before", "aten.relu"}
+    assert set(on_disk(tmp_path)) == (left if rank is None or not written else left | {"aten.relu"})
+    assert before.path is not None
+    assert before.path.exists()
+    KeptReport(tmp_path).save(about("aten.after"))
+    assert len(files) == 1 + written
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_the_report(
