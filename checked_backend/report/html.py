@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, WorstElement
 from checked_backend.report.causes import Cause, causes_of, several_regions, worst_first
@@ -28,6 +29,7 @@ __all__ = ["render_fragment", "render_html"]
 _SHOWN_LIMITS = 200
 _SHOWN_VALUES = 8
 _SHOWN_TENSORS = 4
+_BREAKS = re.compile(r"(?<=[\w\]][./_])(?=[A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,13 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(sections=sections, **values)
+
+
+def _breakable(text: str) -> Markup:
+    """Text in which a long name or path may go on in the next line behind a dot, a slash or an underscore."""
+    return Markup("<wbr>").join(map(escape, _BREAKS.split(text)))
 
 
 def _part(report: Report) -> _Part:

@@ -199,3 +199,11 @@ def test_fifty_findings_are_one_page() -> None:
     page = Report(tuple(many), CHECKED).to_html()
     assert len(page) < 200_000
     assert page.count("<article>") == 1
+
+
+def test_a_long_name_may_break_between_its_parts_and_a_number_may_not() -> None:
+    limits = {"grad[bert.layer.0.attention_output.weight]": 0.125}
+    page = Report((), Coverage(checked={"outputs": 1}, detection_limit=limits)).to_html()
+    assert "<td>grad[bert.<wbr>layer.0.<wbr>attention_<wbr>output.<wbr>weight]</td>" in page
+    assert '<td class="number">0.12</td>' in page
+    assert "<wbr>" not in Report((), Coverage(checked={"outputs": 1}, detection_limit={"f(1.5, a<b)": 0.1})).to_html()
