@@ -28,6 +28,10 @@ ROUNDINGS = 16.0
 They do not move what code between the regions makes. Other vector instructions move ``randn`` by 4.6 roundings.
 """
 
+_OF_ONE = 4.0
+"""A projection is held to so much more. Where one element has most of the noise, all projections of a run are its, and
+those of two noise runs may by chance be near each other. Elements in wrong places are beyond this by orders."""
+
 _ROUNDINGS_IN_HALF = 4.0
 """The same in 16 bits, where functions compute in 32 and round once."""
 
@@ -102,7 +106,7 @@ def _differences(mine: _Run, theirs: _Run, noisy: Sequence[_Run]) -> tuple[list[
         if record.rms > 0 and noise is not None:
             name = f"{record.subject} of {record.region}"
             limits[name] = max(limits.get(name, 0.0), FACTOR * noise / record.rms)
-        finding = None if record.unread or other.unread else _compared(record, other, noise)
+        finding = None if _unread(place, mine, theirs) else _compared(record, other, noise)
         if finding is not None:
             found.append(_Difference(place, finding))
     return found, limits
@@ -110,11 +114,13 @@ def _differences(mine: _Run, theirs: _Run, noisy: Sequence[_Run]) -> tuple[list[
 
 def _noise(place: Place, record: TensorRecord, noisy: Sequence[_Run]) -> float | None:
     """The noise of a tensor, root mean square: the greatest distance of two noise runs, at least a few roundings."""
-    samples = [known.sample for run in noisy if (known := run.tensors.get(place)) is not None]
-    pairs = [pair for pair in itertools.combinations(samples, 2) if len(pair[0]) == len(pair[1])]
+    known = [found for run in noisy if (found := run.tensors.get(place)) is not None]
+    pairs = [pair for pair in itertools.combinations(known, 2) if _are_alike(*pair)]
     if not pairs:
         return None
-    spread = max(_distance(one, other) for one, other in pairs)
+    spread = max(
+        max(_distance(one.sample, other.sample), _distance(one.projections, other.projections)) for one, other in pairs
+    )
     roundings = _ROUNDINGS_IN_HALF if record.roundoff > _HALF else ROUNDINGS
     return max(spread, roundings * record.roundoff * record.rms / FACTOR)
 
@@ -153,7 +159,8 @@ def _compared(record: TensorRecord, other: TensorRecord, noise: float | None) ->
             detail="nonfinite.other_run",
             region=record.region,
         )
-    distance = max(_distance(record.sample, other.sample), abs(record.rms - other.rms))
+    projected = _distance(record.projections, other.projections) / _OF_ONE
+    distance = max(_distance(record.sample, other.sample), abs(record.rms - other.rms), projected)
     if noise is None or distance <= FACTOR * noise:
         return None  # without noise, the coverage says so
     relative = distance / record.rms if record.rms else math.inf
@@ -218,11 +225,20 @@ def _skips(mine: _Run, theirs: _Run, noisy: Sequence[_Run]) -> Iterator[Skip]:
             yield Skip(f"{count} tensors", f"only the {which} recording has them", matters=True, region=region)
     for place in mine.tensors:
         if place in theirs.tensors and (why := _unread(place, mine, theirs)):
-            yield Skip(place[3], f"its values were not recorded: {why}", matters=True, region=place[1])
+            yield Skip(place[3], why, matters=True, region=place[1])
 
 
 def _unread(place: Place, mine: _Run, theirs: _Run) -> str:
-    return mine.tensors[place].unread or theirs.tensors[place].unread
+    one, other = mine.tensors[place], theirs.tensors[place]
+    if one.unread or other.unread:
+        return f"its values were not recorded: {one.unread or other.unread}"
+    if (one.dtype, one.shape) == (other.dtype, other.shape) and not _are_alike(one, other):
+        return "two versions of this package recorded it in different ways; record both with one of them"
+    return ""
+
+
+def _are_alike(one: TensorRecord, other: TensorRecord) -> bool:
+    return (len(one.sample), len(one.projections)) == (len(other.sample), len(other.projections))
 
 
 def _notes(mine: _Run, theirs: _Run, first: Path, second: Path) -> Iterator[str]:

@@ -31,6 +31,8 @@ from checked_backend.report.session import Session
 __all__ = ["RecordWatch"]
 
 _SAMPLE = 64
+_PROJECTIONS = 4
+_CHUNK = 1 << 18
 _AT_FIRST = 16
 """So many calls of each region are recorded, and after them calls 32, 64, 128, ... and every n-th."""
 
@@ -228,6 +230,7 @@ def _described(region: str, call: int, subject: str, tensor: torch.Tensor) -> Te
     flat = real.reshape(-1)
     count = min(_SAMPLE, flat.numel())
     places = torch.tensor([at * flat.numel() // count for at in range(count)], device=flat.device, dtype=torch.long)
+    wider = plain.reshape(-1).to(wide)
     return TensorRecord(
         region=region,
         call=call,
@@ -235,10 +238,24 @@ def _described(region: str, call: int, subject: str, tensor: torch.Tensor) -> Te
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(int(size) for size in tensor.shape),
         bits=bits,
-        rms=norm / max(1, plain.numel()) ** 0.5,
+        rms=min(norm / max(1, plain.numel()) ** 0.5, sys.float_info.max),  # squares of float64 may overflow
         max=float(plain.abs().max().to(wide).item()) if plain.numel() and floating else 0.0,
         nonfinite=nonfinite,
         roundoff=roundoff,
         sample=tuple(flat[places].to(wide).tolist()) if count else (),
         device=tensor.device.type,
+        projections=_projections(wider) if count else (),
     )
+
+
+def _projections(flat: torch.Tensor) -> tuple[float, ...]:
+    """Sums of the elements with signs that follow from their places, over the root of their number."""
+    sums = torch.zeros(_PROJECTIONS, dtype=flat.dtype, device=flat.device)
+    for start in range(0, flat.numel(), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        mixed = torch.arange(start + 1, start + 1 + part.numel(), device=flat.device) * 0x1E3779B97F4A7C15
+        mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
+        for number in range(_PROJECTIONS):
+            minus = ((mixed >> (40 + number)) & 1).bool()
+            sums[number] += torch.where(minus, -part, part).sum()
+    return tuple((sums / flat.numel() ** 0.5).tolist())

@@ -41,6 +41,8 @@ class TensorRecord:
         nonfinite: How many elements are no numbers.
         roundoff: The unit roundoff of its dtype; 0 for integers.
         sample: Some of its elements, at places that follow from their number alone.
+        projections: Sums of all its finite elements, each with a sign that follows from its place, over the root of
+            their number: what no sample shows, as two rows that changed places, moves them by its root mean square.
         device: The kind of device that it was on. Nothing else here depends on that.
         unread: Why its values could not be read; empty if they were.
     """
@@ -58,6 +60,7 @@ class TensorRecord:
     sample: tuple[float, ...]
     device: str = ""
     unread: str = ""
+    projections: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ class RecordFile:
     def add(self, record: TensorRecord) -> None:
         """Write one tensor. What is written survives the process."""
         values = asdict(record)
-        self._line(values | {"sample": [value if math.isfinite(value) else str(value) for value in record.sample]})
+        self._line(values | {"sample": _written(record.sample), "projections": _written(record.projections)})
 
     def flush(self) -> None:
         """Hand everything to the system."""
@@ -102,6 +105,10 @@ class RecordFile:
 
     def _line(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
+
+
+def _written(values: tuple[float, ...]) -> list[float | str]:
+    return [value if math.isfinite(value) else str(value) for value in values]
 
 
 def _claimed(folder: Path, rank: str) -> TextIO:
@@ -149,33 +156,54 @@ def _read(path: Path) -> ProcessRecord:
         try:
             values = json.loads(line)
             if not number:
-                if (values["schema"], values["version"]) != (_SCHEMA, _VERSION):
-                    raise ValueError(f"it is {values['schema']} {values['version']}")
-                found.header = values
+                found.header = _header(values)
                 continue
-            record = TensorRecord(
-                region=str(values["region"]),
-                call=int(values["call"]),
-                subject=str(values["subject"]),
-                dtype=str(values["dtype"]),
-                shape=tuple(int(size) for size in values["shape"]),
-                bits=None if values["bits"] is None else int(values["bits"]),
-                rms=float(values["rms"]),
-                max=float(values["max"]),
-                nonfinite=int(values["nonfinite"]),
-                roundoff=float(values["roundoff"]),
-                sample=tuple(float(value) for value in values["sample"]),
-                device=str(values.get("device", "")),
-                unread=str(values.get("unread", "")),
-            )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            record = _tensor(values)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CheckedBackendError(f"{path}:{number + 1}: no line of a recording: {error!r}") from None
         found.tensors[path.stem, record.region, record.call, record.subject] = record
     return found
 
 
+def _header(values: Any) -> Mapping[str, Any]:
+    if (values["schema"], values["version"]) != (_SCHEMA, _VERSION):
+        raise ValueError(f"it is {values['schema']} {values['version']}")
+    if not isinstance(values.get("environment", {}), dict):
+        raise TypeError("its environment is no object")
+    header: Mapping[str, Any] = values
+    return header
+
+
+def _tensor(values: Any) -> TensorRecord:
+    return TensorRecord(
+        region=str(values["region"]),
+        call=int(values["call"]),
+        subject=str(values["subject"]),
+        dtype=str(values["dtype"]),
+        shape=tuple(int(size) for size in values["shape"]),
+        bits=None if values["bits"] is None else int(values["bits"]),
+        rms=_size(values["rms"]),
+        max=_size(values["max"]),
+        nonfinite=int(values["nonfinite"]),
+        roundoff=_size(values["roundoff"]),
+        sample=tuple(float(value) for value in values["sample"]),
+        device=str(values.get("device", "")),
+        unread=str(values.get("unread", "")),
+        projections=tuple(float(value) for value in values.get("projections", ())),
+    )
+
+
+def _size(value: Any) -> float:
+    size = float(value)
+    if not (math.isfinite(size) and size >= 0):
+        raise ValueError(f"{size} is no size")
+    return size
+
+
 def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="ascii", errors="strict") as file:
+    if not path.is_file():
+        raise CheckedBackendError(f"{path}: no file")
+    with path.open(encoding="ascii", errors="backslashreplace") as file:  # JSON has ASCII; other bytes fail in strings
         for _ in range(_MOST):
             line = file.readline(_LONGEST)
             if not line:

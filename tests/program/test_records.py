@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,6 +219,77 @@ def test_every_dtype_is_read(dtype: torch.dtype) -> None:
     found = described(torch.ones(3).to(dtype))
     ones = (1.0, 0.0) * 3 if dtype.is_complex else (1.0,) * 3
     assert (found.unread, found.sample, found.device) == ("", ones, "cpu")
+
+
+def rows_swapped(tensor: torch.Tensor) -> torch.Tensor:
+    order = torch.arange(len(tensor))
+    order[3], order[4] = 4, 3
+    return tensor[order]
+
+
+def one_sign_turned(tensor: torch.Tensor) -> torch.Tensor:
+    turned = tensor.clone()
+    turned[3, 7] *= -1
+    return turned
+
+
+@pytest.mark.parametrize("fault", [rows_swapped, one_sign_turned])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_what_no_sample_and_no_size_shows_is_found(
+    tmp_path: Path, dtype: torch.dtype, fault: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    values = torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))
+    made = {torch.float32: values, torch.int64: (values * 100).long(), torch.bool: values > 0}[dtype]
+    other = rows_swapped(made) if dtype is torch.bool else fault(made)  # a bool has no sign
+    assert described(other).sample == described(made).sample
+    noisy = [values + torch.randn(1000, 64, generator=torch.Generator().manual_seed(n)) * 1e-7 for n in (1, 2, 3)]
+    runs = [noisy[0], noisy[1]] if dtype is torch.float32 else [made, made]
+    first = leave(tmp_path / "a", [[described(made)], *([described(run)] for run in runs)])
+    assert compare_recordings(first, leave(tmp_path / "b", [[described(other)]])).verdict is Verdict.FAIL
+    clean = noisy[2] if dtype is torch.float32 else made
+    assert compare_recordings(first, leave(tmp_path / "c", [[described(clean)]])).verdict is Verdict.PASS
+
+
+def test_signs_follow_from_places_and_squares_may_overflow() -> None:
+    ramp = torch.arange(4.0)
+    assert described(ramp).projections == described(ramp.double()).projections == (2.0, -3.0, -1.0, 2.0)
+    huge = described(torch.full((3,), 1e300, dtype=torch.float64))
+    assert (huge.unread, huge.rms > 1e299) == ("", True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": [float("inf")]}, {"call": float("inf")}, {"rms": float("nan")}, {"rms": "1e999"}, {"roundoff": -1}],
+)
+def test_numbers_that_no_recording_has_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    folder = leave(tmp_path, [[TENSOR]]) / PLAIN
+    path = folder / "rank0-0.jsonl"
+    header, line = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps(json.loads(line) | change)}\n")
+    with pytest.raises(CheckedBackendError, match=r"rank0-0.jsonl:2: no line of a recording"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe\n", b'{"schema": "checked_backend.record", "version": 1, "environment": [1]}\n']
+)
+def test_bytes_and_facts_that_no_recording_has_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "rank0-0.jsonl").write_bytes(data)
+    with pytest.raises(CheckedBackendError, match=r"rank0-0.jsonl:1: no line of a recording"):
+        read_run(tmp_path)
+
+
+def test_a_folder_or_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank0-0.jsonl")
+    with pytest.raises(CheckedBackendError, match="no file"):
+        read_run(tmp_path)
+
+
+def test_recordings_of_two_kinds_are_not_compared_and_no_pass(tmp_path: Path) -> None:
+    first = leave(tmp_path / "a", [[TENSOR]] * 3)
+    report = compare_recordings(first, leave(tmp_path / "b", [[replace(TENSOR, bits=2, sample=(1.0,))]]))
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "in different ways" in str(report)
 
 
 class Unknown(torch.Tensor):
