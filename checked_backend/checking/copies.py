@@ -5,6 +5,7 @@ Each run of a check gets its own, so that no run sees what another one changed, 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import functools
@@ -75,15 +76,21 @@ class Copier:
             self.captured |= dict(leaves(args, "partial.args")) | dict(leaves(kwargs, "partial"))
             return functools.partial(self.function(function.func), *args, **kwargs)
         if isinstance(function, MethodType):
-            owner = self._held(function.__self__, "self")
-            return MethodType(function.__func__, owner)
+            return MethodType(function.__func__, self._owner(function.__self__))
         if isinstance(function, FunctionType):
             return self._function(function) if _holds_state(function, set()) else function
         if isinstance(function, torch.nn.Module):
             module: Callable[..., Any] = self.value(function, "the module")
             return module
-        called: Callable[..., Any] = self._held(function, "self")
+        called: Callable[..., Any] = self._owner(function)
         return called
+
+    def _owner(self, value: Any) -> Any:
+        """Copy the object of a method, which may count its calls, whatever it holds."""
+        if has_attributes(value) and not isinstance(value, (type, torch.nn.Module)):
+            with contextlib.suppress(TypeError):  # of a class that makes its objects by itself
+                return self._object(value)
+        return self._held(value, "self")
 
     def arguments(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -316,6 +323,8 @@ class Copier:
 
 _EMPTY = object()
 
+_STORE_NONLOCAL = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+
 
 def _content(cell: CellType) -> Any:
     try:
@@ -337,6 +346,8 @@ def _is_state(value: Any, seen: set[int]) -> bool:
     """Whether a run may read or change a value that another run must not share."""
     if isinstance(value, FunctionType):
         return _holds_state(value, seen)
+    if type(value) is tuple:  # the defaults of a function
+        return any(_is_state(inner, seen) for inner in value)
     return isinstance(value, (list, dict, set, bytearray)) or _has_tensors(value)
 
 
@@ -348,7 +359,13 @@ def _holds_state(function: FunctionType, seen: set[int]) -> bool:
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named, stored = _globals_of(function)
     held += named.values()
-    return stored or any(_is_state(value, seen) for value in held)
+    return stored or _stores_nonlocal(function.__code__) or any(_is_state(value, seen) for value in held)
+
+
+def _stores_nonlocal(code: CodeType) -> bool:
+    """Whether a function, or one inside of it, assigns to a variable of a function around it."""
+    outer = set(code.co_freevars)
+    return any(one.opname in _STORE_NONLOCAL and one.argval in outer for one in _instructions(code))
 
 
 def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:

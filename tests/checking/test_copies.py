@@ -278,6 +278,42 @@ def test_what_a_method_changes_is_put_back_and_compared() -> None:
     assert not count.any()
 
 
+class Stepper:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def numbered() -> tuple[Callable[..., Any], Callable[[], int]]:
+    calls = 0
+
+    def inside() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * inside()
+
+    return function, lambda: calls
+
+
+def gathering(x: torch.Tensor, given: list[int] = []) -> torch.Tensor:  # noqa: B006 (that is what is tested)
+    given.append(1)
+    return x * len(given)
+
+
+def test_what_a_function_counts_is_as_it_was() -> None:
+    x, stepper = torch.ones(3), Stepper()
+    function, count = numbered()
+    for program in (function, gathering, stepper.step):
+        assert cb.check(program, (x,), compiler="eager").verdict is cb.Verdict.PASS
+    assert (count(), gathering.__defaults__, stepper.calls) == (0, ([],), 0)
+
+
 def test_tensors_of_one_name_are_told_apart() -> None:
     def times(weight: torch.Tensor) -> Callable[..., Any]:
         return lambda x: x * weight
