@@ -87,7 +87,7 @@ class Copier:
 
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
-        if has_attributes(value) and not isinstance(value, (type, torch.nn.Module)):
+        if has_attributes(value) and not isinstance(value, type) and not _is_state(value, set()):
             with contextlib.suppress(TypeError):  # of a class that makes its objects by itself
                 return self._object(value)
         return self._held(value, "self")
