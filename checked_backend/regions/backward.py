@@ -34,8 +34,9 @@ from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
-from checked_backend.regions.execution import Cotangents, grad_fn, gradient_edge
-from checked_backend.regions.gradient_gate import GATE, Edge
+from checked_backend.regions.backward_sites import find_sites
+from checked_backend.regions.execution import Cotangents
+from checked_backend.regions.gradient_gate import Edge
 from checked_backend.regions.handed_out import MemoryRange, memory_ranges
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
@@ -71,23 +72,6 @@ class BackwardPass:
     exchanged: CollectiveTape | None = None
     arrived: tuple[MemoryRange, ...] = ()
     seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Site:
-    """The facts that a hook on one node needs.
-
-    Attributes:
-        results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
-        to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
-        to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
-        to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
-    """
-
-    results: list[tuple[int, str, int]] = field(default_factory=list)
-    to_inputs: list[tuple[int, int]] = field(default_factory=list)
-    to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
-    to_gate: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -144,6 +128,8 @@ class BackwardWatch:
         on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent
             yet. It may return gradients too.
         on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
+        on_end: Receives that result when the region's part of the pass is over, however it went. It is not called if
+            the pass ends by an exception that is not the compiled backward's.
         on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
             may raise it. That pass gives nothing else.
         clock: Gives the time in seconds.
@@ -166,6 +152,7 @@ class BackwardWatch:
         on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
         on_begin: Callable[[], object] = lambda: None,
+        on_end: Callable[[object], None] = lambda _begun: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
         on_short: Callable[[Exception], None] = lambda _error: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -179,9 +166,10 @@ class BackwardWatch:
         self._on_backward = on_backward
         self._on_error = on_error
         self._on_begin = on_begin
+        self._on_end = on_end
         self._passes: dict[int, _Progress] = {}
         self._freed = False
-        sites, nodes, self.outside_edges = _find_sites(outputs, mutated, edges, since)
+        sites, nodes, self.outside_edges = find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
         # every node that an only exit depends on has run before it
@@ -257,7 +245,7 @@ class BackwardWatch:
         if number != self._exit:
             return None
         if progress.failed or progress.short:  # eager's gradients are sent, or it is unknown what arrived
-            del self._passes[task]
+            self._ended(task)
             return None
         replacements = self._finished(task)
         if not replacements:
@@ -280,11 +268,11 @@ class BackwardWatch:
     ) -> Mapping[int, torch.Tensor | None] | None:
         task = current_graph_task_id()
         if self._freed:  # backward through the graph a second time: eager raises too
-            self._passes.pop(task, None)
+            self._ended(task)
             return None
         progress = self._passes[task]
         if progress.short:  # it is unknown what arrived
-            del self._passes[task]
+            self._ended(task)
             return None
         progress.left = ProcessState.capture()
         if progress.recorder is not None:
@@ -293,7 +281,7 @@ class BackwardWatch:
         gradients = self._on_error(error, progress.summary())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
         if gradients is None or not only:
-            del self._passes[task]
+            self._ended(task)
             return None
         progress.failed = True
         return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
@@ -304,10 +292,16 @@ class BackwardWatch:
         if progress is not None and not progress.failed and not progress.short:
             self._finished(task)
         else:
-            self._passes.pop(task, None)
+            self._ended(task)
+
+    def _ended(self, task: int) -> None:
+        progress = self._passes.pop(task, None)
+        if progress is not None:
+            self._on_end(progress.begun)
 
     def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
-        progress = self._passes.pop(task)
+        progress = self._passes[task]
+        self._ended(task)
         self._freed = self._freed or not progress.keeps_graph
         if progress.recorder is not None:
             progress.recorder.finish()
@@ -344,52 +338,3 @@ def _is_needed(node: Node) -> bool:
 def _add(sums: dict[Any, torch.Tensor], key: Any, grad: torch.Tensor | None) -> None:
     if grad is not None:
         sums[key] = sums[key] + grad if key in sums else grad
-
-
-def _find_sites(
-    outputs: Sequence[Any], mutated: Mapping[int, Any], edges: Mapping[Edge, int], since: int
-) -> tuple[dict[Node, _Site], list[Node], int]:
-    """Walk the region's autograd graph from its results to its inputs.
-
-    Returns:
-        The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
-    """
-    results: dict[Edge, tuple[str, int]] = {}
-    places = [("output", index, value) for index, value in enumerate(outputs)]
-    places += [("mutated", position, value) for position, value in mutated.items()]
-    for place, index, value in places:
-        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
-            edge = gradient_edge(value)
-            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
-                # two results on one edge are one tensor, whose gradient arrives once
-                results.setdefault((edge.node, edge.output_nr), (place, index))
-    sites: dict[Node, _Site] = {}
-    for (node, output), (place, index) in results.items():
-        sites.setdefault(node, _Site()).results.append((output, place, index))
-    outside_edges = 0
-    queue = list(sites)
-    seen = set(queue)
-    while queue:
-        node = queue.pop()
-        for number, (target, target_number) in enumerate(node.next_functions):
-            if target is None:
-                continue
-            edge_out = (target, target_number)
-            if edge_out in edges:
-                sites.setdefault(node, _Site()).to_inputs.append((number, edges[edge_out]))
-                continue
-            if edge_out in results:
-                sites.setdefault(node, _Site()).to_results.append((number, results[edge_out]))
-            if target in seen:
-                continue
-            if target._sequence_nr() < since or target.name() == "torch::autograd::AccumulateGrad":
-                outside_edges += 1
-                continue
-            seen.add(target)
-            queue.append(target)
-    for node, site in sites.items():
-        for number, (target, target_number) in enumerate(node.next_functions):
-            if target in sites and target.name() == GATE:
-                behind = dict(sites[target].to_inputs)
-                site.to_gate += [(number, behind[target_number])] if target_number in behind else []
-    return sites, list(seen), outside_edges

@@ -33,6 +33,10 @@ __all__ = ["BackwardCheck"]
 
 Gradients = Mapping[int, "torch.Tensor | None"]
 
+_DID_NOT_END = (
+    "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -41,10 +45,12 @@ class _Held:
     Attributes:
         results: Results, and what they were then; None if nobody looked.
         gradients: Gradients.
+        over: To be called when the pass is over.
     """
 
     results: Look | None = None
     gradients: tuple[SentGradient, ...] = ()
+    over: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,12 @@ class BackwardCheck:
         def begin() -> _Held:
             self.reporter.hear()
             self.reporter.call = call.number
-            return _Held(self.earlier.look(), self.sent.held())
+            over = self.reporter.skip_until(Skip(f"the gradients of call {call.number}", _DID_NOT_END, matters=True))
+            return _Held(self.earlier.look(), self.sent.held(), over)
+
+        def end(begun: object) -> None:
+            if isinstance(begun, _Held):
+                begun.over()
 
         again = self.candidate.backward_again
         watch = BackwardWatch(
@@ -117,6 +128,7 @@ class BackwardCheck:
             on_backward,
             on_error,
             begin,
+            end,
             again,
             self._gradients_not_copied,
             self.schedule.clock,

@@ -30,6 +30,7 @@ class Ledger:
         self._repeats: Counter[tuple[str, str, str]] = Counter()
         self._ignored: dict[tuple[str, str, str], Finding] = {}
         self._skips: dict[Skip, None] = {}
+        self._begun: dict[object, Skip] = {}
         self._until_compared: dict[tuple[Skip, object], bool] = {}
         self._compared: Counter[tuple[object, bool]] = Counter()
         self._came_by: dict[object, str] = {}
@@ -84,6 +85,21 @@ class Ledger:
         """Note something that was not checked."""
         with self._lock:
             self._skips.setdefault(skip)
+
+    def begun(self, about: object, skip: Skip) -> None:
+        """Note something that is not checked if it is never over.
+
+        Args:
+            about: What has begun.
+            skip: What is not checked then.
+        """
+        with self._lock:
+            self._begun[about] = skip
+
+    def over(self, about: object) -> None:
+        """Note that something is over."""
+        with self._lock:
+            self._begun.pop(about, None)
 
     def skip_until_compared(self, skip: Skip, region: object, *, backward: bool) -> None:
         """Note a call that was not checked, which matters as long as no other call of its region was.
@@ -240,12 +256,19 @@ class Ledger:
             return Coverage(
                 regions=tuple(known for name in list(self._regions) if (known := self._known(name)) is not None),
                 checked=dict(self._checked),
-                skipped=(*self._skips, *self._uncompared(), *self._never_earned(), *self._passed_by()),
+                skipped=tuple(self._all_skips()),
                 ignored=tuple(self._ignored.values()),
                 notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
                 detection_limit=dict(self._limits),
                 own_precision_limit=dict(self._own_precision_limits),
             )
+
+    def _all_skips(self) -> Iterator[Skip]:
+        yield from self._skips
+        yield from dict.fromkeys(self._begun.values())
+        yield from self._uncompared()
+        yield from self._never_earned()
+        yield from self._passed_by()
 
     def compiled_by(self, candidate: str) -> None:
         """Note a candidate that was checked."""

@@ -8,7 +8,7 @@ warns of layout once. How a failing finding is answered is each backend's own: s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.errors import DivergenceWarning
@@ -79,6 +79,22 @@ class Reporter:
         """Note something that was not checked."""
         for ledger in self._ledgers():
             ledger.skip(replace(skip, region=self._region.name))
+
+    def skip_until(self, skip: Skip) -> Callable[[], None]:
+        """Note something that is not checked as long as it is not over.
+
+        Returns:
+            To be called when it is over.
+        """
+        ledgers, about = self._ledgers(), object()
+        for ledger in ledgers:
+            ledger.begun(about, replace(skip, region=self._region.name))
+
+        def over() -> None:
+            for ledger in ledgers:
+                ledger.over(about)
+
+        return over
 
     def note(self, note: str) -> None:
         """Note a remark that changes no verdict."""

@@ -336,3 +336,50 @@ def test_double_backward_is_noted() -> None:
     [skip] = [skip for skip in report.coverage.skipped if skip.subject == "double backward"]
     assert "not checked" in skip.reason
     assert "double backward" in report.to_text(verbose=True)
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: object, *_gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel")
+
+
+def raising(gm: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+    """A compiler that runs torch operators, one of which raises in the backward pass."""
+    return lambda *args: [RaisesInBackward.apply(one) if one.requires_grad else one for one in gm(*args)]
+
+
+@pytest.mark.parametrize("on_divergence", ["raise", "record", "fallback"])
+def test_a_backward_pass_that_a_compiled_operator_ends_is_no_pass(on_divergence: str) -> None:
+    x = torch.randn(4, requires_grad=True)
+    compiled = checked(lambda x: (x * 2).sin(), raising, on_divergence=on_divergence)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="no kernel"):
+            compiled(x).sum().backward()
+
+    report = gathered(run)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    (skip,) = report.coverage.skipped
+    assert skip.subject == "the gradients of call 1"
+    assert "began and did not end" in skip.reason
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_passes_that_end_leave_nothing_open(compiler: str) -> None:
+    x = torch.randn(4, requires_grad=True)
+    compiled = checked(lambda x: ((x * 2).sin(), x.cos()), compiler)
+
+    def run() -> None:
+        first, second = compiled(x)
+        first.sum().backward(retain_graph=True)
+        second.sum().backward()
+        torch.autograd.grad(sum(compiled(x)).sum(), x)
+
+    report = gathered(run)
+    agreed(report)
+    assert report.coverage.skipped == ()

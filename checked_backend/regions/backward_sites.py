@@ -1,0 +1,81 @@
+"""The autograd nodes of a region at which gradients arrive at its results, or leave it towards its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from checked_backend.regions.execution import grad_fn, gradient_edge
+from checked_backend.regions.gradient_gate import GATE, Edge
+
+__all__ = ["Site", "find_sites"]
+
+
+@dataclass(slots=True)
+class Site:
+    """The facts that a hook on one node needs.
+
+    Attributes:
+        results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
+        to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
+        to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
+        to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
+    """
+
+    results: list[tuple[int, str, int]] = field(default_factory=list)
+    to_inputs: list[tuple[int, int]] = field(default_factory=list)
+    to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
+    to_gate: list[tuple[int, int]] = field(default_factory=list)
+
+
+def find_sites(
+    outputs: Sequence[Any], mutated: Mapping[int, Any], edges: Mapping[Edge, int], since: int
+) -> tuple[dict[Node, Site], list[Node], int]:
+    """Walk the region's autograd graph from its results to its inputs.
+
+    Returns:
+        The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
+    """
+    results: dict[Edge, tuple[str, int]] = {}
+    places = [("output", index, value) for index, value in enumerate(outputs)]
+    places += [("mutated", position, value) for position, value in mutated.items()]
+    for place, index, value in places:
+        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
+            edge = gradient_edge(value)
+            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
+                # two results on one edge are one tensor, whose gradient arrives once
+                results.setdefault((edge.node, edge.output_nr), (place, index))
+    sites: dict[Node, Site] = {}
+    for (node, output), (place, index) in results.items():
+        sites.setdefault(node, Site()).results.append((output, place, index))
+    outside_edges = 0
+    queue = list(sites)
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            edge_out = (target, target_number)
+            if edge_out in edges:
+                sites.setdefault(node, Site()).to_inputs.append((number, edges[edge_out]))
+                continue
+            if edge_out in results:
+                sites.setdefault(node, Site()).to_results.append((number, results[edge_out]))
+            if target in seen:
+                continue
+            if target._sequence_nr() < since or target.name() == "torch::autograd::AccumulateGrad":
+                outside_edges += 1
+                continue
+            seen.add(target)
+            queue.append(target)
+    for node, site in sites.items():
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target in sites and target.name() == GATE:
+                behind = dict(sites[target].to_inputs)
+                site.to_gate += [(number, behind[target_number])] if target_number in behind else []
+    return sites, list(seen), outside_edges
