@@ -260,6 +260,8 @@ class BackwardWatch:
         progress = _Progress(needed, graph_task_keeps_graph(), self._on_begin())
         if self._exchanges:
             progress.recorder = RecordCollectives(progress.tape)
+        if self._freed:  # eager may raise too, and no pass is expected to end
+            self._on_end(progress.begun)
         return progress
 
     @dynamo_disable

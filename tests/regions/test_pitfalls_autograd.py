@@ -379,6 +379,10 @@ def test_passes_that_end_leave_nothing_open(compiler: str) -> None:
         first.sum().backward(retain_graph=True)
         second.sum().backward()
         torch.autograd.grad(sum(compiled(x)).sum(), x)
+        loss = compiled(x)[0].sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="a second time"):  # as eager does
+            loss.backward()
 
     report = gathered(run)
     agreed(report)
