@@ -20,7 +20,7 @@ _FROM_TERMINAL = 0x80
 
 
 def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program with this one's terminal, files and working directory, and wait for its end.
+    """Run a program with this one's terminal, open files and working directory, and wait for its end.
 
     A signal that is sent to this process reaches the program; if this process is killed, so is the program.
 
@@ -37,7 +37,8 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
     if not hasattr(signal, "sigwaitinfo"):  # macOS: what the terminal sends reaches both
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            return subprocess.call(command, env=environment, preexec_fn=partial(signal.signal, signal.SIGINT, before))
+            restore = partial(signal.signal, signal.SIGINT, before)
+            return subprocess.call(command, env=environment, preexec_fn=restore, close_fds=False)
         finally:
             signal.signal(signal.SIGINT, before)
     waited = {getattr(signal, name) for name in _FORWARDED} | {signal.SIGCHLD}
@@ -49,7 +50,7 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
-        program = subprocess.Popen(command, env=environment, preexec_fn=prepare)
+        program = subprocess.Popen(command, env=environment, preexec_fn=prepare, close_fds=False)
         while program.poll() is None:
             told = signal.sigwaitinfo(waited)
             if told.si_signo != signal.SIGCHLD and told.si_code != _FROM_TERMINAL:
