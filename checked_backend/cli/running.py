@@ -87,7 +87,7 @@ def run(
     os.environ.pop(RUN, None)
     reports = parse_options(RunOptions, "numcheck", {}).report_dir.absolute()
     folder = _claimed(reports)
-    if not module and not Path(words[0]).exists():
+    if not module and words[0] != "-" and not Path(words[0]).exists():
         RunFolder(folder).tidy()
         raise CheckedBackendError(f"{words[0]}: there is no such program")
     environment = {environment_variable("report_dir"): str(reports), RUN: str(folder), ON: "1"}

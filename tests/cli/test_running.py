@@ -245,6 +245,12 @@ def test_a_mistyped_option_is_refused_by_its_name_before_the_program_runs(tmp_pa
     assert "CHECKED_BACKEND_IGNORE" not in err
 
 
+def test_a_program_may_come_from_stdin(tmp_path: Path) -> None:
+    text = "import sys; print(sys.argv); sys.exit(3)"
+    code, out, err = finished((*VERB, "-", "word"), tmp_path, reads=text)
+    assert (code, out) == (3, "['-', 'word']\n"), err
+
+
 WAITS = """
 import os, sys, time
 print(os.getpid(), flush=True)

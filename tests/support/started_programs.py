@@ -16,7 +16,9 @@ PACKAGE = Path(checked_backend.__file__).parent
 VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
 
 
-def started(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def started(
+    words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None, *, stdin: int | None = None
+) -> subprocess.Popen[str]:
     """Start a program in a folder, with no option of the checks in its environment but those given."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_B")}
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
@@ -24,14 +26,20 @@ def started(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | N
         [str(word) for word in words],
         cwd=folder,
         env={**environment, "OMP_NUM_THREADS": "1", **(more or {})},
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finished(words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """Run a program to its end: its exit code, what it printed to stdout, and to stderr."""
-    process = started(words, folder, more)
-    out, err = process.communicate(timeout=300)
+def finished(
+    words: tuple[object, ...], folder: Path, more: Mapping[str, str] | None = None, *, reads: str | None = None
+) -> tuple[int, str, str]:
+    """Run a program to its end: its exit code, what it printed to stdout, and to stderr.
+
+    It reads the text from its stdin, if there is one.
+    """
+    process = started(words, folder, more, stdin=None if reads is None else subprocess.PIPE)
+    out, err = process.communicate(reads, timeout=300)
     return process.returncode, out, err
