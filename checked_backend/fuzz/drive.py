@@ -25,6 +25,7 @@ GRACE = 30.0
 
 _GENERATED_AT_ONCE = 96
 _ENOUGH_WAITING = 48
+_FIRST_LOOK = 4
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
 
 
@@ -198,11 +199,13 @@ class _Run:
         if task.entry is None:
             return False
         program = task.entry.program
-        group = next((g for g in self.corpus.groups() if g.confirmed and may_be(g, program, task.result)), None)
-        if group is not None:
-            self.corpus.assign(task.entry.number, group.number)
-            self.corpus.met_again(group)
-        return group is not None
+        known = (g for g in self.corpus.groups() if g.confirmed and not _is_looked_into(g))
+        group = next((g for g in known if may_be(g, program, task.result)), None)
+        if group is None:
+            return False
+        self.corpus.assign(task.entry.number, group.number)
+        self.corpus.met_again(group)
+        return True
 
     def _take_confirmed(self, task: ConfirmTask, group: Group | None) -> None:
         if group is None:
@@ -220,3 +223,11 @@ class _Run:
                 self._to_localize.append(kept)
             if task.group is None:
                 self.watch.found(kept)
+
+
+def _is_looked_into(group: Group) -> bool:
+    """Whether the next failure that may be a known bug is confirmed all the same, as another may hide behind it.
+
+    It is after 4, 8, 16, ... of them, so that a bug that is met often takes little of the time.
+    """
+    return group.met >= _FIRST_LOOK and group.met & (group.met - 1) == 0

@@ -86,6 +86,24 @@ def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world:
     assert not corpus.failures()
 
 
+def test_a_bug_that_hides_behind_a_known_one_is_found(
+    world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that have a wrong operator fail in the same way where another one of theirs is wrong too."""
+
+    def confirm(task: ConfirmTask) -> Group | None:
+        world.asked.append("confirm")
+        both = task.entry is not None and len(task.entry.program.ops) == 2
+        return group_of("torch.abs" if both else WRONG)
+
+    monkeypatch.setattr(world, "confirm", confirm)
+    monkeypatch.setitem(globals(), "MADE", [MADE[1], *[MADE[2]] * 5])
+    _run(corpus, 6, localize=False)
+    assert {group.op: group.met for group in corpus.groups()} == {"neg": 4, "abs": 2}
+    assert world.asked.count("confirm") == 2
+    assert not corpus.failures()
+
+
 def test_a_second_run_goes_on_with_what_is_there(world: World, corpus: Corpus) -> None:
     _run(corpus, 2, localize=False)
     world.asked.clear()
