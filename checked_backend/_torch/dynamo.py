@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch._dynamo.config
 from torch import fx
+from torch._dynamo import compiled_autograd, eval_frame
 from torch._dynamo import disable as _disable
-from torch._dynamo import eval_frame
 from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.registry import list_backends, lookup_backend
@@ -49,6 +49,7 @@ __all__ = [
     "dynamo_restarts",
     "element_source",
     "enters_compiled",
+    "in_compiled_backward",
     "inner_exception",
     "list_backends",
     "lookup_backend",
@@ -109,6 +110,11 @@ def same_config(made: Any, plain: Any) -> None:
     """
     if callable(getattr(plain, "get_compiler_config", None)) and hasattr(made, "get_compiler_config"):
         object.__setattr__(made, "get_compiler_config", plain.get_compiler_config)
+
+
+def in_compiled_backward() -> bool:
+    """Whether a backward pass runs that compiled autograd has captured."""
+    return bool(compiled_autograd.in_compiled_autograd_region)
 
 
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:

@@ -30,7 +30,7 @@ from checked_backend._torch.autograd import (
     graph_task_keeps_graph,
     will_engine_execute_node,
 )
-from checked_backend._torch.dynamo import dynamo_disable
+from checked_backend._torch.dynamo import dynamo_disable, in_compiled_backward
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
@@ -260,7 +260,8 @@ class BackwardWatch:
         progress = _Progress(needed, graph_task_keeps_graph(), self._on_begin())
         if self._exchanges:
             progress.recorder = RecordCollectives(progress.tape)
-        if self._freed:  # eager may raise too, and no pass is expected to end
+        # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
+        if self._freed or in_compiled_backward():
             self._on_end(progress.begun)
         return progress
 

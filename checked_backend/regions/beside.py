@@ -17,7 +17,7 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.execution import is_leaf
-from checked_backend.regions.inputs import Inputs, storage_key
+from checked_backend.regions.inputs import Inputs, copy_values, storage_key
 
 __all__ = ["Beside"]
 
@@ -115,21 +115,48 @@ class Beside:
         if others and (found or added):
             again = partial(runs.run_on, region=runs.variants.candidate)
             own_memory, own_gradients = self._changed_by(again, inputs)
+            if found.keys() - own_memory:  # what is there may be what it wrote, and would write again
+                own_memory += self._changed_by(again, inputs, other_memory=True)[0]
             for place in (*(found.keys() - own_memory), *(added.keys() - own_gradients)):
                 skip(Skip(f"what lies beside {subjects.inputs[place]}", _BY_OTHERS))
             found = {place: finding for place, finding in found.items() if place in own_memory}
             added = {place: finding for place, finding in added.items() if place in own_gradients}
         return [*found.values(), *added.values()]
 
-    def _changed_by(self, run: Run, inputs: Inputs) -> tuple[list[int], list[int]]:
-        """The positions of inputs beside which a run on copies changes memory, or gradients; those are copies too."""
+    def _changed_by(self, run: Run, inputs: Inputs, *, other_memory: bool = False) -> tuple[list[int], list[int]]:
+        """The positions of inputs beside which a run on copies changes memory, or gradients; those are copies too.
+
+        Args:
+            run: Runs a region.
+            inputs: The inputs of the call.
+            other_memory: Whether to have other values in the memory around views, each bit turned.
+        """
         given, _ = inputs.fresh()
+        self._with_own_memory(given, inputs.args, other_memory)
         for place, gradient in self.gradients.items():
             if gradient.tensor is not None and is_leaf(given[place]) and given[place].requires_grad:
                 given[place].grad = gradient.tensor.detach().clone()
         before = Beside.of(given)
         run(given)
         return before._changed(given)
+
+    def _with_own_memory(self, given: list[Any], users: Sequence[Any], other_memory: bool) -> None:
+        """Copy views that share the user's memory, with the memory around them."""
+        around = {storage_key(users[place]) for place in self.memory}
+        places = [
+            place
+            for place, tensor in enumerate(given)
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and storage_key(tensor) in around
+            and storage_key(tensor) == storage_key(users[place])
+        ]
+        copies = copy_values([given[place].detach() for place in places])
+        values = [copy.clone() for copy in copies]
+        turned = {storage_key(copy): copy.untyped_storage() for copy in copies} if other_memory else {}
+        for storage in turned.values():
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
+        for place, copy, value in zip(places, copies, values, strict=True):
+            given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
 
     def _changed(self, args: Sequence[Any]) -> tuple[list[int], list[int]]:
         now = Beside.of(args)

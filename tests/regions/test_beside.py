@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,6 +52,18 @@ VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Write]] = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["alone", "beside a thread"])
+def threaded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether another thread is there, which might be what changes something."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    if request.param:
+        thread.start()
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("threaded")
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
 def test_writes_beside_a_slice_are_found(name: str, changed: bool) -> None:
@@ -62,8 +75,11 @@ def test_writes_beside_a_slice_are_found(name: str, changed: bool) -> None:
         return x + 1
 
     base = torch.randn(8, 6)
+    unchecked = base.clone()
     report = gathered(lambda: checked(body, writing(write))(view(base)))
     assert {detail for detail, _ in found(report)} == {"mutation.beyond"}
+    writing(write)(fx.symbolic_trace(body), ())(view(unchecked))
+    assert torch.equal(base, unchecked)  # the check wrote nothing there
     base = torch.randn(8, 6)
     assert agreed(gathered(lambda: checked(body, faults.clean())(view(base))))
 
