@@ -131,7 +131,7 @@ def test_asking_in_vain_costs_a_twentieth_of_the_share() -> None:
     assert run.asked < 0.02 * run.steps
 
 
-@pytest.mark.parametrize("overhead", [0.0005, 0.005, 0.05])
+@pytest.mark.parametrize("overhead", [0.0005, 0.005, 0.009, 0.05])
 def test_however_much_skipping_calls_takes_there_are_checks(overhead: float) -> None:
     """Calls so short that skipping one takes a twentieth of it, five times the share that is asked for."""
     run = Run(0.01, Region(own=0.01, known=0.05, recheck=0.3), pause=0.0)
@@ -141,11 +141,11 @@ def test_however_much_skipping_calls_takes_there_are_checks(overhead: float) -> 
         region.turn.unpaid += overhead * region.own
         run.step()
     checks = sum(seconds for _, seconds in run.paid) / run.now
-    if overhead <= 0.005:
+    if overhead < 0.01:
         assert checks + overhead == pytest.approx(0.01, rel=0.2)
         assert not run.account.dear
     else:
-        assert checks == pytest.approx(0.005, rel=0.2)
+        assert checks == pytest.approx(0.002, rel=0.2)
         assert run.account.dear
     assert run.account.spent / run.now == pytest.approx(checks + overhead, rel=0.05)
 
