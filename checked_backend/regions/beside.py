@@ -107,6 +107,8 @@ class Beside:
             return []
         inputs, subjects = runs.inputs, runs.subjects
         eagers_memory, eagers_gradients = self._changed_by(runs.run_on, inputs)
+        if set(memory) - set(eagers_memory):  # what is there may be what eager writes too
+            eagers_memory += self._changed_by(runs.run_on, inputs, other_memory=True)[0]
         found = {place: _memory_changed(subjects.mutated(place)) for place in memory if place not in eagers_memory}
         added = {place: _gradient_changed(subjects.mutated(place)) for place in gradients}
         added = {place: finding for place, finding in added.items() if place not in eagers_gradients}
@@ -117,8 +119,10 @@ class Beside:
             own_memory, own_gradients = self._changed_by(again, inputs)
             if found.keys() - own_memory:  # what is there may be what it wrote, and would write again
                 own_memory += self._changed_by(again, inputs, other_memory=True)[0]
-            for place in (*(found.keys() - own_memory), *(added.keys() - own_gradients)):
+            for place in added.keys() - own_gradients:
                 skip(Skip(f"what lies beside {subjects.inputs[place]}", _BY_OTHERS))
+            for place in found.keys() - own_memory:
+                skip(Skip(f"what lies beside {subjects.inputs[place]}", _BY_OTHERS, matters=True))
             found = {place: finding for place, finding in found.items() if place in own_memory}
             added = {place: finding for place, finding in added.items() if place in own_gradients}
         return [*found.values(), *added.values()]
