@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
 
-__all__ = ["describe_inputs", "render_function", "render_script"]
+__all__ = ["describe_inputs", "render_check", "render_function", "render_script"]
 
 _FEW_VALUES = 64
 
@@ -48,6 +48,38 @@ def render_script(program: FuzzProgram, compiler: str = "inductor", about: Seque
         compiler: A backend of ``torch.compile``.
         about: Lines for its docstring.
     """
+    run = _DIFFERENTIATE if program.gradients else _CALL
+    dynamic = ", dynamic=True" if program.dynamic else ""
+    compiled = f"compiled = run(torch.compile(program, backend={compiler!r}{dynamic}))"
+    return "\n".join([*_head(program, about), run, "\n", "eager = run(program)", compiled, _COMPARE])
+
+
+def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any], about: Sequence[str] = ()) -> str:
+    """A program as a script that checks it: for what a plain comparison does not show, as the sign of a zero.
+
+    Args:
+        program: The program. Its inputs are written with all their values.
+        compiler: A backend of ``torch.compile``.
+        options: The compiler's options.
+        about: Lines for its docstring.
+    """
+    given = {
+        "compiler": compiler,
+        "compiler_options": dict(options),
+        "gradients": program.gradients,
+        "dynamic": program.dynamic or None,
+        "localize": False,
+    }
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items())
+    check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
+    head = _head(program, [*about, _NEEDS], exact=True, imports=("import checked_backend",))
+    return "\n".join([*head, check, 'raise SystemExit(1 if report.verdict == "fail" else 0)', ""])
+
+
+def _head(
+    program: FuzzProgram, about: Sequence[str], *, exact: bool = False, imports: Sequence[str] = ()
+) -> Sequence[str]:
+    """The lines that define a program and its inputs."""
     made = make_inputs(program.inputs)
     storages: list[str] = []
     inputs: list[str] = []
@@ -55,32 +87,30 @@ def render_script(program: FuzzProgram, compiler: str = "inductor", about: Seque
     for place, given in enumerate(program.inputs):
         root = place if given.shares is None else given.shares
         if root == place:
-            storages.append(f"    m{place} = {_storage(made[place], sizes[place], given.dtype)}")
+            storage = made[place].as_strided((sizes[place],), (1,), 0)
+            few = exact or sizes[place] <= _FEW_VALUES or given.dtype == "bool"
+            values = _exactly(storage, given.dtype) if few else _random(storage, given.dtype)
+            storages.append(f"    m{place} = {values}")
         grad = ".requires_grad_()" if given.requires_grad else ""
         inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
     arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
-    run = _DIFFERENTIATE if program.gradients else _CALL
-    dynamic = ", dynamic=True" if program.dynamic else ""
     text = "\n".join(line.replace('"""', "'''") for line in about)
-    return "\n".join(
-        [
-            f'"""{text}"""\n',
-            "import torch",
-            "import torch.nn.functional as F\n\n",
-            render_function(program),
-            "\n",
-            "def inputs():",
-            *storages,
-            f"    return ({arguments})",
-            "\n",
-            run,
-            "\n",
-            "eager = run(program)",
-            f"compiled = run(torch.compile(program, backend={compiler!r}{dynamic}))",
-            _COMPARE,
-        ]
-    )
+    return [
+        f'"""{text}"""\n',
+        "import torch",
+        "import torch.nn.functional as F",
+        *imports,
+        "\n",
+        render_function(program),
+        "\n",
+        "def inputs():",
+        *storages,
+        f"    return ({arguments})",
+        "\n",
+    ]
 
+
+_NEEDS = "This needs the package checked_backend; a plain comparison does not show it."
 
 _CALL = """def run(function):
     given = inputs()
@@ -119,11 +149,13 @@ raise SystemExit(1 if wrong else 0)
 """
 
 
-def _storage(tensor: Any, count: int, dtype: str) -> str:
-    flat = tensor.as_strided((count,), (1,), 0)
-    if count <= _FEW_VALUES or dtype == "bool":
-        values = ", ".join(_number(value) for value in flat.tolist())
-        return f"torch.tensor([{values}], dtype=torch.{dtype})"
+def _exactly(flat: Any, dtype: str) -> str:
+    return f"torch.tensor([{', '.join(map(_number, flat.tolist()))}], dtype=torch.{dtype})"
+
+
+def _random(flat: Any, dtype: str) -> str:
+    """Other values for a tensor of many, which most bugs do not depend on."""
+    count = flat.numel()
     if flat.is_floating_point():
         return (
             f"torch.randn({count}, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(torch.{dtype})"

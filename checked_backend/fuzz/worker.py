@@ -161,25 +161,30 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
             tell(smallest, last)
     if isinstance(compiler, str):
         answers.note("running the script")
-        tell(smallest, last, **_scripted(smallest, last, compiler, question["timeout"]))
+        tell(smallest, last, **_scripted(smallest, last, compiler, question))
 
 
-def _scripted(program: Any, result: Any, compiler: str, timeout: float) -> dict[str, Any]:
-    """A script that shows the failure with torch alone, run in a fresh process: localizing's own, or the program."""
-    report = json.loads(result.report or "{}")
+def _scripted(program: Any, result: Any, compiler: str, question: _Question) -> dict[str, Any]:
+    """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
+    report, timeout = json.loads(result.report or "{}"), question["timeout"]
     repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
     for path in map(Path, repros):
         if path.is_file() and _shows(path, timeout):
             return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
-    text = importlib.import_module("checked_backend.fuzz.text").render_script(program, compiler, [result.message])
+    text = importlib.import_module("checked_backend.fuzz.text")
+    plain = text.render_script(program, compiler, [result.message])
     with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
         path = Path(folder) / "repro.py"
-        path.write_text(text, encoding="utf-8")
-        return {"script": text, "script_shows": _shows(path, timeout)}
+        checked = text.render_check(program, compiler, question["options"], [result.message])
+        for script, says in ((plain, ""), (checked, "FAIL: ")):
+            path.write_text(script, encoding="utf-8")
+            if _shows(path, timeout, says):
+                return {"script": script, "script_shows": True}
+    return {"script": plain, "script_shows": False}
 
 
-def _shows(path: Path, timeout: float) -> bool:
-    """Whether a script ends as it does while the bug is there, in a fresh process."""
+def _shows(path: Path, timeout: float, says: str = "") -> bool:
+    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words."""
     environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
         ended = subprocess.run(
@@ -192,7 +197,7 @@ def _shows(path: Path, timeout: float) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return ended.returncode == 1
+    return ended.returncode == 1 and says.encode() in ended.stdout
 
 
 def _selftest(question: _Question, answers: AnswerFolder) -> None:

@@ -14,7 +14,7 @@ from checked_backend.fuzz.build import build, inputs_for, run_eager
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.text import describe_inputs, render_function, render_script
+from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -89,3 +89,20 @@ def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str
     ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == status, ended.stderr
     assert ("value 0" in ended.stdout) == bool(status)
+
+
+@pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("without_signs_of_zero", 1)])
+def test_what_a_plain_script_does_not_show_one_that_checks_does(tmp_path: Path, compiler: str, status: int) -> None:
+    many = Input("float32", (70,), (1,), fill="range", low=-2.0, high=2.0)
+    program = FuzzProgram((many,), (Statement("torch.trunc", (Ref(0),)),), (1,))
+    wrong = "from torch._dynamo import register_backend\n\n\n@register_backend\ndef without_signs_of_zero(gm, _):\n"
+    wrong += "    return lambda *a: [r + 0.0 for r in gm(*a)]\n"
+    plain, checked = render_script(program, compiler), render_check(program, compiler, {}, ["another sign"])
+    for source, expected in ((plain, 0), (checked, status)):
+        path = tmp_path / "repro.py"
+        path.write_text(source.replace("import torch\n", f"import torch\n{wrong}", 1))
+        ended = subprocess.run(
+            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert ended.returncode == expected, ended.stdout + ended.stderr
+    assert ("FAIL: " in ended.stdout) == bool(status)
