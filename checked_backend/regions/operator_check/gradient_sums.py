@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend.numerics.bits import unit_roundoff
+from checked_backend.regions.operator_check.gradient_parts import CANCELS
 from checked_backend.regions.operator_check.lane import Lane, Moved
 from checked_backend.regions.operator_check.tensor_checks import (
     TOO_FEW,
@@ -32,6 +33,7 @@ class _Sum:
     jumps: bool = False
     smooth: bool = True
     whole: bool = True
+    largest: torch.Tensor | None = None
 
 
 class GradientSums:
@@ -96,13 +98,15 @@ class GradientSums:
             if place >= 2 and not exact:
                 moved = self._moved[place - 2].shift(arriving, unit_roundoff(arriving.dtype))
                 given = arriving.to(torch.float64) + moved
+            largest: dict[fx.Node, torch.Tensor] = {}
             try:
-                found = lane.gradients(node, sources, given)
+                found = lane.gradients(node, sources, given, largest)
             except Exception as error:
                 self._checks.unchecked[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.incomplete(node, sources)
                 return
             self._add(place, found)
+            self._add_parts(largest)
         for source in sources:
             if source in self._sums:
                 one = self._sums[source]
@@ -118,6 +122,19 @@ class GradientSums:
                 continue
             known = one.by_lane[place]
             one.by_lane[place] = gradient if known is None else known + gradient
+
+    def _add_parts(self, largest: Mapping[fx.Node, torch.Tensor]) -> None:
+        for source, part in largest.items():
+            one = self._sums.get(source)
+            if one is not None:
+                one.largest = part if one.largest is None else torch.maximum(one.largest, part)
+
+    def _round_sum(self, made: list[torch.Tensor], largest: torch.Tensor, roundoff: float) -> None:
+        """Move the perturbed lanes' sums by a rounding of their greatest part, where it is far greater than the sum."""
+        cancelled = torch.where(largest > CANCELS * made[1].detach().abs(), largest, 0.0)
+        if bool(cancelled.any()):
+            for place, moved in enumerate(self._moved, 2):
+                made[place] = made[place] + torch.where(cancelled > 0, moved.shift(cancelled, roundoff), 0.0)
 
     def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
         """Check the gradient of a node's value once its sum is complete, and forget the sum.
@@ -141,6 +158,8 @@ class GradientSums:
         if any(not alike(one, found) for one in made):
             self._checks.unchecked[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
             return
+        if total.largest is not None and alike(total.largest, found):
+            self._round_sum(made, total.largest, unit_roundoff(found.dtype))
         error = own_error(
             found,
             made,

@@ -13,6 +13,7 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend.graphs.effects import has_effects
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import unit_roundoff
+from checked_backend.regions.operator_check.gradient_parts import largest_parts
 from checked_backend.regions.operator_check.probe import value_of
 
 __all__ = ["FEW_VALUES", "Lane", "Missing", "Moved"]
@@ -99,15 +100,28 @@ class Lane:
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept)
 
-    def gradients(self, node: fx.Node, sources: Sequence[fx.Node], arriving: torch.Tensor) -> Mapping[fx.Node, Any]:
-        """The gradients that a node's backward pass makes of the arriving gradient, by the leaf that they go to."""
+    def gradients(
+        self, node: fx.Node, sources: Sequence[fx.Node], arriving: torch.Tensor, largest: dict[fx.Node, torch.Tensor]
+    ) -> Mapping[fx.Node, Any]:
+        """The gradients that a node's backward pass makes of the arriving gradient, by the leaf that they go to.
+
+        Args:
+            node: The node.
+            sources: The nodes that it is made of.
+            arriving: The gradient of the node's value.
+            largest: Receives the magnitude of the greatest part of each gradient, if this lane is the one in float64.
+        """
         made = self.values[node]
         leaves = [source for source in sources if _wants_gradient(self.values.get(source))]
         if not isinstance(made, torch.Tensor) or not made.requires_grad or not leaves:
             return {}
         if made.dtype != arriving.dtype:
             arriving = arriving.to(made.dtype)
-        with self._mode():
+        exact = self.wide and self.moved is None
+        watched: AbstractContextManager[dict[fx.Node, torch.Tensor]] = nullcontext({})
+        if exact:
+            watched = largest_parts(made, {leaf: self.values[leaf] for leaf in leaves})
+        with self._mode(), watched as parts:
             found = torch.autograd.grad(
                 made,
                 [self.values[leaf] for leaf in leaves],
@@ -115,6 +129,7 @@ class Lane:
                 allow_unused=True,
                 retain_graph=True,
             )
+        largest.update(parts)
         return dict(zip(leaves, found, strict=True))
 
     def put(self, node: fx.Node, value: Any, *, gradient: bool) -> None:

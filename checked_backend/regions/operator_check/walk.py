@@ -99,6 +99,7 @@ class Walk:
         self._lanes += [
             Lane(gm, self._float64(1 + seed), wide=True, moved=moved) for seed, moved in enumerate(self._moved)
         ]
+        self._writes = any(map(has_effects, gm.graph.nodes))
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
@@ -198,7 +199,9 @@ class Walk:
         self._go_on(node, found, made[1:], tapped=tapped)
 
     def _go_on(self, node: fx.Node, found: Any, exact: Sequence[Any], *, tapped: bool) -> None:
-        self._eager.put(node, found, gradient=tapped)
+        # a wrong compiler may hand out the user's own memory, which no write of this walk may reach
+        own = found.clone() if self._writes and isinstance(found, torch.Tensor) else found
+        self._eager.put(node, own, gradient=tapped)
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):

@@ -168,3 +168,47 @@ def test_what_is_written_with_out_is_not_taken_for_the_first_argument(dtype: tor
     assert report.verdict is cb.Verdict.PASS, str(report)
     report = gathered(lambda: checked(into_another, faults.wrong_value())(x))
     assert report.verdict is cb.Verdict.FAIL
+
+
+def handing_out_views(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that writes to nothing, and takes the stack of one tensor, and a copy of that, for views of it."""
+
+    class Views(fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return args[0][0].unsqueeze(0) if target is torch.stack else super().call_function(target, args, kwargs)
+
+        def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if target == "copy_":
+                return args[1].expand_as(args[0])
+            return args[0] if target == "clone" else super().call_method(target, args, kwargs)
+
+    return lambda *args: Views(gm).run(*args)
+
+
+def test_a_walk_writes_to_no_memory_of_the_user() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch.stack([x], 0).copy_(y)
+        return y + 1
+
+    x = torch.arange(12, dtype=torch.bfloat16).view(3, 4)
+    kept = x.clone()
+    with torch.no_grad():
+        report = gathered(lambda: checked(program, handing_out_views)(x, torch.ones(1, 3, 1, dtype=torch.bfloat16)))
+    assert torch.equal(x, kept)
+    assert agreed(report)
+    assert report.coverage.checked["operators"]
+
+
+def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        distance = F.pairwise_distance(x, x, keepdim=True).reshape(-1)
+        return y / distance, torch.acosh(x), half.exp()
+
+    def run() -> None:
+        x = torch.tensor([5.0, 6.0, 4.75], requires_grad=True)
+        made = checked(program, "aot_eager")(x, torch.ones(3), torch.ones(4, dtype=torch.bfloat16))
+        torch.autograd.backward(made[:2], (torch.tensor([1.5, -0.3, -2.2]), torch.ones(3)))
+        assert x.grad is not None
+        assert x.grad.count_nonzero() == 0  # the parts of the distance are 1e12, so the others are lost
+
+    assert agreed(gathered(run))
