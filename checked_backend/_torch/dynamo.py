@@ -18,6 +18,7 @@ from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.registry import list_backends, lookup_backend
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.decorators import substitute_in_graph
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import (
     InvalidBackend,
@@ -26,6 +27,7 @@ from torch._dynamo.exc import (
     exceptions_allowed_to_be_fallback,
 )
 from torch._dynamo.source import GetItemSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
 
@@ -34,6 +36,7 @@ __all__ = [
     "OptimizedModule",
     "TracingContext",
     "ahead_of_time",
+    "asked_while_tracing",
     "compile_id",
     "compile_lock",
     "compiling",
@@ -54,6 +57,8 @@ __all__ = [
     "list_backends",
     "lookup_backend",
     "mark_dynamic",
+    "must_stay_one_graph",
+    "outside_of_graphs",
     "registered_here",
     "tracing",
     "uses_numpy",
@@ -110,6 +115,39 @@ def same_config(made: Any, plain: Any) -> None:
     """
     if callable(getattr(plain, "get_compiler_config", None)) and hasattr(made, "get_compiler_config"):
         object.__setattr__(made, "get_compiler_config", plain.get_compiler_config)
+
+
+def asked_while_tracing(question: _Function) -> _Function:
+    """A function or method that Dynamo calls when it traces, and whose answer it takes for a constant."""
+    constant: _Function = torch._dynamo.assume_constant_result(question)
+    return constant
+
+
+def outside_of_graphs(function: _Function, left_out: Callable[..., bool]) -> _Function:
+    """A function that Dynamo leaves to Python, for which it breaks the graph that it is tracing.
+
+    Args:
+        function: The function.
+        left_out: Traced with the function's arguments before Dynamo breaks a graph. If it says so, the function is not
+            called at all and gives None.
+    """
+    called, untraced = _disable(function), _disable(function)
+
+    def traced(*given: Any) -> Any:
+        return None if left_out(*given) else untraced(*given)
+
+    substitute_in_graph(called, skip_signature_check=True)(traced)
+    hidden: _Function = called
+    return hidden
+
+
+def must_stay_one_graph() -> bool:
+    """Whether Dynamo is tracing something that it must not break in parts (``fullgraph=True``)."""
+    try:
+        tracing_now: Any = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced
+        return False
+    return bool(tracing_now.one_graph or tracing_now.error_on_graph_break)
 
 
 def in_compiled_backward() -> bool:

@@ -5,7 +5,8 @@ number for a candidate that runs torch operators. Hooks on those nodes see the g
 those that leave towards the region's inputs. If a result feeds another result inside the region, the gradient that
 arrives at it from inside is subtracted.
 
-Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone.
+Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone. A graph that
+it must not break for them (compiled autograd with ``fullgraph=True``) is traced without them.
 
 The hooks know nodes by number only: a hook that held its own node would be a cycle that Python's collector cannot see
 through, and would keep every activation of the region.
@@ -30,7 +31,13 @@ from checked_backend._torch.autograd import (
     graph_task_keeps_graph,
     will_engine_execute_node,
 )
-from checked_backend._torch.dynamo import dynamo_disable, in_compiled_backward
+from checked_backend._torch.dynamo import (
+    asked_while_tracing,
+    dynamo_disable,
+    in_compiled_backward,
+    must_stay_one_graph,
+    outside_of_graphs,
+)
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import same_bits, with_memory
@@ -115,6 +122,18 @@ class _Progress:
         )
 
 
+def _run(watch: BackwardWatch, see: Callable[..., Any], *given: Any) -> Any:
+    return see(watch, *given)
+
+
+def _left_out(watch: BackwardWatch, *_given: Any) -> bool:
+    return watch.left_out()
+
+
+_hook = outside_of_graphs(_run, _left_out)
+"""What is hooked on to autograd nodes: a watch, its function, and that function's arguments."""
+
+
 class BackwardWatch:
     """Calls back once for each backward pass through a region.
 
@@ -132,6 +151,7 @@ class BackwardWatch:
             the pass ends by an exception that is not the compiled backward's.
         on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
             may raise it. That pass gives nothing else.
+        on_left_out: Called when Dynamo captures passes in one graph, so that this watch and later ones see none.
         clock: Gives the time in seconds.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
         again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
@@ -155,6 +175,7 @@ class BackwardWatch:
         on_end: Callable[[object], None] = lambda _begun: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
         on_short: Callable[[Exception], None] = lambda _error: None,
+        on_left_out: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         *,
         exchanges: bool = False,
@@ -162,6 +183,7 @@ class BackwardWatch:
         self._exchanges = exchanges
         self._clock = clock
         self._on_short = on_short
+        self._on_left_out = on_left_out
         self._edges = edges
         self._on_backward = on_backward
         self._on_error = on_error
@@ -176,14 +198,21 @@ class BackwardWatch:
         self._exit = exits[0] if len(exits) == 1 else None
         self.can_replace = self._exit is not None
         for node in nodes if exchanges else ():
-            node.register_prehook(self._entered)
-            node.register_hook(self._left)
+            node.register_prehook(partial(_hook, self, BackwardWatch._entered))
+            node.register_hook(partial(_hook, self, BackwardWatch._left))
         for number, node in enumerate(sites):
-            node.register_prehook(partial(self._arriving, number))
-            node.register_hook(partial(self._fired, number))
+            node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
+            node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
             catch_backward_error(node, partial(self._raised, number), again)
 
-    @dynamo_disable
+    @asked_while_tracing
+    def left_out(self) -> bool:
+        """Whether Dynamo must leave out the hooks of this watch. A backward pass that it so captures is not seen."""
+        if must_stay_one_graph():
+            self._on_left_out()
+            return True
+        return False
+
     def _arriving(self, number: int, grad_outputs: Any) -> None:
         """Copy the gradients that arrive before the candidate can write to them."""
         began = self._clock()
@@ -203,14 +232,12 @@ class BackwardWatch:
                 call_after_backward(partial(self._finish, task))
         return self._passes[task]
 
-    @dynamo_disable
     def _entered(self, _grad_outputs: Any) -> None:
         """Record what a node of the region exchanges, from here on."""
         recorder = self._progress().recorder
         if recorder is not None:
             recorder.__enter__()
 
-    @dynamo_disable
     def _left(self, _grad_inputs: Any, _grad_outputs: Any) -> None:
         progress = self._passes.get(current_graph_task_id())
         if progress is not None and progress.recorder is not None:
@@ -227,7 +254,6 @@ class BackwardWatch:
             progress.short = True
             progress.arrived.clear()
 
-    @dynamo_disable
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
         began, task = self._clock(), current_graph_task_id()
         progress = self._passes[task]

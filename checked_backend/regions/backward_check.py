@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
+from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
@@ -36,6 +37,13 @@ Gradients = Mapping[int, "torch.Tensor | None"]
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
 )
+
+_CAPTURED = (
+    "unsupported: compiled autograd captured its backward pass in one graph (fullgraph=True), in which nothing can be "
+    "watched; without fullgraph they are checked"
+)
+
+_NOT_CONTINUED = "eager could not go on with the exchanges of the backward pass in which the compiled program raised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class BackwardCheck:
     sent: EarlierGradients
     unsupported: Callable[[Exception], Finding | None]
     health: RegionHealth
+    captured: threading.Event = field(default_factory=threading.Event)
 
     def watch(
         self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
@@ -119,6 +128,8 @@ class BackwardCheck:
             if isinstance(begun, _Held):
                 begun.over()
 
+        if self.captured.is_set():
+            self._left_out()  # also in a session of its own
         again = self.candidate.backward_again
         watch = BackwardWatch(
             outputs,
@@ -131,12 +142,17 @@ class BackwardCheck:
             end,
             again,
             self._gradients_not_copied,
+            self._left_out,
             self.schedule.clock,
             exchanges=call.exchanges is not None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             self.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+
+    def _left_out(self) -> None:
+        self.captured.set()
+        self.reporter.skip_until_compared(Skip("gradients", _CAPTURED, matters=True), backward=True)
 
     def _exchanged(self, call: Call, passed: BackwardPass) -> bool:
         """Note the exchanges of a backward pass. Return whether one of them failed."""
@@ -198,23 +214,37 @@ class BackwardCheck:
         # asked before eager runs, while memory is as short as it was
         short = self.unsupported(error) if is_out_of_memory(error) else None
         crowded = self.memory.keeps_activations
-        eager = self.comparison.eager_gradients(call, passed)
+        # run for the program later, if not all was exchanged
+        again = passed if call.exchanges is None else replace(passed, keeps_graph=True)
+        eager = self.comparison.eager_gradients(call, again)
         if isinstance(eager, Exception) and is_out_of_memory(eager):
             if not same_exception(eager, error):
                 self.memory.not_compared("eager's backward pass", eager, backward=True)
             return None
-        if isinstance(eager, Exception):
+        if isinstance(eager, Exception) and not isinstance(eager, CollectiveReplayError):
             differs = self.comparison.backward_exceptions(eager, error)
             self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
             return None
+        unfinished = call.exchanges is not None and call.exchanges.doubtful
         if short is not None and crowded:
             # the check's own copies may have left too little memory; they are released now
             self.memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
-            return eager
-        short = short or self.unsupported(error)
-        found = [candidate_crashed(error, during="backward") if short is None else short, *left]
-        self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
-        return None if call.exchanges is not None and call.exchanges.doubtful else eager
+        else:
+            short = short or self.unsupported(error)
+            found = [candidate_crashed(error, during="backward") if short is None else short, *left]
+            self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
+        if unfinished or isinstance(eager, Exception):
+            eager = self._continued(call, passed)
+        return None if isinstance(eager, Exception) else eager
+
+    def _continued(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
+        """Eager's gradients where other ranks wait for exchanges that the compiled backward pass did not come to."""
+        eager = self.comparison.continued_gradients(call, passed)
+        if isinstance(eager, Exception):
+            told = f"{type(eager).__name__}: {eager}".splitlines()[0]
+            self.reporter.note(f"{_NOT_CONTINUED}: {told}")
+            self.reporter.hear(cause=eager)
+        return eager
 
     def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
         before, after = passed.settings

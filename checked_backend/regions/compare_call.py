@@ -27,7 +27,7 @@ from checked_backend.regions.call_findings import (
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
-from checked_backend.regions.eager_gradients import InputsChangedError, eager_gradients
+from checked_backend.regions.eager_gradients import InputsChangedError, continued_gradients, eager_gradients
 from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
@@ -199,6 +199,13 @@ class CallComparison:
         """The reference's gradients if the candidate has none; the reference's exception if it has none either."""
         try:
             return self._reference_gradients(call, passed)
+        except Exception as error:
+            return error
+
+    def continued_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
+        """Eager's gradients for the program, which go on with the exchanges that the candidate did not make."""
+        try:
+            return continued_gradients(self._variants.reference, call, passed)
         except Exception as error:
             return error
 

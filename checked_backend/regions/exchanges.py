@@ -20,6 +20,8 @@ __all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
 
 _BACKWARD = "backward "
 
+_OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)
+
 
 @dataclass(eq=False)
 class Agreement:
@@ -83,6 +85,7 @@ class Exchanges:
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
         self.in_step = True
+        self._ambiguous = False
 
     @property
     def begun(self) -> bool:
@@ -150,8 +153,10 @@ class Exchanges:
         """Whether the last paired run of the reference may not have received what it needed."""
         return self._paired is not None and self._paired.doubtful
 
-    def continued(self) -> AbstractContextManager[Any]:
+    def continued(self, *, backward: bool = False) -> AbstractContextManager[Any]:
         """A run for the user: it gets what was exchanged already, and exchanges the rest."""
+        if backward:
+            return ReplayCollectives(self._backward, [self._forward], continues=True)
         self._forward.arrive()
         return ReplayCollectives(self._forward, continues=True)
 
@@ -167,6 +172,7 @@ class Exchanges:
             return found
         tape = run.tape
         self.in_step = self.in_step and run.in_step
+        self._ambiguous = self._ambiguous or run.ambiguous
         found.complete = not run.doubtful
         if tape.opaque:
             found.skips.append(
@@ -192,6 +198,23 @@ class Exchanges:
                 continue
             found.pairs.append(TensorPair(subject, subject, tensor, exchange.sent, source=self._line(exchange)))
         return found
+
+    def proven(self, findings: Sequence[Finding]) -> tuple[Sequence[Finding], Sequence[Skip]]:
+        """The findings that stand however this rank's exchanges are paired, and a skip for others.
+
+        Other ranks on which the program does the same tell a wrong program from another order.
+        """
+        if not self._ambiguous:
+            return findings, ()
+        open_to_doubt = [finding for finding in findings if finding.kind in _OF_VALUES]
+        if not open_to_doubt:
+            return findings, ()
+        subjects = ", ".join(dict.fromkeys(finding.subject for finding in open_to_doubt))
+        why = (
+            f"{open_to_doubt[0].message}; but this rank sent the same in several exchanges and received something else "
+            "in each, so that the compiled program may only have another order"
+        )
+        return [one for one in findings if one.kind not in _OF_VALUES], [Skip(subjects, why, matters=True)]
 
     def _line(self, exchange: Exchange) -> str:
         family, _, number = exchange.name.removeprefix(_BACKWARD).rpartition("_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,52 @@ def test_a_wrong_backward_is_found_under_compiled_autograd(in_backward: bool) ->
     compiled = checked(training(model), wrong, gradients=in_backward)
     report = gathered(lambda: gradients(model, compiled))
     assert {detail for detail, _ in found(report)} & {"logic", "precision"}, str(report)
+
+
+def captured(model: nn.Module, compiled: Callable[..., torch.Tensor], backend: Any, **options: Any) -> cb.Report:
+    """Backward passes, three of them, which compiled autograd hands to a backend."""
+    capture = torch.compile(backend=backend, **options)
+
+    def step(x: torch.Tensor) -> None:
+        with torch._dynamo.compiled_autograd._enable(capture):
+            compiled(x).square().sum().backward()
+
+    return gathered(lambda: gradients(model, step))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "numcheck"])
+def test_a_backward_pass_that_must_be_one_graph_is_not_watched_and_that_is_told(backend: str) -> None:
+    bare, model = net(), net()
+    options = {"compiler": "aot_eager"} if backend == "numcheck" else None
+    plain, compiled = torch.compile(bare, backend="aot_eager"), checked(model, "aot_eager")
+    for _ in range(2):  # in the second one nothing is captured anew
+        report = captured(model, compiled, backend, fullgraph=True, options=options)
+        assert not found(report), str(report)
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
+        assert [skip.subject for skip in report.coverage.skipped if "fullgraph" in skip.reason] == ["gradients"]
+        captured(bare, plain, "aot_eager", fullgraph=True)
+    for expected, actual in zip(bare.parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None
+        assert actual.grad is not None
+        assert torch.equal(actual.grad, expected.grad)
+
+
+def test_passes_that_are_watched_elsewhere_make_up_for_those_in_one_graph() -> None:
+    model = net()
+    compiled = checked(model, "aot_eager")
+
+    def run() -> None:
+        captured(model, compiled, "aot_eager", fullgraph=True)
+        compiled(torch.ones(6, 4)).sum().backward()
+
+    assert agreed(gathered(run))
+
+
+def test_a_wrong_backward_is_found_where_its_graph_may_be_broken() -> None:
+    model = net()
+    wrong = faults.wrong_operator("aten.tanh_backward.default", lambda result: result * 1.01, "aot")
+    report = captured(model, checked(model, "aot_eager"), wrong)
+    assert {detail.partition(".")[0] for detail, _ in found(report)} == {"logic"}, str(report)
 
 
 def test_check_under_compiled_autograd() -> None:
