@@ -24,7 +24,7 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.graphs.collectives import Collective, Role, describe_collective, role_of
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
-from checked_backend.modes.exchange import Exchange, alike, nearest
+from checked_backend.modes.exchange import Exchange, alike, nearest, told_apart
 
 __all__ = ["CollectiveReplayError", "CollectiveTape", "RecordCollectives", "ReplayCollectives"]
 
@@ -199,6 +199,8 @@ class ReplayCollectives(OperatorMode):
         sent: The tensors that the run would have sent, by the exchange on the tape, in order.
         missing: Exchanges that are not on the tape.
         guessed: Exchanges on the tape that were matched by their place alone.
+        ambiguous: Whether this rank sent the same in exchanges in which it received something else each, so that it
+            cannot be told which is which if the order is not the same.
         repeated: Whether the run made an exchange a second time.
         continued: Whether the run went on with the other ranks after the end of the tape.
 
@@ -226,6 +228,7 @@ class ReplayCollectives(OperatorMode):
         self.sent: dict[Exchange, torch.Tensor] = {}
         self.missing: list[Exchange] = []
         self.guessed: set[Exchange] = set()
+        self.ambiguous = False
         self.repeated = False
         self.continued = False
 
@@ -306,6 +309,7 @@ class ReplayCollectives(OperatorMode):
         left = [one for one in self._unused if one.key == own.key]
         known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
         found = nearest(own, left) or nearest(own, known)
+        self.ambiguous = self.ambiguous or not told_apart(own, left)
         if found is None:
             found = next(iter(left), None)  # no tensor is near, so this one is wrong or noisy: only the order is left
             if found is not None:

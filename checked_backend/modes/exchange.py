@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Exchange", "alike", "near", "nearest"]
+__all__ = ["Exchange", "alike", "near", "nearest", "told_apart"]
 
 NEAR = 0.05
 """Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
@@ -73,6 +73,16 @@ def nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
             near_ones.append((distance, one))
     least = min((distance for distance, _ in near_ones), default=0.0)
     return next((one for distance, one in near_ones if distance <= 10 * least), None)
+
+
+def told_apart(own: Exchange, others: Sequence[Exchange]) -> bool:
+    """Whether it is certain which exchange is the same: those that send the same have received the same too."""
+    same = [one for one in others if _distance(own, one) <= SAME and one.received is not None]
+    return all(_is_same(same[0].received, one.received) for one in same[1:])
+
+
+def _is_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None and one.dtype == other.dtype and near(one, other) == 0.0
 
 
 def alike(one: Exchange, other: Exchange) -> bool:

@@ -65,6 +65,10 @@ class RegionAnswer:
         Returns:
             Whether to fall back to eager, now and for good.
         """
+        if call is not None and call.exchanges is not None:
+            findings, doubts = call.exchanges.proven(findings)
+            for skip in doubts:
+                self._reporter.skip(skip)
         asked = self._investigate if call is not None else None
 
         def investigate(reported: Sequence[Finding], keep: Keep) -> Sequence[Finding]:

@@ -11,6 +11,13 @@ from tests.support.ranks import LIMIT, run_ranks, values_of
 
 PROGRAM = "tests.support.rank_programs:several"
 SENT = "sent to other ranks"
+CRASHES: tuple[dict[str, Any], ...] = (
+    {"at": "sigmoid_backward", "on": 1},
+    {"at": "tanh_backward", "on": None},
+    {"at": "tanh_backward", "on": 0, "on_divergence": "record"},
+    {"at": "tanh_backward", "on": 1, "reference": "recompute"},
+    {"at": "threshold_backward", "on": 0},
+)
 
 
 def ran(folder: Path, *programs: tuple[str, dict[str, Any]], world: int = 2, limit: float = LIMIT) -> list[list[Any]]:
@@ -48,6 +55,9 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("half_precision", {"fault": "aten.gelu.default"}),
         ("half_precision", {"fault": "aten.tanh.default"}),
         ("half_precision", {"fault": "aten.gelu_backward.default"}),
+        *(("crashing", given) for given in CRASHES),
+        ("sending_the_same", {}),
+        ("sending_the_same", {"fault": "after"}),
     )
 
 
@@ -188,6 +198,27 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     assert passed(innocent)
     assert innocent["checked"]["outputs"] == 4
     assert guilty["checked"]["outputs"] == 1  # then it is in eager, and in step
+
+
+def test_a_compiled_backward_pass_that_raises_between_exchanges_is_eagers_on_its_rank(wrong: list[list[Any]]) -> None:
+    for given, ranks in zip(CRASHES, wrong[10:-2], strict=True):
+        for rank, told in enumerate(ranks):
+            assert told["equal"], told["text"]
+            guilty = given["on"] in (rank, None)
+            assert told["findings"] == ([["crash.backward", "candidate"]] if guilty else []), told["text"]
+
+
+def test_another_order_of_exchanges_accuses_no_rank_also_where_it_cannot_be_seen(wrong: list[list[Any]]) -> None:
+    unsure, sure = wrong[-2]
+    assert passed(sure)
+    assert (unsure["verdict"], unsure["findings"]) == ("inconclusive", [])
+    assert any("may only have another order" in reason for _, reason, matters in unsure["skips"] if matters)
+
+
+def test_a_wrong_program_is_found_by_a_rank_that_tells_its_exchanges_apart(wrong: list[list[Any]]) -> None:
+    unsure, sure = wrong[-1]
+    assert sure["findings"] == [["logic", "output[0]"]]
+    assert (unsure["verdict"], unsure["findings"]) == ("inconclusive", [])
 
 
 def test_operators_around_an_exchange_are_checked_by_themselves(clean: list[list[Any]]) -> None:

@@ -16,6 +16,7 @@ from checked_backend._torch import collectives
 from checked_backend.modes import collective_tape
 from checked_backend.regions import region
 from tests.support import faults
+from tests.support.rank_programs import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -51,17 +52,6 @@ def test_what_was_begun_to_be_exchanged_arrives_also_if_the_compiled_program_rai
     report = gathered(lambda: kept.append(checked(exchanged, broken_between, on_divergence=policy)(x)))
     assert found(report) == {("crash.running", "candidate")}
     assert torch.equal(kept[0], torch.tanh(x.sin()) * 2)
-
-
-def reordered(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler that issues the second of two independent collectives first."""
-    first, second = (node for node in gm.graph.nodes if "all_reduce" in str(node.target))
-    for node in (*second.all_input_nodes, second):
-        if node.op != "placeholder":
-            first.prepend(node)
-    gm.graph.lint()
-    gm.recompile()
-    return gm.forward
 
 
 def test_collectives_that_send_nearly_the_same_may_be_reordered() -> None:
