@@ -55,9 +55,9 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("half_precision", {"fault": "aten.gelu.default"}),
         ("half_precision", {"fault": "aten.tanh.default"}),
         ("half_precision", {"fault": "aten.gelu_backward.default"}),
-        *(("crashing", given) for given in CRASHES),
-        ("sending_the_same", {}),
-        ("sending_the_same", {"fault": "after"}),
+        *(("rank_faults:crashing", given) for given in CRASHES),
+        ("rank_faults:sending_the_same", {}),
+        ("rank_faults:sending_the_same", {"fault": "after"}),
     )
 
 

@@ -16,7 +16,7 @@ from checked_backend._torch import collectives
 from checked_backend.modes import collective_tape
 from checked_backend.regions import region
 from tests.support import faults
-from tests.support.rank_programs import reordered
+from tests.support.rank_faults import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
 
 

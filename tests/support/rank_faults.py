@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import fx, nn
 
-from tests.support.rank_programs import Block, faulty, step
+import checked_backend as cb
+from tests.support import faults
+from tests.support.rank_programs import Block, faulty, step, told
+from tests.support.spoiling import raising
 
 
 def data_parallel(rank: int, world: int, *, on: int) -> None:
@@ -21,3 +28,64 @@ def data_parallel(rank: int, world: int, *, on: int) -> None:
         time.sleep(5)
     for number in range(4):
         step(compiled, number * world + rank)
+
+
+def reordered(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that issues the second of two independent collectives first."""
+    first, second = (node for node in gm.graph.nodes if "all_reduce" in str(node.target))
+    for node in (*second.all_input_nodes, second):
+        if node.op != "placeholder":
+            first.prepend(node)
+    gm.graph.lint()
+    gm.recompile()
+    return gm.forward
+
+
+def sending_the_same(rank: int, world: int, *, fault: str = "") -> dict[str, Any]:
+    """Rank 0 sends the same in two exchanges, rank 1 does not; the compiler turns their order round, or is wrong."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one = functional.all_reduce(x.sin(), "sum", dist.group.WORLD)
+        other = functional.all_reduce(y.sin(), "sum", dist.group.WORLD)
+        return torch.tanh(one - 3 * other)
+
+    options = {"compiler": faulty(fault) if fault else reordered, "on_divergence": "record", "localize": False}
+    x = torch.full((4,), 0.5)
+    with cb.collect() as session, torch.no_grad():
+        torch.compile(program, backend="numcheck", options=options)(x, x * (1 + rank))
+    return told(session.report)
+
+
+class ExchangingTwice(nn.Module):
+    """Two exchanges in each pass. Each operator between them has a derivative of another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(self.first(x).relu(), "sum", dist.group.WORLD)
+        return functional.all_reduce(self.second(total.tanh()), "sum", dist.group.WORLD).sigmoid()
+
+
+def crashing(
+    rank: int, world: int, *, at: str, on: int | None, on_divergence: str = "fallback", **options: Any
+) -> dict[str, Any]:
+    """Train where the compiled backward pass raises at an operator. Are the weights those of eager?"""
+    weights = []
+    given = {"compiler": "aot_eager", "on_divergence": on_divergence, "localize": False, **options}
+    if on in (rank, None):
+        given["compiler"] = faults.wrong_operator(f"aten.{at}.default", raising("a kernel is missing"), "aot")
+    with cb.collect() as session:
+        for backend, chosen in (("eager", None), ("numcheck", given)):
+            torch.manual_seed(rank)
+            model = ExchangingTwice()
+            compiled = torch.compile(model, backend=backend, options=chosen)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for number in range(3):
+                optimizer.zero_grad()
+                step(compiled, number * world + rank)
+                optimizer.step()
+            weights.append([parameter.detach() for parameter in model.parameters()])
+    return {**told(session.report), "equal": all(map(torch.equal, *weights))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from tests.support import faults
 from tests.support.low_precision import times
-from tests.support.spoiling import raising
 
 
 class Sharded(nn.Module):
@@ -80,17 +80,6 @@ def _in_one_with_more(graph: fx.Graph, node: fx.Node) -> None:
         half = graph.call_function(torch.narrow, (node, 0, 0, 4))
     node.replace_all_uses_with(half, delete_user_cb=lambda user: user is not half)
     node.args = (doubled, *node.args[1:])
-
-
-def reordered(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler that issues the second of two independent collectives first."""
-    first, second = (node for node in gm.graph.nodes if "all_reduce" in str(node.target))
-    for node in (*second.all_input_nodes, second):
-        if node.op != "placeholder":
-            first.prepend(node)
-    gm.graph.lint()
-    gm.recompile()
-    return gm.forward
 
 
 def faulty(fault: str) -> Callable[..., Any]:
@@ -330,56 +319,6 @@ def exchanging(rank: int, world: int, *, recomputed: bool = False, **options: An
     return {**told(session.report), "equal": all(map(torch.equal, *left))}
 
 
-def sending_the_same(rank: int, world: int, *, fault: str = "") -> dict[str, Any]:
-    """Rank 0 sends the same in two exchanges, rank 1 does not; the compiler turns their order round, or is wrong."""
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        one = functional.all_reduce(x.sin(), "sum", dist.group.WORLD)
-        other = functional.all_reduce(y.sin(), "sum", dist.group.WORLD)
-        return torch.tanh(one - 3 * other)
-
-    options = {"compiler": faulty(fault) if fault else reordered, "on_divergence": "record", "localize": False}
-    x = torch.full((4,), 0.5)
-    with cb.collect() as session, torch.no_grad():
-        torch.compile(program, backend="numcheck", options=options)(x, x * (1 + rank))
-    return told(session.report)
-
-
-class ExchangingTwice(nn.Module):
-    """Two exchanges in each pass. Each operator between them has a derivative of another name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.second = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total = functional.all_reduce(self.first(x).relu(), "sum", dist.group.WORLD)
-        return functional.all_reduce(self.second(total.tanh()), "sum", dist.group.WORLD).sigmoid()
-
-
-def crashing(
-    rank: int, world: int, *, at: str, on: int | None, on_divergence: str = "fallback", **options: Any
-) -> dict[str, Any]:
-    """Train where the compiled backward pass raises at an operator. Are the weights those of eager?"""
-    weights = []
-    given = {"compiler": "aot_eager", "on_divergence": on_divergence, "localize": False, **options}
-    if on in (rank, None):
-        given["compiler"] = faults.wrong_operator(f"aten.{at}.default", raising("a kernel is missing"), "aot")
-    with cb.collect() as session:
-        for backend, chosen in (("eager", None), ("numcheck", given)):
-            torch.manual_seed(rank)
-            model = ExchangingTwice()
-            compiled = torch.compile(model, backend=backend, options=chosen)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for number in range(3):
-                optimizer.zero_grad()
-                step(compiled, number * world + rank)
-                optimizer.step()
-            weights.append([parameter.detach() for parameter in model.parameters()])
-    return {**told(session.report), "equal": all(map(torch.equal, *weights))}
-
-
 def alike(
     rank: int, world: int, *, kind: str, steps: int = 6, compiler: str = "aot_eager", **options: Any
 ) -> dict[str, Any]:
@@ -447,9 +386,11 @@ def _scheduled(rank: int, steps: int, compiled: Callable[[nn.Module], Any]) -> l
 
 
 def several(rank: int, world: int, *, programs: Sequence[Sequence[Any]]) -> list[Any]:
-    """Run programs of this module one after the other: (name, arguments)."""
+    """Run programs one after the other: (name, arguments); those of other modules as ``module:name``."""
     results = []
     for name, given in programs:
         torch._dynamo.reset()
-        results.append(globals()[name](rank, world, **given))
+        module, _, function = name.rpartition(":")
+        program = getattr(importlib.import_module(f"tests.support.{module or 'rank_programs'}"), function)
+        results.append(program(rank, world, **given))
     return results
