@@ -30,6 +30,7 @@ UNDEFINED_OPS = frozenset(
         ),
         *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
         *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
+        *("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),  # whether they share memory is left open
         *("retain_grad", "detach_", "requires_grad_", "rename", "rename_", "refine_names", "sparse_mask"),
     }
 )
