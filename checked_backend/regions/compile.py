@@ -19,7 +19,7 @@ from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.graphs.workarounds import powers_called
 from checked_backend.options import CheckOptions, did_you_mean
-from checked_backend.regions.inputs import storage_key
+from checked_backend.regions.casts import pass_through_casts
 
 __all__ = [
     "Compiler",
@@ -174,8 +174,7 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
     Activation checkpointing recomputes with the random state of its forward pass: Dynamo's own operator for it is a
     mark for AOT autograd; run as it is, it draws new dropout masks in the backward pass. That for nested compiled
     regions cannot be differentiated at all outside of a compiler. Powers of negative numbers are spelled as calls.
-    A cast to the dtype that a tensor has already gives the tensor itself. In float64 it would make another tensor, and
-    a write to that would not reach the first.
+    A cast to the dtype that a tensor has already gives the tensor itself, also in float64.
     """
     copied = copy_graph(gm)
     mark, nested = torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.invoke_subgraph
@@ -185,28 +184,9 @@ def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:
                 node.target = _checkpoint
             for node in body.graph.find_nodes(op="call_function", target=nested):
                 node.target = _call_body
-            for node in filter(_casts_nothing, body.graph.nodes):
-                node.op, node.target, node.args, node.kwargs = "call_function", to, node.args[:1], {}
+            pass_through_casts(body.graph)
             body.graph = powers_called(body.graph)  # which compiles it anew
     return copied
-
-
-_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type", "type_as"})
-
-
-def _casts_nothing(node: fx.Node) -> bool:
-    if node.op != "call_method" or node.target not in _CASTS:
-        return False
-    given, made = (source.meta.get("example_value") for source in (node.all_input_nodes[0], node))
-    if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
-        return False
-    alike = (given.dtype, given.device, given.shape) == (made.dtype, made.device, made.shape)
-    return alike and storage_key(given) is not None and storage_key(given) == storage_key(made)
-
-
-def to(tensor: torch.Tensor) -> torch.Tensor:
-    """A cast to the dtype that a tensor has already."""
-    return tensor
 
 
 def keep_accumulating(gm: fx.GraphModule) -> None:

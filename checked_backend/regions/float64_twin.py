@@ -18,6 +18,7 @@ from checked_backend._torch.operators import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.numerics.bits import holds_floats
+from checked_backend.regions.casts import copy_in_casts
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.recompile import compile_again
 from checked_backend.tensors.float64_copies import promoted_dtype
@@ -94,6 +95,7 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
     twin = copy_graph(gm)
     _promote_constants(twin)
     without_kernel = grouped_mm_functions()
+    copy_in_casts(twin.graph)
     for node in twin.graph.nodes:
         if node.op == "call_method" and node.target in _CASTS:
             node.target = "double"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import checked_backend as cb
-from checked_backend.regions.float64_twin import computes_in_low_precision
+from checked_backend.regions.float64_twin import computes_in_low_precision, float64_graph
 from tests.support import faults
 from tests.support.noise_tools import mlp, rounding_otherwise, train
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -179,3 +179,44 @@ def test_a_cast_gives_the_tensor_itself_or_another_one_as_it_does_for_the_user(
                 out.sum().backward()
 
         assert agreed(gathered(step))
+
+
+CASTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float": lambda x: x.float(),
+    "double": lambda x: x.double(),
+    "to": lambda x: x.to(torch.float32),
+    "to, by name": lambda x: x.to(dtype=torch.float32, memory_format=torch.contiguous_format),
+    "type": lambda x: x.type(torch.float32),
+    "type_as": lambda x: x.type_as(torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_a_cast_that_makes_another_tensor_does_so_in_float64(cast: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        wide = CASTS[cast](x)
+        wide.mul_(3.0)
+        return x.float() + wide
+
+    graphs: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compile(program, backend=keep)(torch.ones(4, dtype=torch.bfloat16))
+    exact = torch.ones(4, dtype=torch.float64)
+    [made] = float64_graph(graphs[0])(exact)
+    assert made.dtype is torch.float64
+    assert torch.equal(made, torch.full_like(exact, 4.0))
+    assert torch.equal(exact, torch.ones_like(exact))
+
+
+def test_no_run_in_float64_writes_to_the_users_tensor() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.half().fill_(2)
+        return y.sgn()
+
+    x = torch.ones(2, 3, dtype=torch.float64)
+    assert agreed(gathered(lambda: checked(program, "eager")(x, torch.randn(2))))
+    assert torch.equal(x, torch.ones(2, 3, dtype=torch.float64))
