@@ -19,6 +19,7 @@ __all__ = [
     "default_settings",
     "fp32_precision",
     "jit_autocast_off",
+    "precision_in_effect",
     "set_backend_flag",
     "set_fp32_precision",
     "sparse_invariants_checked",
@@ -111,3 +112,21 @@ def jit_autocast_off() -> Iterator[None]:
         yield
     finally:
         torch._C._jit_set_autocast_mode(before)
+
+
+def precision_in_effect(device: str, operation: str) -> str:
+    """The precision with which a kind of device multiplies in float32: ``ieee``, ``tf32``, ``bf16``.
+
+    A CPU computes in a lower one that the settings allow only where it has the instructions for it.
+    """
+    if device == "cuda":
+        found = fp32_precision("cuda", operation)
+    elif device == "cpu":
+        found = fp32_precision("mkldnn", operation)
+        if found == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "ieee"
+        if found == "tf32" and not torch.cpu._is_amx_fp16_supported():
+            return "ieee"
+    else:
+        return "ieee"
+    return found if found in ("tf32", "bf16") else "ieee"

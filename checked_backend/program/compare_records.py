@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind, NoiseScale, RegionInfo, Skip
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind, RegionInfo, Skip
+from checked_backend.program.arithmetic import Arithmetic
+from checked_backend.program.compare_tensors import FACTOR, are_alike, compared, noise_of, spread_of
 from checked_backend.program.records import PLAIN, Place, TensorRecord, noise_folders, read_run
 from checked_backend.report import Report
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["FACTOR", "compare_recordings"]
-
-FACTOR = 8.0
-"""So many times the noise is beyond it. The noise is known from a few runs, and from a sample of each tensor.
-
-Of 84 honest pairs of recordings, 1 is accused with 2, and none with 4 (``tests/calibration/recordings.py``).
-"""
-
-ROUNDINGS = 16.0
-"""A difference of so many units of roundoff, of the tensor's root mean square, is noise whatever the noise runs say.
-
-They do not move what code between the regions makes. Other vector instructions move ``randn`` by 4.6 roundings.
-"""
-
-_OF_ONE = 4.0
-"""A projection is held to so much more. Where one element has most of the noise, all projections of a run are its, and
-those of two noise runs may by chance be near each other. Elements in wrong places are beyond this by orders."""
-
-_ROUNDINGS_IN_HALF = 4.0
-"""The same in 16 bits, where functions compute in 32 and round once."""
-
-_LARGE = 1e-2
-"""A relative difference from which on values are called wrong, and not imprecise."""
-
-_HALF = 1e-4
-"""Units of roundoff above this are of 16 bits and less."""
+__all__ = ["compare_recordings"]
 
 _SHOWN = 20
+
+_DRAWN = "the program has drawn random numbers, and each device draws others; turn dropout off to compare these values"
+_INTEGERS = "integers differ where float32 is multiplied in a lower precision, in which another one may be the greatest"
+_OUTSIDE = (
+    "it differs by what float32 products in TF32 or bfloat16 make, which the settings allow code outside of the "
+    'regions; for a verdict set torch.backends.fp32_precision = "ieee" in both programs'
+)
+_COARSE = (
+    "one device computes more coarsely than the noise runs of the first recording (float32 products in TF32 or "
+    "bfloat16, or autocast's dtype): noise is taken {:.3g} times theirs, see the detection limits"
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +37,10 @@ class _Run:
 
     tensors: dict[Place, TensorRecord]
     headers: dict[str, Mapping[str, Any]]
+
+    def gpu(self, process: str) -> str:
+        """The GPU of a process; "" if it has none."""
+        return str(dict(self.headers[process].get("environment") or {}).get("gpu", ""))
 
     @classmethod
     def read(cls, folder: Path) -> _Run:
@@ -62,6 +53,7 @@ class _Run:
 class _Difference:
     place: Place
     finding: Finding
+    other_device: bool
 
 
 def compare_recordings(first: Path, second: Path) -> Report:
@@ -79,103 +71,100 @@ def compare_recordings(first: Path, second: Path) -> Report:
     """
     mine, theirs = _Run.read(first / PLAIN), _Run.read(second / PLAIN)
     noisy = [_Run.read(folder) for folder in noise_folders(first)]
-    differences, limits = _differences(mine, theirs, noisy)
+    comparison = _Comparison(mine, theirs, noisy)
+    comparison.run()
     shared = [place for place in mine.tensors if place in theirs.tensors and not _unread(place, mine, theirs)]
-    skips = list(_skips(mine, theirs, noisy))
-    findings = tuple(_told(differences, mine))
+    skips = [*_skips(mine, theirs, noisy), *comparison.skips.values()]
+    findings = tuple(_told(comparison.found, mine))
     coverage = Coverage(
         regions=tuple(_regions(mine, theirs)),
         checked={"tensors": len(shared), "processes": len({place[0] for place in shared})},
         skipped=tuple(skips),
-        notes=tuple(_notes(mine, theirs, first, second)),
-        detection_limit=limits,
+        notes=(*_notes(mine, theirs, first, second), *comparison.told()),
+        detection_limit=comparison.limits,
     )
     header = next(iter(theirs.headers.values()))
     known = {str(key): str(value) for key, value in dict(header.get("environment") or {}).items()}
     return Report(findings, coverage, title=f"{second} against {first}", environment=known)
 
 
-def _differences(mine: _Run, theirs: _Run, noisy: Sequence[_Run]) -> tuple[list[_Difference], dict[str, float]]:
-    found: list[_Difference] = []
-    limits: dict[str, float] = {}
-    for place, record in mine.tensors.items():
-        other = theirs.tensors.get(place)
-        if other is None:
-            continue  # told with the coverage
-        noise = _noise(place, record, noisy)
+@dataclass(slots=True)
+class _Comparison:
+    """All tensors of two runs, one after another.
+
+    Attributes:
+        mine: The first run.
+        theirs: The second.
+        noisy: The noise runs of the first.
+        found: The tensors of the second run that are beyond the noise of the first.
+        limits: The smallest error that would have been found, by tensor.
+        skips: What was not held against the noise because the devices compute otherwise: the first place of each kind.
+        notes: What the devices do otherwise.
+    """
+
+    mine: _Run
+    theirs: _Run
+    noisy: Sequence[_Run]
+    found: list[_Difference] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+    skips: dict[str, Skip] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Compare them, in the order of the first run."""
+        met: dict[str, Arithmetic] = {}
+        for place, record in self.mine.tensors.items():
+            other = self.theirs.tensors.get(place)
+            if other is None or _unread(place, self.mine, self.theirs):
+                continue  # told with the coverage
+            process = place[0]
+            if process not in met:
+                met[process] = Arithmetic(other_device=self.mine.gpu(process) != self.theirs.gpu(process))
+            self._compare(place, record, other, met[process])
+
+    def told(self) -> Iterator[str]:
+        """The notes, the first ones of many."""
+        return (where + note for note, where in itertools.islice(self.notes.items(), _SHOWN))
+
+    def _compare(self, place: Place, record: TensorRecord, other: TensorRecord, met: Arithmetic) -> None:
+        met.meet(record, other)
+        spread = spread_of([found for run in self.noisy if (found := run.tensors.get(place)) is not None])
+        noise = noise_of(record, spread, met.factor(record))
+        finding = compared(record, other, noise)
+        if finding is not None and finding.kind is not Kind.STRUCTURE:
+            if why := self._of_the_device(record, other, spread, met):
+                self.skips.setdefault(
+                    why, Skip(record.subject, f"from call {record.call} on: {why}", True, record.region)
+                )
+                finding = None
+            noise = noise_of(record, spread, met.factor(record))
+        if finding is not None:
+            self.found.append(_Difference(place, finding, met.other_device))
+        elif record.dtype != other.dtype:
+            self.notes[
+                f"{record.subject} of {record.region} is {record.dtype} on {record.device}, {other.dtype} on "
+                f"{other.device}: autocast chooses by the device. The values are compared"
+            ] = ""
+        if (factor := met.factor(record)) > 1:
+            self.notes.setdefault(_COARSE.format(factor), f"from call {record.call} of {record.region} on: ")
         if record.rms > 0 and noise is not None:
             name = f"{record.subject} of {record.region}"
-            limits[name] = max(limits.get(name, 0.0), FACTOR * noise / record.rms)
-        finding = None if _unread(place, mine, theirs) else _compared(record, other, noise)
-        if finding is not None:
-            found.append(_Difference(place, finding))
-    return found, limits
+            self.limits[name] = max(self.limits.get(name, 0.0), FACTOR * noise / record.rms)
 
-
-def _noise(place: Place, record: TensorRecord, noisy: Sequence[_Run]) -> float | None:
-    """The noise of a tensor, root mean square: the greatest distance of two noise runs, at least a few roundings."""
-    known = [found for run in noisy if (found := run.tensors.get(place)) is not None]
-    pairs = [pair for pair in itertools.combinations(known, 2) if _are_alike(*pair)]
-    if not pairs:
-        return None
-    spread = max(
-        max(_distance(one.sample, other.sample), _distance(one.projections, other.projections)) for one, other in pairs
-    )
-    roundings = _ROUNDINGS_IN_HALF if record.roundoff > _HALF else ROUNDINGS
-    return max(spread, roundings * record.roundoff * record.rms / FACTOR)
-
-
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Root mean square of the difference; infinite where one is finite and the other is not."""
-    total = 0.0
-    for a, b in zip(one, other, strict=True):
-        if a == b or (math.isnan(a) and math.isnan(b)):
-            continue
-        if not (math.isfinite(a) and math.isfinite(b)):
-            return math.inf
-        total += (a - b) ** 2
-    return math.sqrt(total / max(1, len(one)))
-
-
-def _compared(record: TensorRecord, other: TensorRecord, noise: float | None) -> Finding | None:
-    """A finding if a tensor of the second run is beyond the noise of the first."""
-    if (record.dtype, record.shape) != (other.dtype, other.shape):
-        return Finding(
-            Kind.STRUCTURE,
-            record.subject,
-            "another dtype or shape",
-            detail="structure.other_run",
-            region=record.region,
-            expected=f"{record.dtype} {list(record.shape)}",
-            actual=f"{other.dtype} {list(other.shape)}",
-        )
-    if record.bits is not None and record.bits == other.bits and record.sample == other.sample:
-        return None  # the checksum is of memory: a transposed tensor has the same one
-    if record.nonfinite != other.nonfinite:
-        return Finding(
-            Kind.NONFINITE,
-            record.subject,
-            f"{other.nonfinite} elements are no numbers, and {record.nonfinite} in the first run",
-            detail="nonfinite.other_run",
-            region=record.region,
-        )
-    projected = _distance(record.projections, other.projections) / _OF_ONE
-    distance = max(_distance(record.sample, other.sample), abs(record.rms - other.rms), projected)
-    if noise is None or distance <= FACTOR * noise:
-        return None  # without noise, the coverage says so
-    relative = distance / record.rms if record.rms else math.inf
-    worst = max(range(len(record.sample)), key=lambda at: abs(record.sample[at] - other.sample[at]), default=0)
-    times = distance / noise if noise else math.inf
-    return Finding(
-        Kind.LOGIC if relative > _LARGE else Kind.PRECISION,
-        record.subject,
-        f"{times:.3g} times its noise, {relative:.2g} of its size",
-        detail="logic.other_run" if relative > _LARGE else "precision.other_run",
-        region=record.region,
-        expected=f"{record.sample[worst]:.9g}" if record.sample else None,
-        actual=f"{other.sample[worst]:.9g}" if record.sample else None,
-        noise=NoiseScale(noise, noise, "runs of the first recording with random roundings", FACTOR * noise),
-    )
+    def _of_the_device(self, record: TensorRecord, other: TensorRecord, spread: float | None, met: Arithmetic) -> str:
+        """Why a tensor beyond its noise may be what another device computes; "" if that explains nothing."""
+        if met.drew:
+            return _DRAWN
+        if met.coarse and not record.roundoff:
+            return _INTEGERS
+        if not record.subject.startswith(("input[", "grad_output[")):
+            return ""
+        outside = met.with_products_outside(record, other)
+        products = max(record.products_outside, other.products_outside)
+        if compared(record, other, noise_of(record, spread, outside.factor(record), products)) is not None:
+            return ""
+        met.first, met.second = outside.first, outside.second
+        return _OUTSIDE
 
 
 def _told(differences: Sequence[_Difference], mine: _Run) -> Iterator[Finding]:
@@ -204,6 +193,7 @@ def _meaning(one: _Difference, differences: Sequence[_Difference]) -> str:
         return (
             "It came into the region from outside: data, an optimizer's step, code between regions, or an earlier "
             "call that is not recorded"
+            + ("; or random numbers, of which each device draws others" if one.other_device else "")
         )
     inputs = [d for d in differences if d.place[:3] == (process, region, call) and d.place[3].startswith("input[")]
     if inputs:
@@ -232,13 +222,9 @@ def _unread(place: Place, mine: _Run, theirs: _Run) -> str:
     one, other = mine.tensors[place], theirs.tensors[place]
     if one.unread or other.unread:
         return f"its values were not recorded: {one.unread or other.unread}"
-    if (one.dtype, one.shape) == (other.dtype, other.shape) and not _are_alike(one, other):
+    if (one.dtype, one.shape) == (other.dtype, other.shape) and not are_alike(one, other):
         return "two versions of this package recorded it in different ways; record both with one of them"
     return ""
-
-
-def _are_alike(one: TensorRecord, other: TensorRecord) -> bool:
-    return (len(one.sample), len(one.projections)) == (len(other.sample), len(other.projections))
 
 
 def _notes(mine: _Run, theirs: _Run, first: Path, second: Path) -> Iterator[str]:

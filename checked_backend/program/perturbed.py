@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,14 +12,14 @@ from torch import fx
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.regions.compile import eager_graph
 
-__all__ = ["perturbed_region"]
+__all__ = ["perturbed_region", "under_mode"]
 
 
 class _Perturbed(torch.autograd.Function):
     """Runs a region on detached inputs, and its backward pass when gradients arrive, both under a mode."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], mode: MonteCarloMode, *args: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, run: Callable[..., Any], mode: AbstractContextManager[Any], *args: Any) -> tuple[Any, ...]:
         """Run the region with a graph of its own."""
         leaves = [
             arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
@@ -67,7 +68,12 @@ def perturbed_region(gm: fx.GraphModule, seed: int) -> Callable[..., Any]:
         gm: Its graph.
         seed: Of the noise.
     """
-    run, mode = eager_graph(gm).forward, MonteCarloMode(seed)
+    return under_mode(gm, MonteCarloMode(seed))
+
+
+def under_mode(gm: fx.GraphModule, mode: AbstractContextManager[Any]) -> Callable[..., Any]:
+    """A region in eager, forward and backward under a mode, which may be entered any number of times."""
+    run = eager_graph(gm).forward
 
     def perturbed(*args: Any) -> Sequence[Any]:
         if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):

@@ -41,9 +41,12 @@ class TensorRecord:
         nonfinite: How many elements are no numbers.
         roundoff: The unit roundoff of its dtype; 0 for integers.
         sample: Some of its elements, at places that follow from their number alone.
+        drew: Whether random numbers were drawn in the call before it was seen.
+        products: The unit roundoff with which the region multiplies numbers in float32, if that is coarser than theirs.
+        products_outside: The same for other code, as far as the settings allow it.
         projections: Sums of all its finite elements, each with a sign that follows from its place, over the root of
             their number: what no sample shows, as two rows that changed places, moves them by its root mean square.
-        device: The kind of device that it was on. Nothing else here depends on that.
+        device: The kind of device that it was on: ``cuda``, whatever its number.
         unread: Why its values could not be read; empty if they were.
     """
 
@@ -61,6 +64,9 @@ class TensorRecord:
     device: str = ""
     unread: str = ""
     projections: tuple[float, ...] = ()
+    drew: bool = False
+    products: float = 0.0
+    products_outside: float = 0.0
 
 
 @dataclass(slots=True)
@@ -190,6 +196,9 @@ def _tensor(values: Any) -> TensorRecord:
         device=str(values.get("device", "")),
         unread=str(values.get("unread", "")),
         projections=tuple(float(value) for value in values.get("projections", ())),
+        drew=bool(values.get("drew", False)),
+        products=_size(values.get("products", 0.0)),
+        products_outside=_size(values.get("products_outside", 0.0)),
     )
 
 

@@ -18,7 +18,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
 from checked_backend.options import environment_variable
 from checked_backend.program.compare_records import compare_recordings
-from checked_backend.program.record_watch import _read
+from checked_backend.program.described import described as describe
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.support.started_programs import finished
 
@@ -200,7 +200,7 @@ def test_records_of_two_devices_are_compared_by_their_values(tmp_path: Path) -> 
 
 
 def described(tensor: torch.Tensor) -> TensorRecord:
-    return _read("f", 1, "output[0]", tensor)
+    return describe("f", 1, "output[0]", tensor)
 
 
 def test_a_record_holds_values_in_their_order_whatever_the_layout_in_memory(tmp_path: Path) -> None:
