@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Outside", "Place", "places_outside"]
+__all__ = ["Outside", "Place", "codes_of", "is_installed", "is_library", "places_outside"]
 
 _LIBRARIES = sys.stdlib_module_names | {"checked_backend", "functorch", "numpy", "pytest", "_pytest", "sympy", "torch"}
 """Packages whose code and tensors are not the program's."""
@@ -182,21 +182,21 @@ class _Search:
         kind = type(value)
         if kind.__module__ == "functools":  # of a cache
             self._add((getattr(value, "__wrapped__", None),))
-        elif not _is_library(kind.__module__):
+        elif not is_library(kind.__module__):
             self._add((kind,))
             attributes = getattr(value, "__dict__", None)
             self._add(attributes.values() if isinstance(attributes, dict) else (), depth + 1)
 
     def _class(self, kind: type) -> None:
         for owner in kind.__mro__:
-            if _is_library(owner.__module__) or (owner is not kind and id(owner) in self._seen):
+            if is_library(owner.__module__) or (owner is not kind and id(owner) in self._seen):
                 continue
             self._seen[id(owner)] = owner
             for name, member in vars(owner).items():
                 if name in _NEVER_CALLED:
                     continue
                 place = Place(owner, name, owner.__qualname__)
-                unnamed = name in _CALLED_UNNAMED or (name.startswith("__") and not _is_installed(owner.__module__))
+                unnamed = name in _CALLED_UNNAMED or (name.startswith("__") and not is_installed(owner.__module__))
                 if name in self._names or unnamed:
                     self._member(place, member)
                 else:
@@ -208,7 +208,7 @@ class _Search:
         self._add((member,))
 
     def _function(self, function: FunctionType) -> None:
-        library = _is_library(function.__globals__.get("__name__"))
+        library = is_library(function.__globals__.get("__name__"))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = Place(cell, name, function.__qualname__)
             if (content := place.get()) is not _MISSING:
@@ -222,7 +222,7 @@ class _Search:
                 self._note(Place(function, name, function.__qualname__), defaults)
                 self._add((defaults,))
         self._attributes(vars(function), function.__qualname__, vars(function))
-        for code in _codes(function.__code__):
+        for code in codes_of(function.__code__):
             self._code(code, function)
         self._reach(self._new_names(function.__code__))
 
@@ -233,10 +233,10 @@ class _Search:
             value = namespace.get(name, _MISSING)
             if value is _MISSING:
                 imported = sys.modules.get(name)  # inside of the function
-                if isinstance(imported, ModuleType) and not _is_library(name):
+                if isinstance(imported, ModuleType) and not is_library(name):
                     self._attributes(vars(imported), name, code.co_names)
             elif isinstance(value, ModuleType):
-                if not _is_library(value.__name__):
+                if not is_library(value.__name__):
                     self._attributes(vars(value), value.__name__, code.co_names)
             else:
                 self._global(Place(namespace, name, module), value, code)
@@ -262,7 +262,7 @@ class _Search:
     def _new_names(self, code: CodeType) -> set[str]:
         """Names, and words that may be names for ``getattr``."""
         found: set[str] = set()
-        for each in _codes(code):
+        for each in codes_of(code):
             found.update(each.co_names)
             found.update(constant for constant in each.co_consts if isinstance(constant, str))
         new = found - self._names
@@ -275,21 +275,23 @@ class _Search:
                 self._member(place, member)
 
 
-def _is_library(module: object) -> bool:
+def is_library(module: object) -> bool:
+    """Whether a module, by its name, is of Python, torch or this package."""
     return str(module).partition(".")[0] in _LIBRARIES
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a module belongs to an installed package. Such code seldom reads globals that require grad."""
     path = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in path or "dist-packages" in path
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of functions inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
 def _globals_read(code: CodeType) -> frozenset[str]:

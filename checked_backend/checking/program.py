@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,7 @@ class Program:
             call begins with the parameters, buffers and random state of the first call.
         own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
             for the original, whose globals are others.
+        undone: Makes a context around each call, which takes back what the call changes outside of the copies.
         calls: The calls of a whole run.
     """
 
@@ -85,6 +86,7 @@ class Program:
     optimizer: MakeOptimizer | None = None
     continued: bool = True
     own_code: bool = False
+    undone: Callable[[], AbstractContextManager[None]] = nullcontext
     calls: list[ProgramCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -205,7 +207,7 @@ class ProgramCopy:
         settings = ProcessState.capture()
         try:
             self._rng.restore()
-            with self._entered(), self._outside.in_place(), self._settings_noted(outcome):
+            with self._entered(), self._program.undone(), self._outside.in_place(), self._settings_noted(outcome):
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:

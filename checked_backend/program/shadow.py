@@ -29,6 +29,7 @@ from checked_backend.checking.merge import VALUES
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.program import Program, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.undone import reached_by
 from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
@@ -50,6 +51,12 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 _STALE = (
     "Dynamo: it ran code here that it had compiled for an earlier call; compiled anew for this call, the program is "
     "right. A guard is missing, or was left out (guard_filter_fn, skip_guard_on_...)"
+)
+
+
+_CHANGED = (
+    "the compared runs changed it beside the program's own call, and it was left so, because another thread of the "
+    "program may use it"
 )
 
 
@@ -226,6 +233,8 @@ class _Shadow:
 
     def _compared_with_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        ledger = Ledger()
+        changed: list[str] = []
         program = Program(
             self._original,
             tuple(args),
@@ -233,8 +242,8 @@ class _Shadow:
             RngState.capture(cuda),
             gradients=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
             own_code=True,
+            undone=partial(reached_by(self._original).undone, changed.append),
         )
-        ledger = Ledger()
         reference = ProgramCopy(program)
         expected = reference.step(0, program.calls[0])
         call = _ReferenceCall(program, expected, ledger)
@@ -243,6 +252,8 @@ class _Shadow:
             ledger.skip(skip)
         if any(finding.fails for finding in findings):
             findings = self._explained_once(findings, call)
+        for name in dict.fromkeys(changed):
+            ledger.skip(Skip(name, _CHANGED, matters=True))
         return _Found(findings, ledger.coverage())
 
     def _explained_once(self, findings: Sequence[Finding], call: _ReferenceCall) -> Sequence[Finding]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
+import types
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,3 +220,81 @@ def test_every_and_budget_choose_the_calls(tmp_path: Path) -> None:
     for _ in range(4):
         compiled(torch.ones(3))
     assert program.report.coverage.checked[WHOLE_CALLS] == 1
+
+
+class Tally:
+    total = 0
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen: list[int] = []
+
+
+tally = Tally()
+elsewhere = types.ModuleType("elsewhere")
+elsewhere.steps = 0  # type: ignore[attr-defined]
+names: Counter[str] = Counter()
+rebound = 0
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    tally.count += 1
+    return x * tally.count
+
+
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global rebound
+        rebound += 1
+        tally.seen.append(rebound)
+        Tally.total += 1
+        elsewhere.steps += 1  # type: ignore[attr-defined]
+        names["forward"] += 1
+        return helper(x) + elsewhere.steps
+
+
+def counted() -> tuple[Any, ...]:
+    return tally.count, list(tally.seen), Tally.total, elsewhere.steps, dict(names), rebound
+
+
+@pytest.fixture
+def counters() -> Any:
+    global rebound
+    rebound, tally.count, Tally.total, elsewhere.steps = 0, 0, 0, 0  # type: ignore[attr-defined]
+    tally.seen.clear()
+    names.clear()
+
+
+@pytest.mark.parametrize("make", [Counting, lambda: Counting().forward, lambda: lambda x: Counting.forward(None, x)])
+@pytest.mark.usefixtures("counters")
+def test_what_code_counts_by_global_names_is_counted_once(tmp_path: Path, make: Callable[[], Any]) -> None:
+    program = Shadowed(tmp_path)
+    compiled = program.compile(make())
+    results = [compiled(torch.ones(1)).item() for _ in range(4)]
+    assert results == [2, 4, 6, 8]
+    assert counted() == (4, [1, 2, 3, 4], 4, 4, {"forward": 4}, 4)
+    report = program.report
+    assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 3)
+    assert "another thread" not in str(report)
+
+
+@pytest.mark.usefixtures("counters")
+def test_what_another_thread_may_use_is_left_and_told(tmp_path: Path) -> None:
+    ready, done = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        ready.set()
+        done.wait(60)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    ready.wait(60)
+    try:
+        program = Shadowed(tmp_path)
+        program.compile(helper)(torch.ones(1))
+    finally:
+        done.set()
+        thread.join()
+    assert tally.count > 1
+    told = [one for one in program.report.coverage.skipped if "another thread" in one.reason]
+    assert [(one.subject.rpartition(".")[2], one.matters) for one in told] == [("tally", True)]
