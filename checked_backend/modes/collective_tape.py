@@ -8,9 +8,9 @@ tensors that they would send are compared like results. No rank therefore depend
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.graphs.collectives import Collective, Role, describe_collective, role_of
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
-from checked_backend.modes.exchange import Exchange, alike, nearest, told_apart
+from checked_backend.modes.exchange import Exchange, alike, nearest
 
 __all__ = ["CollectiveReplayError", "CollectiveTape", "RecordCollectives", "ReplayCollectives"]
 
@@ -193,15 +193,16 @@ class ReplayCollectives(OperatorMode):
             on the tape, such a run goes on with zeros, and any other run raises.
         where: The prefix of the names of these exchanges.
         continues: Whether the program really exchanges with the other ranks after the end of the tape.
+        order: Exchanges on the tape, by those whose results are handed out in their place.
 
     Attributes:
         tape: As given.
         sent: The tensors that the run would have sent, by the exchange on the tape, in order.
         missing: Exchanges that are not on the tape.
         guessed: Exchanges on the tape that were matched by their place alone.
-        ambiguous: Whether this rank sent the same in exchanges in which it received something else each, so that it
-            cannot be told which is which if the order is not the same.
         repeated: Whether the run made an exchange a second time.
+        astray: Whether the run made something else before it had made all recorded exchanges, or one of them twice.
+        wants: Whether the run made an exchange after all recorded ones.
         continued: Whether the run went on with the other ranks after the end of the tape.
 
     Raises:
@@ -216,9 +217,11 @@ class ReplayCollectives(OperatorMode):
         pairs: bool = False,
         where: str = "",
         continues: bool = False,
+        order: Mapping[Exchange, Exchange] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.tape = tape
+        self._order = order
         self._earlier = [exchange for other in earlier for exchange in other.exchanges]
         self._pairs = pairs
         self._where = where
@@ -228,8 +231,9 @@ class ReplayCollectives(OperatorMode):
         self.sent: dict[Exchange, torch.Tensor] = {}
         self.missing: list[Exchange] = []
         self.guessed: set[Exchange] = set()
-        self.ambiguous = False
         self.repeated = False
+        self.astray = False
+        self.wants = False
         self.continued = False
 
     @property
@@ -242,6 +246,11 @@ class ReplayCollectives(OperatorMode):
     def doubtful(self) -> bool:
         """Whether a result was not received, or may belong to another exchange."""
         return bool(self.missing or (self.guessed and self.unused))
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the recorded exchanges are the first ones that the run made, in the same order."""
+        return not self.astray and not self.tape.opaque and list(self.sent) == self.tape.exchanges
 
     @property
     def in_step(self) -> bool:
@@ -284,14 +293,17 @@ class ReplayCollectives(OperatorMode):
         tensor = collective.inputs[place].detach()
         own = Exchange(collective.family, collective.terms, tuple(tensor.shape), tensor.dtype, None)
         own.sent = tensor if collective.sends_here() else None
+        ended = not self._unused
         exchange = self._find(own)
+        self._follow(exchange, ended=ended)
         if exchange is None:
             if not self._pairs:
                 raise CollectiveReplayError(f"{own} is not among what was exchanged when the region ran")
             own.sent = None
             self.missing.append(own)
             return _zeros(func, collective, place, args, kwargs)
-        if exchange.received is None:
+        received = self._order.get(exchange, exchange).received
+        if received is None:
             raise CollectiveReplayError(f"the result of {own} was not kept: {_short(self.tape)}")
         if exchange in self.sent or exchange not in self.tape.exchanges:
             self.repeated = True
@@ -301,15 +313,18 @@ class ReplayCollectives(OperatorMode):
             if self._pairs:
                 exchange.name = f"{self._where}{own.family}_{self._counts[own.family]}"
                 self._counts[own.family] += 1
-        return exchange.received.to(
-            tensor.dtype if tensor.dtype.is_floating_point else exchange.received.dtype, copy=True
-        )
+        return received.to(tensor.dtype if tensor.dtype.is_floating_point else received.dtype, copy=True)
+
+    def _follow(self, exchange: Exchange | None, *, ended: bool) -> None:
+        """Note what the next exchange is: None for one that is not on the tapes."""
+        known = exchange is None or exchange in self.sent or exchange in self._earlier
+        self.wants = self.wants or ended
+        self.astray = self.astray or (known and not ended) or (exchange is not None and exchange in self.sent)
 
     def _find(self, own: Exchange) -> Exchange | None:
         left = [one for one in self._unused if one.key == own.key]
         known = [one for one in (*self.sent, *self._earlier) if one.key == own.key]
         found = nearest(own, left) or nearest(own, known)
-        self.ambiguous = self.ambiguous or not told_apart(own, left)
         if found is None:
             found = next(iter(left), None)  # no tensor is near, so this one is wrong or noisy: only the order is left
             if found is not None:

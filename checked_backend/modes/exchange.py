@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Exchange", "alike", "near", "nearest", "told_apart"]
+__all__ = ["Exchange", "alike", "mistakable", "near", "nearest"]
 
 NEAR = 0.05
 """Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
@@ -75,10 +75,22 @@ def nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
     return next((one for distance, one in near_ones if distance <= 10 * least), None)
 
 
-def told_apart(own: Exchange, others: Sequence[Exchange]) -> bool:
-    """Whether it is certain which exchange is the same: those that send the same have received the same too."""
-    same = [one for one in others if _distance(own, one) <= SAME and one.received is not None]
-    return all(_is_same(same[0].received, one.received) for one in same[1:])
+def mistakable(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+    """The exchanges that send the same and receive something else each, so that their order alone tells which is which.
+
+    Returns:
+        Groups of two exchanges and more.
+    """
+    groups: list[list[Exchange]] = []
+    for one in exchanges:
+        if one.received is None:
+            continue
+        like = [group for group in groups if group[0].key == one.key and _distance(group[0], one) <= SAME]
+        if like:
+            like[0].append(one)
+        else:
+            groups.append([one])
+    return [group for group in groups if not all(_is_same(group[0].received, one.received) for one in group[1:])]
 
 
 def _is_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -20,6 +20,7 @@ from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import candidate_crashed, same_exception
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
+from checked_backend.regions.eager_run import NOT_CONTINUED
 from checked_backend.regions.earlier_gradients import EarlierGradients, SentGradient
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.handed_out import Look, MemoryRange, memory_ranges
@@ -42,8 +43,6 @@ _CAPTURED = (
     "unsupported: compiled autograd captured its backward pass in one graph (fullgraph=True), in which nothing can be "
     "watched; without fullgraph they are checked"
 )
-
-_NOT_CONTINUED = "eager could not go on with the exchanges of the backward pass in which the compiled program raised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,8 @@ class BackwardCheck:
         sent: Gradients of earlier calls, in the memory of which a backward pass may send others.
         unsupported: Says whether an exception is a limit of this machine, and which one.
         health: Receives the numbers of checked calls.
+        captured: Set once compiled autograd has captured a backward pass in one graph.
+        out_of_step: Set once the compiled program has exchanged something in another order than eager.
     """
 
     schedule: Schedule
@@ -91,6 +92,7 @@ class BackwardCheck:
     unsupported: Callable[[Exception], Finding | None]
     health: RegionHealth
     captured: threading.Event = field(default_factory=threading.Event)
+    out_of_step: threading.Event = field(default_factory=threading.Event)
 
     def watch(
         self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
@@ -182,6 +184,8 @@ class BackwardCheck:
         except Exception as error:
             self.not_compared("comparing the gradients", error, backward=True)
             return None
+        if call.exchanges is not None and not call.exchanges.in_step:
+            self.out_of_step.set()
         if gradients is not None:
             self.memory.compared()
             overwritten += self._sent_again(call, passed, gradients, given, held)
@@ -217,15 +221,20 @@ class BackwardCheck:
         # run for the program later, if not all was exchanged
         again = passed if call.exchanges is None else replace(passed, keeps_graph=True)
         eager = self.comparison.eager_gradients(call, again)
+        if call.exchanges is not None:
+            call.exchanges.raised()
+            call.exchanges.in_step &= not self.out_of_step.is_set()
         if isinstance(eager, Exception) and is_out_of_memory(eager):
             if not same_exception(eager, error):
                 self.memory.not_compared("eager's backward pass", eager, backward=True)
             return None
-        if isinstance(eager, Exception) and not isinstance(eager, CollectiveReplayError):
+        unfinished = call.exchanges is not None and (
+            call.exchanges.unfinished or isinstance(eager, CollectiveReplayError)
+        )
+        if isinstance(eager, Exception) and not unfinished:
             differs = self.comparison.backward_exceptions(eager, error)
             self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
             return None
-        unfinished = call.exchanges is not None and call.exchanges.doubtful
         if short is not None and crowded:
             # the check's own copies may have left too little memory; they are released now
             self.memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
@@ -233,8 +242,10 @@ class BackwardCheck:
             short = short or self.unsupported(error)
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
-        if unfinished or isinstance(eager, Exception):
+        if unfinished:
             eager = self._continued(call, passed)
+        if not passed.keeps_graph:
+            call.graph = None
         return None if isinstance(eager, Exception) else eager
 
     def _continued(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
@@ -242,7 +253,7 @@ class BackwardCheck:
         eager = self.comparison.continued_gradients(call, passed)
         if isinstance(eager, Exception):
             told = f"{type(eager).__name__}: {eager}".splitlines()[0]
-            self.reporter.note(f"{_NOT_CONTINUED}: {told}")
+            self.reporter.note(f"{NOT_CONTINUED}: {told}")
             self.reporter.hear(cause=eager)
         return eager
 

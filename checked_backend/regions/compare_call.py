@@ -108,7 +108,7 @@ class CallComparison:
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         left = under_way(call.exchanges, {part.subject: part.candidate for part in parts})
         incomparable |= left.keys()
-        structure, skips = tolerate_flipped_shapes(structure, partial(self._controls, call, None))
+        structure, skips = tolerate_flipped_shapes(structure, partial(self.controls, call, None))
         for skip in (*skips, *left.values()):
             self._reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
@@ -135,7 +135,7 @@ class CallComparison:
         try:
             found = compare_draw_inputs(
                 self._draws,
-                self._controls(call, None),
+                self.controls(call, None),
                 outputs,
                 thorough=self._thorough,
                 low_precision=self._variants.low_precision,
@@ -215,7 +215,7 @@ class CallComparison:
         Returns:
             The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
         """
-        if self._controls(call, None).returns_with_own_random():
+        if self.controls(call, None).returns_with_own_random():
             return exception_missing(reference, own_random=True), True
         if not same_message(reference, candidate):
             if not same_exception(reference, candidate):
@@ -237,17 +237,17 @@ class CallComparison:
     def random_state(self, call: Call) -> list[Finding]:
         """Explain or report a difference between the states of torch's generators that reference and candidate left."""
         skip = self._reporter.skip
-        return check_random_state(self._controls(call, None), call.left, tuple(call.rng.cuda), skip)
+        return check_random_state(self.controls(call, None), call.left, tuple(call.rng.cuda), skip)
 
     def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
         """Findings about the candidate's changes to memory and gradients beside its inputs."""
         for position, why in before.unseen.items():
             self._reporter.skip(Skip(f"memory beside {call.subjects.inputs[position]}", why))
-        return before.findings(args, self._controls(call, None), self._reporter.skip)
+        return before.findings(args, self.controls(call, None), self._reporter.skip)
 
     def host_random_state(self, call: Call) -> list[Finding]:
         """Explain or report a difference between the states of Python's or NumPy's generators that they left."""
-        return check_host_random_state(self._controls(call, None), self._reporter.skip)
+        return check_host_random_state(self.controls(call, None), self._reporter.skip)
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
@@ -289,7 +289,7 @@ class CallComparison:
             asked = call.due.recheck if cotangents is None else call.due.backward_recheck
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if asked is None else asked
-        controls = partial(self._controls, call, cotangents)
+        controls = partial(self.controls, call, cotangents)
         decisions = decide(
             pairs,
             controls,
@@ -328,9 +328,10 @@ class CallComparison:
 
     def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
         """A function that runs the candidate once more on copies, with its backward pass if gradients are given."""
-        return lambda: self._controls(call, cotangents).rerun_candidate()
+        return lambda: self.controls(call, cotangents).rerun_candidate()
 
-    def _controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
+    def controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
+        """What runs a call again; with gradients that arrived, its backward pass too."""
         return RegionControlRuns(
             self._variants,
             call.inputs,

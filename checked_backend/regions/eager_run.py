@@ -1,18 +1,22 @@
-"""Run a region in eager for a check: on copies, with the settings of the process set back."""
+"""Run a region in eager: for a check, on copies, with the settings of the process set back; or for the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
+from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
 
-__all__ = ["run_eager"]
+__all__ = ["NOT_CONTINUED", "eager_instead", "run_eager"]
+
+NOT_CONTINUED = "eager could not go on with the exchanges of the pass in which the compiled program raised"
 
 
 def run_eager(
@@ -61,3 +65,27 @@ def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tup
         result = error
     before.restore([name for name in start.changed(end) if name not in CHANGED_ELSEWHERE])
     return result, before.moved(start, end)
+
+
+def eager_instead(
+    reference: Callable[..., Any], args: Sequence[Any], call: Call, note: Callable[[str], None], error: Exception | None
+) -> Any:
+    """Undo what the candidate did to inputs and random state, and run the region in eager for the user.
+
+    Args:
+        reference: The region in eager.
+        args: The user's inputs.
+        call: The call.
+        note: Notes a remark that changes no verdict.
+        error: The exception of the candidate. It is raised if eager cannot go on with the exchanges.
+    """
+    call.inputs.undo(args)
+    call.rng.restore()
+    try:
+        with nullcontext() if call.exchanges is None else call.exchanges.continued():
+            return reference(*args)
+    except CollectiveReplayError as other:  # the other ranks do not exchange what eager would
+        if error is None:
+            raise
+        note(f"{NOT_CONTINUED}: {other}")
+        raise error from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -12,15 +14,21 @@ import torch
 from checked_backend._torch.tensors import storage_identity
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives, ReplayCollectives
-from checked_backend.modes.exchange import Exchange
+from checked_backend.modes.collective_tape import (
+    CollectiveReplayError,
+    CollectiveTape,
+    RecordCollectives,
+    ReplayCollectives,
+)
+from checked_backend.modes.exchange import Exchange, mistakable
 from checked_backend.verdict.decisions import TensorPair
 
 __all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
 
 _BACKWARD = "backward "
 
-_OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)
+MOST_ORDERS = 24
+"""Of so many orders of exchanges each is tried, one run of eager for each; of more none is."""
 
 
 @dataclass(eq=False)
@@ -84,8 +92,8 @@ class Exchanges:
         self._forward = CollectiveTape()
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
+        self._order: Mapping[Exchange, Exchange] = {}
         self.in_step = True
-        self._ambiguous = False
 
     @property
     def begun(self) -> bool:
@@ -128,8 +136,8 @@ class Exchanges:
 
     def replayed(self, *, backward: bool = False) -> ReplayedRun:
         """One more run of the region, or of its backward pass too."""
-        later = ReplayCollectives(self._backward, [self._forward]) if backward else None
-        return ReplayedRun(ReplayCollectives(self._forward), later)
+        later = ReplayCollectives(self._backward, [self._forward], order=self._order) if backward else None
+        return ReplayedRun(ReplayCollectives(self._forward, order=self._order), later)
 
     def paired(self, *, backward: bool = False) -> AbstractContextManager[Any]:
         """The run of the reference that decides which exchanges belong together."""
@@ -153,8 +161,27 @@ class Exchanges:
         """Whether the last paired run of the reference may not have received what it needed."""
         return self._paired is not None and self._paired.doubtful
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last paired run of the reference made more exchanges than the candidate, which raised."""
+        return self._paired is not None and (self._paired.doubtful or self._paired.wants)
+
+    def raised(self) -> None:
+        """Note that the candidate raised, and that the last paired run shows what it would have exchanged before."""
+        self.in_step = self.in_step and self._paired is not None and self._paired.may_continue
+
     def continued(self, *, backward: bool = False) -> AbstractContextManager[Any]:
-        """A run for the user: it gets what was exchanged already, and exchanges the rest."""
+        """A run for the user: it gets what was exchanged already, and exchanges the rest.
+
+        Raises:
+            CollectiveReplayError: The rest is not certain, because eager has another order than the candidate.
+            Exception: A collective that is under way failed.
+        """
+        if not self.in_step:
+            raise CollectiveReplayError(
+                "it exchanges tensors in another order than the compiled program, so that other ranks would not send "
+                "what it waits for"
+            )
         if backward:
             return ReplayCollectives(self._backward, [self._forward], continues=True)
         self._forward.arrive()
@@ -172,7 +199,6 @@ class Exchanges:
             return found
         tape = run.tape
         self.in_step = self.in_step and run.in_step
-        self._ambiguous = self._ambiguous or run.ambiguous
         found.complete = not run.doubtful
         if tape.opaque:
             found.skips.append(
@@ -199,22 +225,33 @@ class Exchanges:
             found.pairs.append(TensorPair(subject, subject, tensor, exchange.sent, source=self._line(exchange)))
         return found
 
-    def proven(self, findings: Sequence[Finding]) -> tuple[Sequence[Finding], Sequence[Skip]]:
-        """The findings that stand however this rank's exchanges are paired, and a skip for others.
+    @property
+    def mistakable(self) -> Sequence[Sequence[Exchange]]:
+        """Groups of exchanges that this rank alone cannot tell apart, except by their order."""
+        return [*mistakable(self._forward.exchanges), *mistakable(self._backward.exchanges)]
 
-        Other ranks on which the program does the same tell a wrong program from another order.
+    def other_orders(self) -> Generator[None, None, None] | None:
+        """Orders in which the candidate may have made the exchanges that are `mistakable`.
+
+        Returns:
+            A generator. Until its next step, `replayed` hands out what was received as that order has it. None where
+            there are too many orders to try.
         """
-        if not self._ambiguous:
-            return findings, ()
-        open_to_doubt = [finding for finding in findings if finding.kind in _OF_VALUES]
-        if not open_to_doubt:
-            return findings, ()
-        subjects = ", ".join(dict.fromkeys(finding.subject for finding in open_to_doubt))
-        why = (
-            f"{open_to_doubt[0].message}; but this rank sent the same in several exchanges and received something else "
-            "in each, so that the compiled program may only have another order"
-        )
-        return [one for one in findings if one.kind not in _OF_VALUES], [Skip(subjects, why, matters=True)]
+        groups = self.mistakable
+        count = math.prod(math.factorial(len(group)) for group in groups)
+        return self._each_order(groups) if count <= MOST_ORDERS else None
+
+    def _each_order(self, groups: Sequence[Sequence[Exchange]]) -> Generator[None, None, None]:
+        try:
+            for order in product(*(permutations(group) for group in groups)):
+                pairs = [
+                    pair for group, other in zip(groups, order, strict=True) for pair in zip(group, other, strict=True)
+                ]
+                if any(one is not other for one, other in pairs):
+                    self._order = dict(pairs)
+                    yield
+        finally:
+            self._order = {}
 
     def _line(self, exchange: Exchange) -> str:
         family, _, number = exchange.name.removeprefix(_BACKWARD).rpartition("_")

@@ -33,7 +33,7 @@ from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.eager_run import run_eager
+from checked_backend.regions.eager_run import eager_instead, run_eager
 from checked_backend.regions.earlier_gradients import EarlierGradients
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.execution import Execution, Subjects
@@ -110,7 +110,7 @@ class CheckedRegion:
         self._comparison = CallComparison(
             info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
-        self._answer = RegionAnswer(self._reporter, investigate)
+        self._answer = RegionAnswer(self._reporter, investigate, self._comparison.controls)
         self._earlier = EarlierResults(info, self._reporter)
         self._limits = MachineLimits(needed, inductor=options.compiler == "inductor")
         self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else health_of_run())
@@ -341,6 +341,7 @@ class CheckedRegion:
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
             before.changed = ProcessState.capture()
             self._run_reference(before)
+            call.exchanges.raised()
             if before.not_replayed:
                 before.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(before.reference)
@@ -377,7 +378,7 @@ class CheckedRegion:
             raise reference
         during = "compiling" if self._candidate.missing else "running"
         self._answer.to([candidate_crashed(error, during=during), *left], cause=error, call=call)
-        return self._eager_instead(args, call)
+        return self._eager_instead(args, call, error)
 
     def _candidate_alone(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
         """Run a candidate that ran out of memory once more, without what the check holds.
@@ -392,9 +393,5 @@ class CheckedRegion:
         self._memory.not_compared("the compiled program, beside what the check held,", error)
         return returned
 
-    def _eager_instead(self, args: Sequence[Any], call: Call) -> Any:
-        """Undo what the candidate did to inputs and random state, and run the region in eager for the user."""
-        call.inputs.undo(args)
-        call.rng.restore()
-        with nullcontext() if call.exchanges is None else call.exchanges.continued():
-            return self._reference(*args)
+    def _eager_instead(self, args: Sequence[Any], call: Call, error: Exception | None = None) -> Any:
+        return eager_instead(self._reference, args, call, self._reporter.note, error)

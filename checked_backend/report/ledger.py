@@ -13,6 +13,9 @@ from checked_backend.report.environment import environment
 
 __all__ = ["Ledger", "PassedCalls", "split_ignored"]
 
+MOST_UNDER_WAY = 64
+"""Of so many things that have begun each may still end; of more the oldest will not."""
+
 _UNEARNED = "never checked: the run has not earned it (option budget){}; run it longer, or with a larger budget"
 
 _PASSED_BY = (
@@ -31,6 +34,7 @@ class Ledger:
         self._ignored: dict[tuple[str, str, str], Finding] = {}
         self._skips: dict[Skip, None] = {}
         self._begun: dict[object, Skip] = {}
+        self._never_over: dict[Skip, tuple[Skip, int]] = {}
         self._until_compared: dict[tuple[Skip, object], bool] = {}
         self._compared: Counter[tuple[object, bool]] = Counter()
         self._came_by: dict[object, str] = {}
@@ -95,6 +99,22 @@ class Ledger:
         """
         with self._lock:
             self._begun[about] = skip
+            if len(self._begun) > MOST_UNDER_WAY:  # the oldest never ends: a run may be long
+                self._fold(self._begun.pop(next(iter(self._begun))), self._never_over)
+
+    @staticmethod
+    def _fold(skip: Skip, known: dict[Skip, tuple[Skip, int]]) -> None:
+        alike = replace(skip, subject="")
+        first, count = known.get(alike, (skip, 0))
+        known[alike] = first, count + 1
+
+    def _not_over(self) -> Iterator[Skip]:
+        """What has begun and is not over, those of one region and reason together."""
+        folded = dict(self._never_over)
+        for skip in self._begun.values():
+            self._fold(skip, folded)
+        for first, count in folded.values():
+            yield first if count == 1 else replace(first, subject=f"{first.subject}, and {count - 1} more")
 
     def over(self, about: object) -> None:
         """Note that something is over."""
@@ -265,7 +285,7 @@ class Ledger:
 
     def _all_skips(self) -> Iterator[Skip]:
         yield from self._skips
-        yield from dict.fromkeys(self._begun.values())
+        yield from self._not_over()
         yield from self._uncompared()
         yield from self._never_earned()
         yield from self._passed_by()

@@ -17,6 +17,13 @@ CRASHES: tuple[dict[str, Any], ...] = (
     {"at": "tanh_backward", "on": 0, "on_divergence": "record"},
     {"at": "tanh_backward", "on": 1, "reference": "recompute"},
     {"at": "threshold_backward", "on": 0},
+    {"at": "tanh_backward", "on": 1, "again": True},
+)
+SENDING_THE_SAME: tuple[dict[str, Any], ...] = (
+    {"fault": "after", "on": 0},
+    {"fault": "after", "on": 0, "receives": True},
+    {"fault": "after", "on": 0, "times": 5},
+    {},
 )
 
 
@@ -56,8 +63,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("half_precision", {"fault": "aten.tanh.default"}),
         ("half_precision", {"fault": "aten.gelu_backward.default"}),
         *(("rank_faults:crashing", given) for given in CRASHES),
-        ("rank_faults:sending_the_same", {}),
-        ("rank_faults:sending_the_same", {"fault": "after"}),
+        *(("rank_faults:sending_the_same", given) for given in SENDING_THE_SAME),
     )
 
 
@@ -201,7 +207,7 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
 
 
 def test_a_compiled_backward_pass_that_raises_between_exchanges_is_eagers_on_its_rank(wrong: list[list[Any]]) -> None:
-    for given, ranks in zip(CRASHES, wrong[10:-2], strict=True):
+    for given, ranks in zip(CRASHES, wrong[10:-4], strict=True):
         for rank, told in enumerate(ranks):
             assert told["equal"], told["text"]
             guilty = given["on"] in (rank, None)
@@ -209,16 +215,26 @@ def test_a_compiled_backward_pass_that_raises_between_exchanges_is_eagers_on_its
 
 
 def test_another_order_of_exchanges_accuses_no_rank_also_where_it_cannot_be_seen(wrong: list[list[Any]]) -> None:
-    unsure, sure = wrong[-2]
+    unsure, sure = wrong[-1]
     assert passed(sure)
     assert (unsure["verdict"], unsure["findings"]) == ("inconclusive", [])
     assert any("may only have another order" in reason for _, reason, matters in unsure["skips"] if matters)
 
 
-def test_a_wrong_program_is_found_by_a_rank_that_tells_its_exchanges_apart(wrong: list[list[Any]]) -> None:
-    unsure, sure = wrong[-1]
-    assert sure["findings"] == [["logic", "output[0]"]]
-    assert (unsure["verdict"], unsure["findings"]) == ("inconclusive", [])
+def test_a_fault_of_a_rank_that_cannot_tell_its_exchanges_apart_is_found_where_no_order_of_them_explains_it(
+    wrong: list[list[Any]],
+) -> None:
+    for guilty, innocent in wrong[-4:-2]:
+        assert passed(innocent)
+        assert guilty["findings"] == [["logic", "output[0]"]]
+        assert guilty["verdict"] == "fail"
+
+
+def test_a_fault_is_left_open_where_there_are_too_many_orders(wrong: list[list[Any]]) -> None:
+    guilty, innocent = wrong[-2]
+    assert passed(innocent)
+    assert (guilty["verdict"], guilty["findings"]) == ("inconclusive", [])
+    assert any("too many to try" in reason for _, reason, matters in guilty["skips"] if matters)
 
 
 def test_operators_around_an_exchange_are_checked_by_themselves(clean: list[list[Any]]) -> None:

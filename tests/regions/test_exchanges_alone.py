@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from functorch.compile import make_boxed_func
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
 
 import checked_backend as cb
 from checked_backend._torch import collectives
@@ -18,6 +20,7 @@ from checked_backend.regions import region
 from tests.support import faults
 from tests.support.rank_faults import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.spoiling import PlantedError
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,51 @@ def test_collectives_that_send_nearly_the_same_may_be_reordered() -> None:
     report = gathered(lambda: checked(program, reordered)(torch.randn(4)))
     assert report.coverage.checked["sent to other ranks"] == 2
     assert agreed(report)
+
+
+def stopped_between(gm: fx.GraphModule) -> Callable[..., Any]:
+    """A compiled program that turns the order of two exchanges round, and raises before the second."""
+    first, second = (node.name for node in gm.graph.nodes if "all_reduce" in str(node.target))
+
+    class Stopped(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            if node.name == first:
+                raise PlantedError("a kernel is missing")
+            return super().run_node(node)
+
+    reordered(gm, ())
+    assert [node.name for node in gm.graph.nodes if "all_reduce" in str(node.target)] == [second, first]
+    return lambda *args: Stopped(gm).run(*args)
+
+
+@pytest.mark.parametrize("policy", ["record", "fallback"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_eager_does_not_go_on_with_exchanges_that_the_compiled_program_made_in_another_order(
+    policy: str, backward: bool
+) -> None:
+    """The other ranks would take what this one sends for something else, or wait for it."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        one = functional.all_reduce(x.sin(), "sum", dist.group.WORLD)
+        return one - 3 * functional.all_reduce(x.exp(), "sum", dist.group.WORLD)
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if not backward:
+            return stopped_between(gm)
+        forward = lambda gm, _inputs: make_boxed_func(gm.forward)  # noqa: E731
+        return aot_autograd(fw_compiler=forward, bw_compiler=lambda gm, _inputs: make_boxed_func(stopped_between(gm)))(
+            gm, inputs
+        )
+
+    def run() -> None:
+        x = torch.randn(4, generator=torch.Generator().manual_seed(0), requires_grad=backward)
+        with pytest.raises(PlantedError, match="a kernel is missing"):
+            checked(program, compiler, on_divergence=policy)(x).square().sum().backward()
+        assert x.grad is None
+
+    report = gathered(run)
+    assert found(report) == {("crash.backward" if backward else "crash.running", "candidate")}
+    assert any("eager could not go on with the exchanges" in note for note in report.coverage.notes)
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checked_backend import Finding, Kind
-from checked_backend.findings import RegionInfo
-from checked_backend.report.ledger import Ledger, PassedCalls
+from checked_backend.findings import RegionInfo, Skip
+from checked_backend.report.ledger import MOST_UNDER_WAY, Ledger, PassedCalls
 
 CRASH = Finding(Kind.CRASH, "candidate", "it died", detail="crash.running", region="net [0/0]")
 
@@ -52,3 +52,18 @@ def test_a_ledger_counts_the_calls_of_its_own_time_alone() -> None:
     both.count += 7  # nobody reads it any more
     assert whole.coverage().regions[0].calls == 10
     assert part.coverage().regions[0].calls == 3
+
+
+def test_what_never_ends_is_told_in_one_line_and_takes_no_more_memory_the_longer_a_run_is() -> None:
+    ledger = Ledger()
+    for number in range(3 * MOST_UNDER_WAY):
+        ledger.begun(number, Skip(f"the gradients of call {number}", "it did not end", matters=True, region="f"))
+    ledger.begun("another", Skip("the gradients of call 7", "it did not end", matters=True, region="g"))
+    first, other = ledger.coverage().skipped
+    assert first.subject == f"the gradients of call 0, and {3 * MOST_UNDER_WAY - 1} more"
+    assert (other.subject, other.region) == ("the gradients of call 7", "g")
+    assert len(ledger._begun) == MOST_UNDER_WAY
+    for about in (*range(3 * MOST_UNDER_WAY), "another"):
+        ledger.over(about)
+    (left,) = ledger.coverage().skipped
+    assert left.subject == f"the gradients of call 0, and {2 * MOST_UNDER_WAY} more"

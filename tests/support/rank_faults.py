@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from tests.support import faults
@@ -41,18 +42,40 @@ def reordered(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     return gm.forward
 
 
-def sending_the_same(rank: int, world: int, *, fault: str = "") -> dict[str, Any]:
-    """Rank 0 sends the same in two exchanges, rank 1 does not; the compiler turns their order round, or is wrong."""
+def sending_the_same(
+    rank: int, world: int, *, fault: str = "", on: int | None = None, receives: bool = False, times: int = 2
+) -> dict[str, Any]:
+    """Rank 0 sends the same in its exchanges, rank 1 does not; the compiler turns the order of two round, or is wrong.
+
+    Args:
+        rank: The rank.
+        world: The number of ranks.
+        fault: The fault; "" for another order.
+        on: The rank that has it; None for all.
+        receives: Whether rank 0 only receives what rank 1 sends.
+        times: The number of exchanges.
+    """
+
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        if receives:
+            return functional.broadcast(x.sin(), 1, dist.group.WORLD)
+        return functional.all_reduce(x.sin(), "sum", dist.group.WORLD)
 
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        one = functional.all_reduce(x.sin(), "sum", dist.group.WORLD)
-        other = functional.all_reduce(y.sin(), "sum", dist.group.WORLD)
-        return torch.tanh(one - 3 * other)
+        total = exchanged(x)
+        for number in range(1, times):
+            total = total - 3 * exchanged(y * number if number > 1 else y)
+        return torch.tanh(total)
 
-    options = {"compiler": faulty(fault) if fault else reordered, "on_divergence": "record", "localize": False}
+    compiler = faulty(fault) if fault else reordered
+    options = {
+        "compiler": compiler if on in (rank, None) else "eager",
+        "on_divergence": "record",
+        "localize": False,
+    }
     x = torch.full((4,), 0.5)
     with cb.collect() as session, torch.no_grad():
-        torch.compile(program, backend="numcheck", options=options)(x, x * (1 + rank))
+        torch.compile(program, backend="numcheck", options=options)(x * rank, x * rank * 2)
     return told(session.report)
 
 
@@ -69,8 +92,32 @@ class ExchangingTwice(nn.Module):
         return functional.all_reduce(self.second(total.tanh()), "sum", dist.group.WORLD).sigmoid()
 
 
+class GatheringAgain(nn.Module):
+    """Its backward pass makes an exchange of the forward pass a second time, and no other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            everyone = functional.all_gather_tensor(y.detach().tanh(), 0, dist.group.WORLD).sum(0)
+        return (y * everyone).sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.body, x, use_reentrant=False).tanh()
+
+
 def crashing(
-    rank: int, world: int, *, at: str, on: int | None, on_divergence: str = "fallback", **options: Any
+    rank: int,
+    world: int,
+    *,
+    at: str,
+    on: int | None,
+    on_divergence: str = "fallback",
+    again: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train where the compiled backward pass raises at an operator. Are the weights those of eager?"""
     weights = []
@@ -80,7 +127,7 @@ def crashing(
     with cb.collect() as session:
         for backend, chosen in (("eager", None), ("numcheck", given)):
             torch.manual_seed(rank)
-            model = ExchangingTwice()
+            model = GatheringAgain() if again else ExchangingTwice()
             compiled = torch.compile(model, backend=backend, options=chosen)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for number in range(3):
