@@ -233,7 +233,7 @@ class Inputs:
             # A leaf that requires grad must not be written to in place, but its copy may be. The copy must hang on the
             # leaf even if this is called in a backward pass, in which grad mode is off.
             with torch.enable_grad():
-                bare[position] = leaf.clone() if position in self.mutated else leaf
+                bare[position] = _recorded_copy(leaf) if position in self.mutated else leaf
         return bare, leaves
 
     def undo(self, args: Sequence[Any]) -> None:
@@ -278,6 +278,18 @@ def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
         offset %= ALIGNED
     memory = torch.zeros(offset + span, dtype=plain.dtype, device=plain.device)
     return memory.as_strided(plain.shape, plain.stride(), offset).copy_(plain)
+
+
+def _recorded_copy(leaf: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor as autograd records it, with its strides unless its elements share memory or lie far apart."""
+    copy = leaf.clone()
+    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or copy.stride() == leaf.stride():
+        return copy
+    span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    shared = any(size > 1 and not stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    if shared or span > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
+        return copy
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
 
 
 def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
