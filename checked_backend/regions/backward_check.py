@@ -17,7 +17,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.call import Call
-from checked_backend.regions.call_findings import candidate_crashed, same_exception
+from checked_backend.regions.call_findings import candidate_crashed, same_exception, same_message
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.eager_run import NOT_CONTINUED
@@ -231,7 +231,8 @@ class BackwardCheck:
         unfinished = call.exchanges is not None and (
             call.exchanges.unfinished or isinstance(eager, CollectiveReplayError)
         )
-        if isinstance(eager, Exception) and not unfinished:
+        alike = isinstance(eager, Exception) and (same_exception(eager, error) or same_message(eager, error))
+        if isinstance(eager, Exception) and (alike or not unfinished):
             differs = self.comparison.backward_exceptions(eager, error)
             self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
             return None

@@ -113,6 +113,23 @@ def test_eager_does_not_go_on_with_exchanges_that_the_compiled_program_made_in_a
     assert any("eager could not go on with the exchanges" in note for note in report.coverage.notes)
 
 
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+def test_a_backward_pass_with_exchanges_that_eager_refuses_too_accuses_nobody(reference: str) -> None:
+    linear = torch.nn.Linear(4, 4)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(linear(x), "sum", dist.group.WORLD).tanh()
+
+    def run() -> None:
+        x = torch.randn(2, 4)
+        result = checked(program, "aot_eager", reference=reference)(x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+    assert not found(gathered(run))
+
+
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_an_input_that_is_still_under_way_is_no_input_that_the_program_writes_to(
     compiler: str, monkeypatch: pytest.MonkeyPatch
