@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -11,6 +12,7 @@ import torch
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.investigate_alone import time_to_search
 
 __all__ = ["proven"]
 
@@ -57,8 +59,11 @@ def _explained(subjects: set[str], controls: RegionControlRuns) -> str | None:
     apart = {name: _apart(eager[name], candidate[name]) for name in known}
     if not any(apart.values()):
         return None if known else "in which nothing can be compared"
+    patience, began = time_to_search(), time.monotonic()
     with closing(orders):
         for _ in orders:
+            if patience is not None and time.monotonic() - began > patience:
+                return "not all of which could be tried while other ranks may wait"
             try:
                 values = controls.bare()
             except CollectiveReplayError:  # in this order the program would have sent something else

@@ -15,6 +15,7 @@ from checked_backend.modes.collective_tape import (
     RecordCollectives,
     ReplayCollectives,
 )
+from checked_backend.modes.exchange import mistakable
 
 
 @pytest.fixture(autouse=True)
@@ -190,6 +191,34 @@ def test_a_run_for_the_user_goes_on_where_the_tape_ends() -> None:
     assert torch.equal(first, ONE + 100)
     assert torch.equal(second, TWO)  # really exchanged, with itself
     assert run.continued
+
+
+def made_again(second: torch.Tensor, *, recorded_there: bool) -> ReplayCollectives:
+    """A backward pass in eager: two exchanges, of which the first was made in the forward pass too."""
+    forward, _ = recorded(lambda: reduced(ONE) * 1)
+    tape, _ = recorded(lambda: (reduced(ONE) if recorded_there else ONE) * reduced(TWO))
+    run = ReplayCollectives(tape, [forward], pairs=True)
+    with run:
+        reduced(ONE) * reduced(second) * 1
+    return run
+
+
+def test_a_run_goes_on_only_where_what_is_recorded_is_how_it_begins() -> None:
+    assert made_again(TWO, recorded_there=True).may_continue
+    assert not made_again(TWO, recorded_there=False).may_continue  # the candidate did not make the first one again
+    tape, _ = recorded(lambda: reduced(TWO) * 1)
+    run = ReplayCollectives(tape, pairs=True)
+    with run:
+        reduced(ONE) * reduced(TWO)  # only by its place is the first one that of the tape
+    assert run.wants
+    assert not run.may_continue
+
+
+def test_exchanges_that_send_the_same_and_receive_otherwise_are_mistakable() -> None:
+    tape, _ = recorded(lambda: reduced(ONE) * reduced(ONE) * reduced(TWO) * reduced(ONE, "max"))
+    assert not mistakable(tape.exchanges)
+    tape.exchanges[1].received = TWO
+    assert mistakable(tape.exchanges) == [tape.exchanges[:2]]
 
 
 def test_a_collective_that_fails_is_noted() -> None:
