@@ -272,15 +272,15 @@ class ReplayCollectives(OperatorMode):
             return func(*args, **kwargs)
         if role is Role.WAIT:
             return list(args[0]) if isinstance(args[0], (list, tuple)) else args[0]
+        if self._continues and not self._unused and not self.tape.opaque:
+            self.continued = True
+            return func(*args, **kwargs)
         if role is Role.OPAQUE:
             raise CollectiveReplayError(
                 f"{operator.name} exchanges something with other ranks which cannot be replayed, and a check must not "
                 "exchange it a second time"
             )
         collective = describe_collective(operator, args, kwargs)
-        if self._continues and not self._unused:
-            self.continued = True
-            return func(*args, **kwargs)
         with DisableTorchDispatch():
             received = [
                 self._received(func, collective, place, args, kwargs) for place in range(len(collective.inputs))

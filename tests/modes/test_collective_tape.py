@@ -180,6 +180,10 @@ def test_what_cannot_be_seen_from_outside_is_told_and_never_issued_again() -> No
     assert tape.opaque.startswith("c10d.allreduce_")
     with pytest.raises(CollectiveReplayError, match="cannot be replayed"), ReplayCollectives(tape):
         program()
+    with pytest.raises(CollectiveReplayError), ReplayCollectives(tape, continues=True):
+        program()
+    with ReplayCollectives(CollectiveTape(), continues=True):  # the candidate raised before it exchanged anything
+        assert torch.equal(program(), ONE)
 
 
 def test_a_run_for_the_user_goes_on_where_the_tape_ends() -> None:
