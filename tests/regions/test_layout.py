@@ -13,7 +13,7 @@ import checked_backend as cb
 from checked_backend.errors import DivergenceWarning, OptionError
 from checked_backend.findings import Severity
 from tests.support import faults
-from tests.support.region_tools import checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered
 
 
 def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,3 +133,15 @@ def test_warnings_survive_json() -> None:
     again = cb.Report.from_json(report.to_json())
     assert [finding.severity for finding in again.findings] == [Severity.WARNING]
     assert again.verdict is cb.Verdict.PASS
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_an_input_with_gaps_that_is_written_to_has_its_strides_in_eager_too(compiler: str) -> None:
+    def run() -> None:
+        base = torch.randn(4, 3, requires_grad=True)
+        h = torch.empty_strided((4, 3), (6, 2)).copy_(base)
+        checked(lambda h: h.mul_(3.0).sin(), compiler)(h).sum().backward()
+        assert base.grad is not None
+        assert torch.equal(base.grad, 3 * (3 * base.detach()).cos())
+
+    assert agreed(gathered(run))

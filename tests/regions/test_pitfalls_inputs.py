@@ -11,7 +11,7 @@ from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.region_tools import agreed, audit, backwards, checked, clean_reports, found, gathered
+from tests.support.region_tools import agreed, audit, backwards, clean_reports, found
 
 Compile = Callable[..., Any]
 
@@ -395,15 +395,3 @@ def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
         with pytest.raises(RuntimeError):
             given_to_candidate.numpy()
     assert seen
-
-
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_an_input_with_gaps_that_is_written_to_has_its_strides_in_eager_too(compiler: str) -> None:
-    def run() -> None:
-        base = torch.randn(4, 3, requires_grad=True)
-        h = torch.empty_strided((4, 3), (6, 2)).copy_(base)
-        checked(lambda h: h.mul_(3.0).sin(), compiler)(h).sum().backward()
-        assert base.grad is not None
-        assert torch.equal(base.grad, 3 * (3 * base.detach()).cos())
-
-    assert agreed(gathered(run))
