@@ -45,6 +45,13 @@ def checked_calls(told: str) -> int:
         ("e3nn", ["opt_einsum_fx"], []),
         # its own backend calls Inductor, which then draws random numbers of its own in stochastic rounding
         ("heavyball", [], ["--ignore", "rng"]),
+        ("keras", ["h5py", "optree", "ml_dtypes"], []),
+        ("torchtnt", ["pkg_resources"], []),
+        ("pytorch_optimizer", [], []),
+        ("torch_geometric", ["xxhash", "requests"], []),
+        ("tensordict", [], []),
+        # dropout of probability 0 returns its input in eager, and a copy where AOT autograd compiles it
+        ("x_transformers", ["loguru", "einx"], ["--ignore", "alias"]),
     ],
 )
 def test_a_program_computes_bit_for_bit_what_it_does_alone(
