@@ -13,6 +13,7 @@ from checked_backend.program.arithmetic import Arithmetic
 from checked_backend.program.compare_tensors import FACTOR, are_alike, compared, noise_of, spread_of
 from checked_backend.program.records import PLAIN, Place, TensorRecord, noise_folders, read_run
 from checked_backend.report import Report
+from checked_backend.report.advice import TENSORS_OF_BOTH_RUNS
 from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["compare_recordings"]
@@ -78,7 +79,7 @@ def compare_recordings(first: Path, second: Path) -> Report:
     findings = tuple(_told(comparison.found, mine))
     coverage = Coverage(
         regions=tuple(_regions(mine, theirs)),
-        checked={"tensors": len(shared), "processes": len({place[0] for place in shared})},
+        checked={TENSORS_OF_BOTH_RUNS: len(shared), "processes": len({place[0] for place in shared})},
         skipped=tuple(skips),
         notes=(*_notes(mine, theirs, first, second), *comparison.told()),
         detection_limit=comparison.limits,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "advise"]
+__all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "TENSORS_OF_BOTH_RUNS", "advise"]
 
 _STATE = "mutation of a setting"  # its details are the settings' names
 
@@ -115,6 +115,9 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
+
+TENSORS_OF_BOTH_RUNS = "tensors of both runs"
+"""What a comparison of two recorded runs counts."""
 
 PROGRAM_RUNS = "program runs"
 """The name of the count of whole programs that were compared, beyond their compiled regions."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
-from checked_backend.report.advice import PROGRAM_RUNS, advise
+from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise
 from checked_backend.report.causes import Cause, causes_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.coverage_view import (
@@ -195,7 +195,7 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
-        said = layout_sentence(warnings) if warnings else "the compiled program agrees with eager"
+        said = layout_sentence(warnings) if warnings else _agreement(report.coverage)
         said += but_for_ignored(report.coverage)
         return f"{said} ({', '.join(counts(report.coverage))})"
     if verdict is Verdict.FAIL:
@@ -220,6 +220,12 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     if nothing_compiled:
         reasons.insert(0, "nothing was compiled")
     return " and ".join(reasons)
+
+
+def _agreement(coverage: Coverage) -> str:
+    if TENSORS_OF_BOTH_RUNS in coverage.checked:
+        return "the second run stays within the noise of the first"
+    return "the compiled program agrees with eager"
 
 
 def _title(report: Report, causes: Sequence[Cause]) -> str:
