@@ -135,6 +135,7 @@ def test_warnings_survive_json() -> None:
     assert again.verdict is cb.Verdict.PASS
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_an_input_with_gaps_that_is_written_to_has_its_strides_in_eager_too(compiler: str) -> None:
     def run() -> None:
