@@ -11,8 +11,16 @@ from checked_backend.regions.inputs import storage_key
 
 __all__ = ["copy_in_casts", "pass_through_casts"]
 
-_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type", "type_as"})
-_TO_DTYPE = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+_TO_DTYPE = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "chalf": torch.complex32,
+    "cfloat": torch.complex64,
+    "cdouble": torch.complex128,
+}
+_CASTS = frozenset({"to", "type", "type_as", *_TO_DTYPE})
 
 
 def pass_through_casts(graph: fx.Graph) -> None:

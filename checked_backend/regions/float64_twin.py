@@ -32,7 +32,7 @@ __all__ = [
     "needs_default_dtype",
 ]
 
-_CASTS = frozenset({"float", "half", "bfloat16"})
+_WIDEST = {"float": "double", "half": "double", "bfloat16": "double", "chalf": "cdouble", "cfloat": "cdouble"}
 _BIT_CASTS = frozenset({"view", "view_dtype"})
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _WINDOWS = "torch.signal.windows.windows"  # Dynamo does not look inside the functions of this module
@@ -97,8 +97,8 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
     without_kernel = grouped_mm_functions()
     copy_in_casts(twin.graph)
     for node in twin.graph.nodes:
-        if node.op == "call_method" and node.target in _CASTS:
-            node.target = "double"
+        if node.op == "call_method":
+            node.target = _WIDEST.get(node.target, node.target)
         if node.target in without_kernel:
             node.target = grouped_mm
         if (

@@ -55,3 +55,19 @@ def test_documented_differences_are_one_group_whatever_the_operator() -> None:
     assert first.signature == second.signature
     assert first.difference is not None
     assert signature_of(program_of("torch.exp"), failing(**{**STRIDES, "subject": "mutated[x0]"})).difference is None
+
+
+@pytest.mark.parametrize(
+    ("detail", "expected", "actual"),
+    [
+        ("alias.identity", "the same object: output[0]", "shared memory: output[0]"),
+        ("structure.type", "None", "Tensor"),
+    ],
+)
+def test_what_is_made_at_the_edge_of_a_program_is_one_group(detail: str, expected: str, actual: str) -> None:
+    kind = detail.partition(".")[0]
+    results = [failing(kind, detail, expected=have, actual=actual) for have in (expected, "other")]
+    first, second = (signature_of(program_of(op), results[0]) for op in ("torch.exp", "torch.add"))
+    assert first.signature == second.signature
+    assert first.difference is None
+    assert signature_of(program_of("torch.exp"), results[1]).signature != first.signature

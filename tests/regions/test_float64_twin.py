@@ -212,6 +212,14 @@ def test_a_cast_that_makes_another_tensor_does_so_in_float64(cast: str) -> None:
     assert torch.equal(exact, torch.ones_like(exact))
 
 
+def test_a_cast_to_complex_numbers_is_one_to_wide_ones_in_float64() -> None:
+    def program(x: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sigmoid(x.cfloat()), half.exp()
+
+    x, half = torch.tensor(0.3), torch.ones(4, dtype=torch.bfloat16)
+    assert agreed(gathered(lambda: checked(program, "eager")(x, half)))
+
+
 def test_no_run_in_float64_writes_to_the_users_tensor() -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.half().fill_(2)
