@@ -76,6 +76,7 @@ class RecordWatch(CompileWatch):
         """Compile a region, or perturb it, and record each call of it that is due."""
         info = GraphInfo.of(gm)
         with random_untouched():
+            written = copy_graph(gm)  # as it is now: the compiler may change the graph
             if self._options.noise:
                 run = perturbed_region(copy_graph(gm), self._options.noise + sum(self._names.values()))
             else:
@@ -85,7 +86,7 @@ class RecordWatch(CompileWatch):
         with self._lock:
             self._names[short] += 1
             nth = self._names[short]
-        return RecordedRegion(self, short if nth == 1 else f"{short} #{nth}", gm, info.inputs, run)
+        return RecordedRegion(self, short if nth == 1 else f"{short} #{nth}", written, info.inputs, run)
 
     def due(self, call: int) -> bool:
         """Whether a call is recorded."""

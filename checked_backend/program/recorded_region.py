@@ -35,7 +35,7 @@ class RecordedRegion:
     Args:
         recorder: Writes it down.
         name: The region.
-        gm: Its graph, which a compiler may change: a copy is kept until the first call.
+        gm: A copy of its graph, which no compiler has changed. It is kept until the first call.
         inputs: The names of its inputs.
         run: The compiled region.
     """

@@ -318,3 +318,35 @@ def test_a_line_that_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rank0-0.jsonl"
     path.write_text(path.read_text() + '{"region": "f"')
     assert len(read_run(tmp_path)["rank0-0"].tensors) == 1
+
+
+LOSES_A_WRITE = """
+import torch
+
+def backend(gm, inputs):
+    for node in gm.graph.nodes:
+        if node.target == "add_":
+            gm.graph.erase_node(node)
+            break
+    gm.recompile()
+    return gm.forward
+
+def program(x, buffer):
+    buffer.add_(1)
+    return x * 2
+
+with torch.no_grad():
+    torch.compile(program, backend=backend)(torch.ones(3), torch.zeros(3))
+"""
+
+
+def test_what_is_written_is_recorded_also_if_the_compiler_takes_the_write_out_of_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(LOSES_A_WRITE)
+    place = str(tmp_path / "out" / PLAIN)
+    more = {**hook(), ON: "1", RUN: str(tmp_path), environment_variable("record"): place}
+    code, _, err = finished((sys.executable, "p.py"), tmp_path, more)
+    assert code == 0, err
+    [process] = read_run(tmp_path / "out" / PLAIN).values()
+    assert {"mutated[buffer]"} == {
+        one.subject for one in process.tensors.values() if one.subject.startswith("mutated[")
+    }
