@@ -115,6 +115,13 @@ def test_the_tests_of_a_library(tmp_path: Path) -> None:
     assert "numcheck" in out
 
 
+def test_random_programs_in_a_test(tmp_path: Path) -> None:
+    suite = (EXAMPLES / "fuzz_in_a_test.py", "-p", "no:cacheprovider", "--rootdir", tmp_path)
+    code, out, err = finished((sys.executable, "-m", "pytest", *suite), tmp_path)
+    assert code == 0, out + err
+    assert "1 passed" in out
+
+
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_a_torch_upgrade(tmp_path: Path) -> None:

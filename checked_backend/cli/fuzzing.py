@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,12 +104,14 @@ def fuzz(
     """
     _later("torch")
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
-    draft, job = _later("checked_backend.fuzz.generate.draft"), _later("checked_backend.sweep.job")
+    drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.sweep.job")
     seconds = _seconds(time)
     _refuse_unknown(compiler, dtype or ())
     checkout = _checkout(generator, dtype or ())
+    if not checkout:
+        _refuse_without_hypothesis()
     known = _known(against or ())
-    choices = draft.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
+    choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
     options = dict(
         _later("checked_backend.checking.target").parse_value(word, "--compiler-option")
         for word in compiler_option or ()
@@ -156,6 +159,7 @@ def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
+    _refuse_without_hypothesis()
     module = _later("checked_backend.fuzz.selftest")
     results = module.run_selftest(_later("checked_backend.sweep.job").JobResources(_memory(None, 1)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
@@ -213,6 +217,11 @@ def _refuse_unknown(compiler: str, dtypes: list[str] | tuple[()]) -> None:
     examining = _later("checked_backend.fuzz.examine")
     if isinstance(examining.compiler_of(compiler), str):
         _later("checked_backend.sweep.examine").refuse_unknown(compiler)
+
+
+def _refuse_without_hypothesis() -> None:
+    if find_spec("hypothesis") is None:
+        raise FuzzError("Hypothesis draws the programs, and is not installed: pip install 'checked-backend[fuzz]'")
 
 
 def _checkout(generator: str, dtypes: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.examine import Examined
-from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.worker import MODULE

@@ -51,6 +51,7 @@ def main(folder: Path, parent: int) -> None:
     kept = question.get("reports") if question.get("localize") else None  # other reports are in the answer
     os.environ["CHECKED_BACKEND_PROGRESS"] = "0"  # the terminal shows that of all workers
     os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(folder / "reports")
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(folder / "hypothesis"))  # else it makes one where we are
     asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
         "generate": _generate,
         "check": _check,
@@ -62,11 +63,12 @@ def main(folder: Path, parent: int) -> None:
 
 def _generate(question: _Question, answers: AnswerFolder) -> None:
     make = importlib.import_module("checked_backend.fuzz.generate.make")
-    draft = importlib.import_module("checked_backend.fuzz.generate.draft")
+    strategies = importlib.import_module("checked_backend.fuzz.strategies")
+    make_choices = importlib.import_module("checked_backend.fuzz.generate.choices").Choices
     encode = importlib.import_module("checked_backend.fuzz.program").encode_program
     alike = importlib.import_module("checked_backend.fuzz.examine").alike
     raw = question["choices"]
-    choices = draft.Choices(tuple(raw["ops"]), tuple(raw["dtypes"]), raw["training"], raw["dynamic"], raw["longest"])
+    choices = make_choices(tuple(raw["ops"]), tuple(raw["dtypes"]), raw["training"], raw["dynamic"], raw["longest"])
     rules, wanted = make.rules_for(()), make.rules_for(choices.ops) if choices.ops else ()
     if choices.ops and not wanted:
         answers.answer(json.dumps({"refused": "--ops names no operation that is known"}))
@@ -81,7 +83,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     for number in range(question["start"], question["start"] + question["count"]):
         answers.note(f"generating program {number}")
         try:
-            program = of(number) if of else make.make_program(question["seed"], number, choices, rules, wanted)
+            program = of(number) if of else strategies.make_program(question["seed"], number, choices, rules, wanted)
         except LookupError:
             continue
         except CheckedBackendError as error:  # a program of torchfuzz that none of ours can be
@@ -203,10 +205,11 @@ def _shows(path: Path, timeout: float, says: str = "") -> bool:
 def _selftest(question: _Question, answers: AnswerFolder) -> None:
     """Check programs with planted faults, until each is caught."""
     examining = importlib.import_module("checked_backend.fuzz.examine")
-    make = importlib.import_module("checked_backend.fuzz.generate.make")
-    choices = importlib.import_module("checked_backend.fuzz.generate.draft").Choices
+    rules_for = importlib.import_module("checked_backend.fuzz.generate.make").rules_for
+    make_program = importlib.import_module("checked_backend.fuzz.strategies").make_program
+    choices = importlib.import_module("checked_backend.fuzz.generate.choices").Choices
     faults = importlib.import_module("checked_backend.fuzz.planted").FAULTS
-    rules, found = make.rules_for(()), []
+    rules, found = rules_for(()), []
     for name in question["faults"]:
         answers.note(f"trying {name}")
         fault, began = faults[name], time.monotonic()
@@ -214,7 +217,7 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
         wanted = choices(training=fault.gradients, dynamic=False)
         caught, told, tried = False, "", 0
         for number in range(most):
-            program = make.make_program(question["seed"], number, wanted, rules)
+            program = make_program(question["seed"], number, wanted, rules)
             result = examining.check_program(program, fault.compiler)
             tried += 1
             caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)

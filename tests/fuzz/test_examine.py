@@ -10,11 +10,12 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import Examined, alike, check_program, compiler_of, examine, places_of
-from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
+from checked_backend.fuzz.strategies import make_program
 from checked_backend.sweep.status import Status
 from tests.support import faults
 

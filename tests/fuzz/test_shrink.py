@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for, runs_alike
+from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.make import rules_for, runs_alike
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.shrink import shrink
+from checked_backend.fuzz.strategies import make_program
 
 X = Input("float32", (4, 6), (1, 4), fill="edges", requires_grad=True)
 LONG = FuzzProgram(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ import torch
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import run_call, run_statement
 from checked_backend.fuzz.control import run_in_order
+from checked_backend.fuzz.generate.choices import Choices, chance
 from checked_backend.fuzz.generate.undefined import draws, is_undefined
 from checked_backend.fuzz.program import DTYPES, FuzzProgram, Input, Ref, Size, Statement, map_refs
 from checked_backend.fuzz.values import make_inputs, same_value, strides_of
 
-__all__ = ["Choices", "Draft"]
+__all__ = ["Draft"]
 
 _DTYPES = {
     "float32": 40,
@@ -36,25 +37,6 @@ _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
 _MOST_ELEMENTS = 4096
 _MOST_OF_INPUT = 512
 _SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 100, 127, True)
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """The user's choices for generated programs.
-
-    Attributes:
-        ops: Patterns of names of operations, as in a shell; empty for all.
-        dtypes: Dtypes of inputs; empty for all.
-        training: Whether programs are differentiated; None for some.
-        dynamic: Whether sizes are symbolic; None for some.
-        longest: The greatest number of calls.
-    """
-
-    ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    training: bool | None = None
-    dynamic: bool | None = None
-    longest: int = 8
 
 
 class Draft:
@@ -88,7 +70,7 @@ class Draft:
 
     def chance(self, probability: float) -> bool:
         """Whether something of this probability happens."""
-        return self.rng.random() < probability
+        return chance(self.rng, probability)
 
     # inputs
 

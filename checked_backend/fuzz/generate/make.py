@@ -1,4 +1,4 @@
-"""Make the program of a seed and a number."""
+"""Make a program of random choices, and say what it covers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from checked_backend.fuzz.build import run_eager
 from checked_backend.fuzz.control import dependencies, writes
 from checked_backend.fuzz.generate import opinfo
 from checked_backend.fuzz.generate.blocks import add_block
-from checked_backend.fuzz.generate.draft import Choices, Draft
+from checked_backend.fuzz.generate.choices import Choices, chance
+from checked_backend.fuzz.generate.draft import Draft
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
@@ -24,7 +25,7 @@ from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, r
 from checked_backend.fuzz.values import same_value
 from checked_backend.random_state import random_untouched
 
-__all__ = ["covered", "due", "make_program", "matches", "rules_for", "runs_alike"]
+__all__ = ["covered", "draw_program", "due", "matches", "rules_for", "runs_alike"]
 
 _TRIES = 40
 _SHARE_OF_GRADIENTS = 0.35
@@ -51,25 +52,28 @@ def rules_for(patterns: Sequence[str]) -> list[Rule]:
     return [rule for rule in found if rule.ops]
 
 
-def make_program(
-    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
-) -> FuzzProgram:
-    """The program of a seed and a number. It is the same each time, with the same versions.
+def draw_program(
+    rng: random.Random,
+    choices: Choices,
+    rules: Sequence[Rule],
+    wanted: Sequence[Rule] = (),
+    turn: Sequence[Sequence[Rule]] = (),
+) -> FuzzProgram | None:
+    """A program that eager runs, and repeats.
 
     Args:
-        seed: The seed of the run.
-        number: The number of the program.
+        rng: The source of all choices; `checked_backend.fuzz.strategies` has Hypothesis's.
         choices: What the user asked for.
         rules: The rules.
         wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
+        turn: The operators whose turn it is, as of `due`.
+
+    Returns:
+        None where these choices lead to none.
     """
     with random_untouched():
-        for attempt in range(_TRIES * 10):
-            rng = random.Random(f"{seed} {number} {attempt}")
-            program = _attempt(rng, choices, rules, wanted, () if wanted else due(seed, number, rules))
-            if program is not None and runs_alike(program):
-                return program
-    raise LookupError(f"no program of seed {seed}, number {number}, in {_TRIES * 10} attempts")
+        program = _attempt(rng, choices, rules, wanted, turn)
+        return program if program is not None and runs_alike(program) else None
 
 
 def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
@@ -103,8 +107,8 @@ def _attempt(
     wanted: Sequence[Rule],
     due_now: Sequence[Sequence[Rule]],
 ) -> FuzzProgram | None:
-    gradients = rng.random() < _SHARE_OF_GRADIENTS if choices.training is None else choices.training
-    dynamic = rng.random() < _SHARE_OF_DYNAMIC if choices.dynamic is None else choices.dynamic
+    gradients = chance(rng, _SHARE_OF_GRADIENTS) if choices.training is None else choices.training
+    dynamic = chance(rng, _SHARE_OF_DYNAMIC) if choices.dynamic is None else choices.dynamic
     torch.manual_seed(rng.getrandbits(32))
     draft = Draft(rng, choices, gradients=gradients, dynamic=dynamic)
     draft.new_input()
@@ -114,7 +118,7 @@ def _attempt(
         draft.shared_input()
     made: list[Ref] = []
     length, asked = rng.randint(1, choices.longest), 0
-    blocks = rng.choice((1, 1, 2)) if rng.random() < _SHARE_OF_BLOCKS else 0
+    blocks = rng.choice((1, 1, 2)) if chance(rng, _SHARE_OF_BLOCKS) else 0
 
     def extend(changing: bool) -> bool:
         nonlocal asked

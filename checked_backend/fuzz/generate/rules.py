@@ -160,17 +160,17 @@ def _binary_in_place(draft: Draft, op: str) -> Statement | None:
 def _with_out(draft: Draft, op: str) -> Statement | None:
     """A call that writes to a tensor there is, or to one made for it."""
     call = _binary(draft, op) if op in _BINARY else _unary(draft, op)
-    if call is None or not isinstance(call.args[0], Ref) or op.startswith(("F.", "Tensor.")):
+    if call is None or op.startswith(("F.", "Tensor.")):
         return None
-    shape = draft.value(call.args[0]).shape
-    dtype = draft.value(call.args[0]).dtype
+    like = next(ref for ref in call.args if ref in draft.tensors())  # the other may be a number, or that of a turn
+    shape, dtype = draft.value(like).shape, draft.value(like).dtype
     used = {ref.value for ref in call.args if isinstance(ref, Ref)}
     fits = [
         ref
         for ref in draft.tensors(lambda t: t.shape == shape and t.dtype == dtype and not t.requires_grad)
         if ref.value not in used and not is_overlapping(draft.value(ref))
     ]
-    out = draft.rng.choice(fits) if fits else draft.add(Statement("torch.zeros_like", (call.args[0],)))
+    out = draft.rng.choice(fits) if fits else draft.add(Statement("torch.zeros_like", (like,)))
     return None if out is None else Statement(op, call.args, {**call.kwargs, "out": out})
 
 

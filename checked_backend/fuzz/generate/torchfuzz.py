@@ -24,7 +24,7 @@ from torch import fx
 
 from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.fuzz.build import run_call
-from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import matches, runs_alike
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.known import is_known, name_of

@@ -1,0 +1,183 @@
+"""Programs drawn by Hypothesis, for ``checked-backend fuzz`` and for tests of your own. It needs the extra ``fuzz``.
+
+A test of a compiler gets Hypothesis's choice of programs, and its database of those that failed, which come first in
+the next run. `checked_backend.fuzz.shrink` makes a program smaller in seconds, for which Hypothesis needs minutes:
+
+    @settings(deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+    @given(programs(longest=5))
+    def test_my_compiler(program: FuzzProgram) -> None:
+        assert_passes(program, my_compiler)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity, assume, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.examine import Compiler, Examined, check_program
+from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.make import draw_program, due, rules_for
+from checked_backend.fuzz.generate.rules import Rule
+from checked_backend.fuzz.program import DTYPES, FuzzProgram
+from checked_backend.fuzz.shrink import shrink
+from checked_backend.fuzz.text import describe_inputs, render_function
+
+__all__ = ["assert_passes", "make_program", "programs"]
+
+_TURNS = 2000
+_BYTES = 7  # random() has 53 bits
+
+
+def programs(
+    *,
+    ops: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    training: bool | None = None,
+    dynamic: bool | None = None,
+    longest: int = 8,
+) -> st.SearchStrategy[FuzzProgram]:
+    """A strategy for programs that eager runs, and repeats.
+
+    Args:
+        ops: Patterns of names of operations, as in a shell: ``add*``, ``F.gelu``; empty for all.
+        dtypes: Names of dtypes of inputs; empty for all.
+        training: Whether programs are differentiated; None for some.
+        dynamic: Whether they are meant for symbolic sizes; None for some.
+        longest: The greatest number of calls that are not the turn's: each operator has its turn.
+
+    Raises:
+        FuzzError: ``ops`` names no operation that is known, or ``dtypes`` a dtype that inputs cannot have.
+    """
+    if unknown := [name for name in dtypes if name not in DTYPES]:
+        raise FuzzError(f"dtypes has {', '.join(map(repr, unknown))}; expected {', '.join(DTYPES)}")
+    choices = Choices(tuple(ops), tuple(dtypes), training, dynamic, longest)
+    rules, wanted = rules_for(()), rules_for(choices.ops) if choices.ops else []
+    if choices.ops and not wanted:
+        raise FuzzError("ops names no operation that is known")
+    return _drawn(choices, rules, wanted)
+
+
+@st.composite
+def _drawn(draw: st.DrawFn, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> FuzzProgram:
+    turn = [] if wanted else due(0, draw(st.integers(0, _TURNS)), rules)
+    program = draw_program(_Drawn(draw), choices, rules, wanted, turn)
+    assume(program is not None)
+    assert program is not None  # assume() has raised
+    return program
+
+
+def assert_passes(
+    program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any] | None = None, *, seconds: float = 20.0
+) -> None:
+    """Check a program, and raise if it is wrong; what PyTorch documents as a difference is not.
+
+    Args:
+        program: The program.
+        compiler: A backend of ``torch.compile``, by name or as a function.
+        options: The compiler's options.
+        seconds: How long a wrong program is made smaller. 0 leaves it as it is.
+
+    Raises:
+        AssertionError: It is wrong. The text has the finding, and the smallest program that has one of its kind.
+    """
+    first = check_program(program, compiler, options)
+    if not _is_wrong(first):
+        return
+    last = first
+
+    def goes_wrong(smaller: FuzzProgram) -> bool:
+        nonlocal last
+        came = check_program(smaller, compiler, options)
+        if not _is_wrong(came) or (came.kind, came.detail) != (first.kind, first.detail):
+            return False
+        last = came
+        return True
+
+    smallest = shrink(program, goes_wrong, time.monotonic() + seconds)
+    raise AssertionError("\n".join([last.message, *describe_inputs(smallest), render_function(smallest)]))
+
+
+def _is_wrong(result: Examined) -> bool:
+    return bool(result.kind) and documented(result) is None
+
+
+def make_program(
+    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
+) -> FuzzProgram:
+    """The program of a seed and a number. It is the same each time, with the same versions.
+
+    Args:
+        seed: The seed of the run.
+        number: The number of the program.
+        choices: What the user asked for.
+        rules: The rules.
+        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
+
+    Raises:
+        LookupError: Hypothesis found none in some hundred attempts.
+    """
+    turn = [] if wanted else due(seed, number, rules)
+    found = _first(f"{seed} {number}", lambda rng: draw_program(rng, choices, rules, wanted, turn))
+    if found is None:
+        raise LookupError(f"Hypothesis found no program of seed {seed}, number {number}")
+    return found
+
+
+def _first(seed: str, make: Callable[[random.Random], FuzzProgram | None]) -> FuzzProgram | None:
+    """The first program that Hypothesis draws with a seed; None if it gives up, after some hundred attempts."""
+    found: list[FuzzProgram] = []
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=1,
+        database=None,  # the corpus keeps programs
+        phases=[Phase.generate],  # `checked_backend.fuzz.shrink` makes them smaller
+        deadline=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    @hypothesis.given(st.data())
+    def draw_one(data: st.DataObject) -> None:
+        rng = _Drawn(data.draw)
+        assume(rng.random())  # Hypothesis begins with the simplest choices, which are the same for every seed
+        program = make(rng)
+        assume(program is not None)
+        assert program is not None
+        found.append(program)
+
+    with contextlib.suppress(Unsatisfiable):
+        draw_one()
+    return found[0] if found else None
+
+
+class _Drawn(random.Random):
+    """A source of choices that Hypothesis makes, all equally likely.
+
+    Hypothesis's own ``randoms()`` leaves weights out, and its numbers prefer special values. Bytes do neither. The
+    simplest choice is the least number: the first of a list, the least integer, "no" of `Draft.chance`.
+    """
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[bytes]], bytes]) -> None:
+        super().__init__(0)
+        self._draw = draw
+
+    def getrandbits(self, k: int) -> int:
+        """An integer of so many bits."""
+        words = -(-k // (8 * _BYTES))
+        drawn = b"".join(self._draw(st.binary(min_size=_BYTES, max_size=_BYTES)) for _ in range(words))
+        return int.from_bytes(drawn, "big") >> (8 * _BYTES * words - k)
+
+    def random(self) -> float:
+        """A number from 0, below 1."""
+        return self.getrandbits(53) * 2.0**-53
