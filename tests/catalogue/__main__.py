@@ -1,6 +1,7 @@
 """Check every miscompile of the catalogue with this torch: ``python -m tests.catalogue [--write]``.
 
-It says what shows, what was fixed and what came back; the exit code is 1 if something came back. ``--write`` notes it.
+It says what shows, what was fixed and what came back; the exit code is 1 if something came back. ``--write`` notes it,
+in the data and in the page (``miscompiles.html``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import sys
 import warnings
 from dataclasses import replace
 
-from tests.catalogue.entries import here, read, write
+from tests.catalogue.entries import here, order, read, write
+from tests.catalogue.page import PAGE, render_page
 
 
 def main(words: list[str]) -> int:
@@ -17,7 +19,7 @@ def main(words: list[str]) -> int:
     version, updated, back = here(), [], 0
     for entry in read():
         shows = entry.shows_now()
-        earlier = max((key for key in entry.shows if _order(key) < _order(version)), key=_order, default=None)
+        earlier = max((key for key in entry.shows if order(key) < order(version)), key=order, default=None)
         was = entry.shows.get(version, entry.shows[earlier] if earlier is not None else None)
         word = {(True, False): "CAME BACK", (False, True): "fixed"}.get((shows, was), "shows" if shows else "is right")
         back += word == "CAME BACK"
@@ -25,11 +27,8 @@ def main(words: list[str]) -> int:
         updated.append(replace(entry, shows=dict(sorted({**entry.shows, version: shows}.items()))))
     if "--write" in words:
         write(updated)
+        PAGE.write_text(render_page(updated), encoding="utf-8")
     return 1 if back else 0
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 if __name__ == "__main__":

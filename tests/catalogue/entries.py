@@ -13,7 +13,7 @@ import torch
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 
-__all__ = ["FILE", "Entry", "here", "read", "write"]
+__all__ = ["FILE", "Entry", "here", "order", "read", "write"]
 
 FILE = Path(__file__).with_name("miscompiles.json")
 
@@ -51,6 +51,11 @@ class Entry:
 def here() -> str:
     """This torch: ``2.13``."""
     return ".".join(torch.__version__.split(".")[:2])
+
+
+def order(version: str) -> tuple[int, ...]:
+    """By which versions are sorted."""
+    return tuple(map(int, version.split(".")))
 
 
 def read() -> list[Entry]:

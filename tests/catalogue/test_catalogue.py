@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from html import escape
+
 import pytest
 
 from checked_backend.findings import Kind
 from checked_backend.fuzz.generate.make import runs_alike
 from tests.catalogue.entries import Entry, here, read
+from tests.catalogue.page import PAGE, render_page, status
 
 ENTRIES = read()
 
@@ -18,6 +22,34 @@ def test_entries_are_whole_and_run_in_eager(entry: Entry) -> None:
     assert entry.shows
     assert entry.upstream.startswith("https://") or not entry.upstream
     assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
+
+
+def test_the_page_is_that_of_the_data_and_shows_all_of_them() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == render_page(ENTRIES), "python -m tests.catalogue --write"
+    for entry in ENTRIES:
+        assert text.count(escape(entry.name)) >= 3
+        assert entry.upstream in text
+    assert "<script" not in text
+    assert text.count("<article") == len(ENTRIES)
+
+
+def test_a_page_escapes_what_entries_say() -> None:
+    entry = replace(ENTRIES[0], name="<b>bold</b>")
+    assert "<b>bold" not in render_page([entry])
+
+
+@pytest.mark.parametrize(
+    ("shows", "words"),
+    [
+        ({"2.11": True, "2.13": True, "2.15": False}, "Shows on torch 2.11 and 2.13; fixed in 2.15"),
+        ({"2.9": False, "2.11": True}, "Shows on torch 2.11; not yet on 2.9"),
+        ({"2.11": True, "2.13": True, "2.15": True}, "Shows on torch 2.11, 2.13, 2.15"),
+        ({"2.13": False}, "Shows on no torch that was tried (2.13)"),
+    ],
+)
+def test_the_page_says_what_was_fixed(shows: dict[str, bool], words: str) -> None:
+    assert status(replace(ENTRIES[0], shows=shows)) == words
 
 
 @pytest.mark.slow
