@@ -192,6 +192,8 @@ def compare_aliasing(
     for subject, other in dict.fromkeys((*expected, *actual)):
         wanted = expected.get((subject, other), "separate memory")
         found = actual.get((subject, other), "separate memory")
+        if wanted == "the same object" and found == "separate memory" and not reference_outputs[subject].numel():
+            found = "shared memory"  # nothing tells an empty tensor's memory from another's
         if wanted == found:
             continue
         identity = "separate memory" not in (wanted, found)
