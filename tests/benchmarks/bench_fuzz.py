@@ -2,12 +2,15 @@
 
     python tests/benchmarks/bench_fuzz.py [--programs N] [--batch N] [--compiler C] [--seed N]
 
-Prints ratios taken in one run: the same programs are checked as fuzz does, several in one compile, and each with a
-compile of its own. They are also compiled together and run once, unchecked: no check can be faster than that, so this
-is the bound of what sharing a compile can give. All take turns, a batch at a time, each in a process of its own with
-an empty cache of Inductor and one compiling thread. Starting processes and making programs is not counted. The
-processor's time, with that of the C++ compiler, tells more than the clock where other processes run. Goal: 3 times as
-many programs in the same time.
+Prints ratios taken in one run. The same programs are checked
+- together, as fuzz does: several in one compile, in one process;
+- alone: each with a compile of its own, in one process;
+- apart: each with a compile of its own, in a process of its own, as it must be where a crash may cost one program only;
+- unchecked: compiled together and run once. No check can be faster, so this bounds what sharing a compile can give.
+
+All take turns, a batch at a time, each with a cache of Inductor of its own and one compiling thread. Making programs is
+not counted. Starting processes is where "apart" is compared, and nowhere else. The processor's time, with that of the
+C++ compiler, tells more than the clock where other processes run. Goal: 3 times as many programs in the same time.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -35,7 +40,7 @@ from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_pro
 from checked_backend.fuzz.strategies import make_program
 
 GOAL = 3.0
-SIDES = ("together", "alone", "unchecked")
+SIDES = ("together", "alone", "apart", "unchecked")
 
 
 def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
@@ -53,12 +58,31 @@ def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
     return [*found, *(rest for rest in kinds.values() if rest)]
 
 
-def checked(programs: list[FuzzProgram], side: str, compiler: str) -> tuple[float, float, Counter[str]]:
-    """How long checking takes in a new process, by the clock and of processors; and what came out, by status."""
-    question = json.dumps({"programs": [encode_program(one) for one in programs], "side": side, "compiler": compiler})
-    with tempfile.TemporaryDirectory(prefix="bench-fuzz-") as folder:
-        own = {"TORCHINDUCTOR_CACHE_DIR": folder, "CHECKED_BACKEND_REPORT_DIR": folder}
-        environment = {**os.environ, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+@dataclass
+class Spent:
+    """What a side has used.
+
+    Attributes:
+        seconds: By the clock, from the first program of a process to its last.
+        processor: Seconds of processors, from the first program to the last.
+        whole: By the clock, with what it takes to start processes.
+        whole_processor: Seconds of processors, with what it takes to start processes.
+        statuses: What came out.
+    """
+
+    seconds: float = 0.0
+    processor: float = 0.0
+    whole: float = 0.0
+    whole_processor: float = 0.0
+    statuses: Counter[str] = field(default_factory=Counter)
+
+
+def check(programs: list[FuzzProgram], side: str, compiler: str, folder: Path, spent: Spent) -> None:
+    """Check programs in a new process, or in one for each, and add up what it takes."""
+    for part in [[program] for program in programs] if side == "apart" else [programs]:
+        question = json.dumps({"programs": [encode_program(one) for one in part], "side": side, "compiler": compiler})
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / side), "CHECKED_BACKEND_REPORT_DIR": str(folder / side)}
+        began, before = time.perf_counter(), processor_seconds()
         done = subprocess.run(
             [sys.executable, __file__, "--answer"],
             input=question,
@@ -66,10 +90,14 @@ def checked(programs: list[FuzzProgram], side: str, compiler: str) -> tuple[floa
             stderr=subprocess.DEVNULL,
             text=True,
             check=True,
-            env=environment,
+            env={**os.environ, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return float(answer["seconds"]), float(answer["processor"]), Counter(answer["statuses"])
+        spent.whole += time.perf_counter() - began
+        spent.whole_processor += processor_seconds() - before
+        answer = json.loads(done.stdout.splitlines()[-1])
+        spent.seconds += answer["seconds"]
+        spent.processor += answer["processor"]
+        spent.statuses += Counter(answer["statuses"])
 
 
 def processor_seconds() -> float:
@@ -78,7 +106,7 @@ def processor_seconds() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
-def unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
+def run_unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
     """Compile programs together and run them once, forward and backward; in halves where that raises."""
     torch.compiler.reset()
     try:
@@ -91,7 +119,7 @@ def unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
         if len(programs) == 1:
             return {"raises": 1}
         middle = len(programs) // 2
-        return Counter(unchecked(programs[:middle], compiler)) + Counter(unchecked(programs[middle:], compiler))
+        return Counter(run_unchecked(programs[:middle], compiler)) + Counter(run_unchecked(programs[middle:], compiler))
     return {"runs": len(programs)}
 
 
@@ -101,10 +129,10 @@ def answer(question: str) -> None:
     asked = json.loads(question)
     programs = [decode_program(text) for text in asked["programs"]]
     torch.compile(torch.neg, backend=asked["compiler"])(torch.ones(3))  # what the first compile of a process loads
-    parts = [[program] for program in programs] if asked["side"] == "alone" else [programs]
+    parts = [[program] for program in programs] if asked["side"] in ("alone", "apart") else [programs]
     began, before = time.perf_counter(), processor_seconds()
     if asked["side"] == "unchecked":
-        statuses = Counter(unchecked(programs, asked["compiler"]))
+        statuses = Counter(run_unchecked(programs, asked["compiler"]))
     else:
         statuses = Counter(result.status.value for part in parts for _, result in examine(part, asked["compiler"]))
     spent = {"seconds": time.perf_counter() - began, "processor": processor_seconds() - before}
@@ -125,40 +153,46 @@ def main() -> None:
         return
     warnings.simplefilter("ignore")
     groups = batches(chosen.programs, chosen.batch, chosen.seed)
-    seconds, processor = dict.fromkeys(SIDES, 0.0), dict.fromkeys(SIDES, 0.0)
-    statuses: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+    spent = {side: Spent() for side in SIDES}
     console = Console(width=140)
-    for number, programs in enumerate(groups):
-        here: dict[str, float] = {}
-        for side in SIDES[number % 3 :] + SIDES[: number % 3]:
-            spent, used, found = checked(programs, side, chosen.compiler)
-            seconds[side] += spent
-            processor[side] += used
-            statuses[side] += found
-            here[side] = used
-        words = ", ".join(f"{used:.1f} s {side}" for side, used in sorted(here.items()))
-        console.print(f"batch {number + 1} of {len(groups)}, {len(programs)} programs: {words} (processor)")
+    with tempfile.TemporaryDirectory(prefix="bench-fuzz-") as folder:
+        for number, programs in enumerate(groups):
+            before = {side: spent[side].whole_processor for side in SIDES}
+            turn = number % len(SIDES)
+            for side in SIDES[turn:] + SIDES[:turn]:
+                check(programs, side, chosen.compiler, Path(folder), spent[side])
+            words = ", ".join(f"{spent[side].whole_processor - before[side]:.1f} s {side}" for side in SIDES)
+            console.print(f"batch {number + 1} of {len(groups)}, {len(programs)} programs: {words} (processor)")
     pairs = {pair for programs in groups for program in programs for pair in covered(program)}
     table = Table(title=f"{chosen.programs} programs, {chosen.compiler}")
-    for column in ("compiled", "programs a minute", "seconds", "processor", "results"):
+    for column in ("compiled", "programs a minute", "seconds", "processor", "with starts", "processor", "results"):
         table.add_column(column, justify="right")
-    for side in SIDES:
-        results = ", ".join(f"{count} {status}" for status, count in sorted(statuses[side].items()))
-        table.add_row(
-            side,
-            f"{60 * chosen.programs / seconds[side]:.1f}",
-            f"{seconds[side]:.1f}",
-            f"{processor[side]:.1f}",
-            results,
-        )
+    for side, one in spent.items():
+        results = ", ".join(f"{count} {status}" for status, count in sorted(one.statuses.items()))
+        times = (one.seconds, one.processor, one.whole, one.whole_processor)
+        minute = 60 * chosen.programs / one.whole
+        table.add_row(side, f"{minute:.1f}", *(f"{seconds:.1f}" for seconds in times), results)
     console.print(table)
     console.print(f"{len({pair.split(' ')[0] for pair in pairs})} operations, {len(pairs)} with their dtypes")
-    for side, words in ("together", f"goal {GOAL}"), ("unchecked", "no check can be faster"):
-        by_clock, by_processor = (spent["alone"] / spent[side] for spent in (seconds, processor))
-        console.print(
-            f"{chosen.batch} programs in one compile, {side}: {by_clock:.2f} times as many in the same time as alone, "
-            f"{by_processor:.2f} by the processor's time ({words})"
-        )
+    together, alone, apart, unchecked = (spent[side] for side in SIDES)
+    for words, clock, processor in (
+        (
+            f"together against apart (goal {GOAL})",
+            apart.whole / together.whole,
+            apart.whole_processor / together.whole_processor,
+        ),
+        (
+            f"together against alone (goal {GOAL})",
+            alone.seconds / together.seconds,
+            alone.processor / together.processor,
+        ),
+        (
+            "unchecked against alone (no check that shares a compile is faster)",
+            alone.seconds / unchecked.seconds,
+            alone.processor / unchecked.processor,
+        ),
+    ):
+        console.print(f"{words}: {clock:.2f} times as many in the same time, {processor:.2f} by the processor's time")
 
 
 if __name__ == "__main__":

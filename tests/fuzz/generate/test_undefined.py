@@ -44,6 +44,8 @@ TWICE = torch.tensor([1, 1])
         (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,), 1)), [torch.zeros(3), SMALL]),
         (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3), SMALL * WITH_GRAD]),
         (Statement("Tensor.index_copy", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
+        (Statement("F.batch_norm", (Ref(0), Ref(1), Ref(1)), {"training": True}), [torch.eye(2), SMALL]),
+        (Statement("F.instance_norm", (Ref(0), Ref(1)), {"running_var": Ref(2)}), [torch.eye(2), SMALL, SMALL[:1]]),
         (Statement("Tensor.scatter_", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
     ],
 )
@@ -64,6 +66,7 @@ def test_what_is_left_open_is_refused(call: Statement, values: list[Any]) -> Non
         (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3), SMALL]),
         (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2, 2), (3, 1), 1)), [torch.zeros(2, 3), torch.eye(2)]),
         (Statement("Tensor.scatter_add", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
+        (Statement("F.batch_norm", (Ref(0), Ref(1), Ref(2))), [torch.eye(2), SMALL, LARGE]),
     ],
 )
 def test_what_is_defined_is_not(call: Statement, values: list[Any]) -> None:
