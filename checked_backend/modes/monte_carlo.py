@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from checked_backend.modes.exactness import adds_integers, counts, unrounded
 from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.modes.random_tape import draws_by_values
 from checked_backend.numerics.bits import unit_roundoff
+from checked_backend.process.perturbed_memory import perturbed_memory
 
 __all__ = ["MonteCarloMode", "PoisonMode"]
 
@@ -100,6 +103,10 @@ def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(value.is_complex() for value in args if isinstance(value, torch.Tensor))
 
 
+_MOST_SOILED = 32 << 20
+"""Bytes of the largest block of junk that is left in a GPU's free memory."""
+
+
 class _Poison:
     """Overwrites the uninitialised memory that an operator returned."""
 
@@ -129,7 +136,10 @@ class _Poison:
 class PoisonMode(OperatorMode):
     """Fill uninitialised memory (``empty``, ``resize_``, ...) with junk that depends on the seed; change nothing else.
 
-    A program whose results differ between two seeds reads memory that it never wrote.
+    A program whose results differ between two seeds reads memory that it never wrote. Operators that work in blocks
+    take memory of their own, which no ``empty`` shows: the C library fills what it hands out, and on a GPU junk is left
+    in free memory of the sizes of the arguments, which the allocator hands out next. (oneDNN's gradient of a
+    convolution's bfloat16 weight has places that nothing writes, if the kernel is larger than its input.)
 
     Args:
         seed: Same seed, same junk.
@@ -137,13 +147,43 @@ class PoisonMode(OperatorMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._poison = _Poison(NoiseSource(seed))
+        self._seed = seed
+        self._entered: list[contextlib.ExitStack] = []
+        self._noise = NoiseSource(seed)
+        self._poison = _Poison(self._noise)
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, and fill the memory that it left uninitialised."""
         if operator.kind is OperatorKind.UNINITIALISED:
             return self._poison.run(func, operator, args, kwargs)
+        if operator.kind is OperatorKind.ACCUMULATING:
+            with DisableTorchDispatch():  # else other modes would see the junk being made
+                self._soil(args)
         return func(*args, **kwargs)
+
+    def _soil(self, args: tuple[Any, ...]) -> None:
+        """Leave junk in a GPU's free memory."""
+        blocks = []
+        for value in args:
+            if type(value) not in _PLAIN or value.layout != torch.strided or value.is_quantized:
+                continue
+            if value.device.type not in ("cpu", "meta") and value.nbytes <= _MOST_SOILED:
+                blocks.append(torch.empty(value.numel(), dtype=value.dtype, device=value.device))
+                self._noise.fill_(blocks[-1])
+
+    def __enter__(self) -> PoisonMode:
+        super().__enter__()
+        stack = contextlib.ExitStack()
+        if not self._entered:  # composite operators enter it again
+            stack.enter_context(perturbed_memory(self._seed))
+        self._entered.append(stack)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._entered.pop().close()
+        super().__exit__(kind, error, traceback)
 
 
 class MonteCarloMode(OperatorMode):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -322,6 +324,38 @@ def test_resize_keeps_what_was_there():
         x.resize_(8)
     assert torch.equal(x[:4], torch.ones(4))
     assert not (x[4:] == 1).any()
+
+
+@torch.library.custom_op("test_monte_carlo::reads_own_memory", mutates_args=())
+def reads_own_memory(x: torch.Tensor) -> torch.Tensor:
+    """An operator that nothing looks into, whose own memory nothing writes."""
+    return torch.empty_like(x)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc fills memory")
+@pytest.mark.parametrize("size", [5000, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_the_memory_that_an_operator_takes_has_junk_in_it(dtype, size):
+    source = torch.ones(size, dtype=dtype)
+
+    def program(seed):
+        with PoisonMode(seed):
+            dirty = torch.full_like(source, 7)  # what this memory would hold
+            del dirty
+            return reads_own_memory(source)
+
+    first, second = program(1), program(2)
+    assert (first == first[0]).all()
+    assert first.isfinite().all()
+    assert not torch.equal(first, second)
+
+
+def test_other_modes_do_not_see_the_junk_being_made():
+    source = torch.ones(64)
+    with RecordRandom(tape := RandomTape()), PoisonMode(1):
+        reads_own_memory(source)
+        source.sum()
+    assert tape.empty
 
 
 def test_poison_changes_nothing_else():

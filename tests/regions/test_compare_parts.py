@@ -1,4 +1,4 @@
-"""Sparse tensors are compared by what they store."""
+"""Sparse tensors are compared by what they store; outputs by the memory and the objects that they share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.regions.compare_parts import Part, compare_parts, value_pairs
+from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -67,3 +67,20 @@ def test_compressed_indices_make_the_tensor_again(layout: torch.layout) -> None:
 def test_a_tensor_in_onednns_layout_is_compared_as_a_plain_one() -> None:
     (plain,) = flat_tensors("x", dense().to_mkldnn()).values()
     assert torch.equal(plain, dense())
+
+
+@pytest.mark.parametrize("lost", [lambda value: value.view_as(value), torch.empty_like])
+def test_lost_identity_of_an_empty_tensor(lost: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Nothing tells an empty tensor's memory from another's, but its shape may be changed in place."""
+
+    def outputs(value: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"output[0]": value, "output[1]": other}
+
+    empty = torch.empty(0, 3)
+    for expected, actual in ((empty, lost(empty)), (lost(empty), empty)):
+        (finding,) = compare_aliasing(outputs(empty, expected), {}, outputs(empty, actual), {})
+        assert finding.detail == "alias.identity"
+    assert not [*compare_aliasing(outputs(empty, lost(empty)), {}, outputs(empty, torch.empty_like(empty)), {})]
+    full = torch.ones(2, 3)
+    (finding,) = compare_aliasing(outputs(full, full), {}, outputs(full, full.clone()), {})
+    assert finding.detail == "alias.memory"

@@ -211,6 +211,31 @@ def test_eager_is_said_not_to_repeat_itself_only_if_it_does_not(cause: str) -> N
         assert ("memory that nothing wrote" in finding.message) == (cause == "junk")
 
 
+def test_a_kernel_that_reads_junk_in_this_dtype_alone_is_nondeterministic() -> None:
+    """Float64 has another kernel, which repeats itself. The candidate met other junk in the checked call only."""
+    runs = itertools.count(50)
+
+    def again() -> torch.Tensor:
+        return (exact() * next(runs)).bfloat16()
+
+    met = exact() * torch.where(torch.arange(exact().numel()) < 3, torch.nan, 1.0)
+    controls = Scripted(torch.bfloat16, exact(), exact, again=again, alone=lambda: exact().bfloat16())
+    controls.left_alone = lambda: exact().bfloat16()
+    [finding] = decided(controls, met).findings
+    assert finding.kind is Kind.NONDETERMINISTIC
+    steady = Scripted(torch.bfloat16, exact(), exact, alone=lambda: exact().bfloat16())
+    [finding] = decided(steady, met).findings
+    assert finding.kind.fails
+
+
+def test_wrong_logic_is_wrong_whatever_eager_reads() -> None:
+    """The float64 twin shows it, and there eager repeats itself."""
+    controls = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.5, again=lambda: (exact() * 50.0).bfloat16())
+    controls.left_alone = lambda: exact().bfloat16()
+    [finding] = decided(controls, exact() * 1.5).findings
+    assert finding.kind is Kind.LOGIC
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "later call"])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1.0), (torch.bfloat16, 1.0), (torch.int64, 100.0)])
 @pytest.mark.parametrize("jumps", [(), (1, 2)], ids=["rounding", "more"])

@@ -7,6 +7,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
 from checked_backend.verdict.context import Context
+from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.envelope import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.repetition import dwarfs, is_rounding, repeat
@@ -45,10 +46,26 @@ def close_what_changes(context: Context) -> None:
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
     spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
     for case in drifting:
-        # In float64 eager repeats itself, also with other junk in memory. So only its rounding does not repeat.
-        if case.float64_repeats and (case.logic_differs or dwarfs(case, context.repeated, context.runs)):
+        # In float64 eager repeats itself, also with other junk in memory. So only its rounding does not repeat, unless
+        # the operator has another kernel for float64, which reads no junk.
+        steady = case.float64_repeats and not _is_beyond_rounding(case, context.repeated)
+        if case.logic_differs and case.float64_repeats:
+            continue
+        if steady and dwarfs(case, context.repeated, context.runs):
             continue
         _close_as_changing(context, case)
+
+
+def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
+    """Whether two runs of eager differ by more than the greatest element that they have, as no rounding does."""
+    again = None if repeated is None else case.sample(repeated)
+    if again is None or not again.numel():
+        return False
+    spread = difference(case.pair.reference, again)
+    if not bool(spread.isfinite().all()):  # one of them has a number where the other has none
+        return True
+    greatest = min(float(one.abs().nan_to_num(0.0, 0.0).max()) for one in (case.pair.reference, again))
+    return bool((spread > greatest).any())
 
 
 def _close_as_changing(context: Context, case: Evidence) -> None:

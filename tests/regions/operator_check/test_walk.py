@@ -96,6 +96,33 @@ def test_memory_that_nothing_was_written_to_is_not_checked(dtype: torch.dtype) -
     assert {finding.detail for finding in report.findings} <= {"logic.this_dtype", "precision.operator"}
 
 
+@torch.library.custom_op("test_walk::half_written", mutates_args=())
+def half_written(x: torch.Tensor) -> torch.Tensor:
+    """An operator that leaves some places of its result to what the memory held."""
+    made = torch.empty_like(x)
+    made[2:] = x[2:] * 2
+    return made
+
+
+@half_written.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_an_operator_that_reads_junk_in_eager_too_is_not_accused(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return half_written(x.sin())[2:].exp()
+
+    x = torch.randn(512, 8).to(dtype)
+    report = gathered(lambda: checked(program, with_junk(lambda gm, _inputs: gm.forward))(x))
+    assert not [finding for finding in report.findings if finding.fails], str(report)
+    wrong = faults.wrong_operator("aten.exp.default", times(1.05), "aot")
+    torch._dynamo.reset()
+    report = gathered(lambda: checked(program, wrong)(x))
+    assert report.verdict is cb.Verdict.FAIL
+
+
 def copied_through_a_view(shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """A part that several heads share, written beside the part that each has: nothing but the view reads the first."""
     made = own.new_empty(*own.shape[:-1], own.shape[-1] + shared.shape[-1])
