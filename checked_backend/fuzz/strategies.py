@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, assume, settings
@@ -31,11 +31,13 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import describe_inputs, render_function
+from checked_backend.sweep.status import Status
 
 __all__ = ["assert_passes", "make_program", "programs"]
 
 _TURNS = 2000
 _BYTES = 7  # random() has 53 bits
+_DYNAMO_ALONE = "eager"
 
 
 def programs(
@@ -79,7 +81,10 @@ def _drawn(draw: st.DrawFn, choices: Choices, rules: Sequence[Rule], wanted: Seq
 def assert_passes(
     program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any] | None = None, *, seconds: float = 20.0
 ) -> None:
-    """Check a program, and raise if it is wrong; what PyTorch documents as a difference is not.
+    """Check a program in a test of Hypothesis, and raise if it is wrong; what PyTorch documents as a difference is not.
+
+    A program without a verdict is no example that passed, and what Dynamo alone gets wrong is not the compiler's doing:
+    Hypothesis draws another program, and its statistics have the reason.
 
     Args:
         program: The program.
@@ -89,16 +94,21 @@ def assert_passes(
 
     Raises:
         AssertionError: It is wrong. The text has the finding, and the smallest program that has one of its kind.
+        UnsatisfiedAssumption: It says nothing about the compiler; Hypothesis catches it.
     """
     first = check_program(program, compiler, options)
+    if not first.kind and first.status is not Status.PASS:
+        _leave_out(f"without a verdict: {first.message}")
     if not _is_wrong(first):
         return
+    if compiler != _DYNAMO_ALONE and _is_same_fault(first, check_program(program, _DYNAMO_ALONE)):
+        _leave_out(f"Dynamo alone is wrong: {first.message}")
     last = first
 
     def goes_wrong(smaller: FuzzProgram) -> bool:
         nonlocal last
         came = check_program(smaller, compiler, options)
-        if not _is_wrong(came) or (came.kind, came.detail) != (first.kind, first.detail):
+        if not _is_same_fault(first, came):
             return False
         last = came
         return True
@@ -109,6 +119,15 @@ def assert_passes(
 
 def _is_wrong(result: Examined) -> bool:
     return bool(result.kind) and documented(result) is None
+
+
+def _is_same_fault(one: Examined, other: Examined) -> bool:
+    return _is_wrong(other) and (one.kind, one.detail) == (other.kind, other.detail)
+
+
+def _leave_out(why: str) -> NoReturn:
+    hypothesis.event(why)
+    hypothesis.reject()
 
 
 def make_program(

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
+from hypothesis.errors import Unsatisfiable
 
 from checked_backend.cli import fuzzing
 from checked_backend.errors import FuzzError
@@ -133,6 +134,36 @@ def test_a_documented_difference_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
         assert_passes(add, "eager", seconds=0)
     monkeypatch.setattr(strategies, "documented", lambda _: DOCUMENTED["alias.identity"])
     assert_passes(add, "eager", seconds=0)
+
+
+def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided = Examined(Status.INCONCLUSIVE, "the check itself failed")
+    monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
+
+    @settings(QUICK, max_examples=3, phases=[Phase.generate])
+    @given(programs(longest=1, training=False))
+    def test_my_compiler(program: FuzzProgram) -> None:
+        assert_passes(program, "eager")
+
+    with pytest.raises(Unsatisfiable):
+        test_my_compiler()
+
+
+def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Examined(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
+    right = Examined(Status.PASS)
+
+    @settings(QUICK, max_examples=3, phases=[Phase.generate])
+    @given(programs(longest=1, training=False))
+    def test_my_compiler(program: FuzzProgram) -> None:
+        assert_passes(program, "mine", seconds=0)
+
+    monkeypatch.setattr(strategies, "check_program", lambda *_: wrong)
+    with pytest.raises(Unsatisfiable):
+        test_my_compiler()
+    monkeypatch.setattr(strategies, "check_program", lambda _, compiler, *__: right if compiler == "eager" else wrong)
+    with pytest.raises(AssertionError, match="only the compiled program raises"):
+        test_my_compiler()
 
 
 def test_choices_are_even_and_have_their_weights() -> None:
