@@ -221,6 +221,8 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
             result = examining.check_program(program, fault.compiler)
             tried += 1
             caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)
+            if caught and not fault.kinds and examining.check_program(program, "eager").kind == result.kind:
+                caught = False  # torch's own bug: Dynamo alone gets this program wrong
             if caught:
                 told = result.message
                 break
