@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from checked_backend.findings import EvidenceKey
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
@@ -64,7 +66,8 @@ def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
     spread = difference(case.pair.reference, again)
     if not bool(spread.isfinite().all()):  # one of them has a number where the other has none
         return True
-    greatest = min(float(one.abs().nan_to_num(0.0, 0.0).max()) for one in (case.pair.reference, again))
+    both = [one.to(torch.uint8) if one.dtype is torch.bool else one for one in (case.pair.reference, again)]
+    greatest = min(float(one.abs().nan_to_num(0.0, 0.0).max()) for one in both)
     return bool((spread > greatest).any())
 
 
