@@ -37,6 +37,7 @@ class _Region:
     names: tuple[str, ...]
     sizes: list[tuple[Dimension, ...] | sympy.Expr | None]
     memory: Dimension = 0
+    half: Dimension = 0
     example: Any = None
     arguments: list[int] | None = None
 
@@ -51,6 +52,7 @@ class Shapes:
         hints: The value of each symbol in the user's own call.
         bounds: Sizes at which something changes for the compiler, by symbol.
         memory: For each region, the bytes of all tensors that its graph computes.
+        half: For each region, the bytes of those at 16 bits.
     """
 
     compilations: int = 0
@@ -58,6 +60,7 @@ class Shapes:
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     bounds: dict[sympy.Symbol, tuple[int, ...]] = field(default_factory=dict)
     memory: list[Dimension] = field(default_factory=list)
+    half: list[Dimension] = field(default_factory=list)
     _regions: list[_Region] = field(default_factory=list)
 
     def note(self, gm: fx.GraphModule) -> None:
@@ -76,7 +79,9 @@ class Shapes:
                 region.example = symbolic[0] if symbolic else region.example
             else:
                 region.sizes.append(None)
-        region.memory = sum(_memory(node.meta.get("example_value")) for node in gm.graph.nodes)
+        computed = [tensor for node in gm.graph.nodes for tensor in _tensors(node.meta.get("example_value"))]
+        region.memory = sum(map(_memory, computed))
+        region.half = sum(_memory(tensor) for tensor in computed if tensor.dtype in (torch.float16, torch.bfloat16))
         self._regions.append(region)
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,17 +114,16 @@ class Shapes:
                     self.hints.setdefault(symbol, integers[name])
             if region.example is not None:
                 self._bounds(number, region.example, renamed)
-            self.memory.append(region.memory.subs(renamed) if isinstance(region.memory, sympy.Expr) else region.memory)
+            for totals, memory in ((self.memory, region.memory), (self.half, region.half)):
+                totals.append(memory.subs(renamed) if isinstance(memory, sympy.Expr) else memory)
 
     def bytes_at(self, values: Mapping[sympy.Symbol, int]) -> int:
         """How many bytes the compiled regions compute at some sizes, as far as their graphs tell."""
-        total = 0
-        for memory in self.memory:
-            try:
-                total += memory if isinstance(memory, int) else evaluate_expression(memory, values)
-            except Exception:  # a symbol of which no input tells the value
-                continue
-        return total
+        return _bytes_at(self.memory, values)
+
+    def half_bytes_at(self, values: Mapping[sympy.Symbol, int]) -> int:
+        """How many of these bytes are of tensors at 16 bits."""
+        return _bytes_at(self.half, values)
 
     def place(self, symbol: sympy.Symbol) -> str:
         """The dimension whose size a symbol is, for people: ``x.shape[0]``."""
@@ -164,17 +168,30 @@ class Shapes:
             self.bounds[ours] = tuple(sorted(size for size in near if 0 <= size <= _LARGEST))
 
 
-def _memory(value: Any) -> Dimension:
-    """The bytes of a node's result."""
+def _bytes_at(memory: Sequence[Dimension], values: Mapping[sympy.Symbol, int]) -> int:
+    total = 0
+    for one in memory:
+        try:
+            total += one if isinstance(one, int) else evaluate_expression(one, values)
+        except Exception:  # a symbol of which no input tells the value
+            continue
+    return total
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a node's result whose memory its sizes tell."""
     if isinstance(value, (tuple, list)):
-        return sum(_memory(item) for item in value)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-        return 0
-    shape: Sequence[Any] = value.shape
+        return [tensor for item in value for tensor in _tensors(item)]
+    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
+    return [value] if is_plain else []
+
+
+def _memory(tensor: torch.Tensor) -> Dimension:
+    """The bytes of a tensor that may have symbolic sizes."""
     elements: Dimension = 1
-    for size in shape:
+    for size in tensor.shape:
         elements = elements * _expression(size)
-    return elements * value.element_size()
+    return elements * tensor.element_size()
 
 
 def _expression(size: Any) -> Dimension:

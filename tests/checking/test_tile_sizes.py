@@ -84,3 +84,11 @@ def test_a_check_of_less_effort_makes_few_calls_of_other_sizes_for_each_program_
         assert "2 calls are made in all" in skips(report)
         tried.add(tuple(note for note in report.coverage.notes if "around powers of two" in note))
     assert len(tried) == 3
+
+
+def test_a_large_call_at_16_bits_is_expected_to_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TILE_SIZES", (1024,))
+    monkeypatch.setattr(module, "MOST_SECONDS", 10 * 1024 * 512 * 4 * module.SECONDS_PER_BYTE)
+    for dtype in (torch.float32, torch.bfloat16):
+        report = agreed(cb.check(lambda x: x.neg(), (batch(6, 512).to(dtype),), compiler="eager", dynamic=True))
+        assert ("left out 1024: more time than" in skips(report)) is (dtype is torch.bfloat16)
