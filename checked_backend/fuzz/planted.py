@@ -31,7 +31,7 @@ class Fault:
 
     Attributes:
         compiler: The wrong compiler.
-        kinds: The kinds of findings that say what it is; a crash also as the end of its process.
+        kinds: The kinds of findings that say what it is; a crash is also the end of its process.
         words: What it does, for people.
         gradients: Whether it shows in a backward pass alone.
     """
@@ -86,6 +86,11 @@ def _one_nan(value: torch.Tensor) -> torch.Tensor:
     return spoiled
 
 
+def _rounded(value: torch.Tensor) -> torch.Tensor:
+    """What an operator that computes at 16 bits makes of float32."""
+    return value.bfloat16().float() if value.dtype is torch.float32 else value
+
+
 def _results(edit: Callable[[list[Any], tuple[Any, ...]], Any]) -> _Backend:
     """A compiler that changes what a region returns."""
 
@@ -106,6 +111,16 @@ def _copied(results: list[Any], _args: tuple[Any, ...]) -> Any:
 def _on_copies(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The inputs are copied, so what the program writes to them is lost."""
     return lambda *args: gm.forward(*(a.clone() if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args))
+
+
+def _drawing(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A random number too many is drawn, so that the program's next one is another."""
+
+    def run(*args: Any) -> Any:
+        torch.rand(())
+        return gm.forward(*args)
+
+    return run
 
 
 class _Halved(torch.autograd.Function):
@@ -149,18 +164,27 @@ def _right(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., 
 
 
 _COMMON = ("add", "iadd", "mul", "imul", "sub", "where", "clamp", "sum")
-_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.ALIAS})
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
     {
-        "logic": Fault(_after(_COMMON, _on_tensor(_off_by_a_bit)), _VALUES, "an operator's values are 5 % off"),
-        "nonfinite": Fault(
-            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_one_nan)), _VALUES, "an element is NaN"
+        "logic": Fault(
+            _after(_COMMON, _on_tensor(_off_by_a_bit)), frozenset({Kind.LOGIC}), "an operator's values are 5 % off"
         ),
+        "nonfinite": Fault(
+            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_one_nan)),
+            frozenset({Kind.NONFINITE}),
+            "an element is NaN",
+        ),
+        "precision": Fault(
+            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_rounded)),
+            frozenset({Kind.PRECISION}),
+            "an operator loses half of its bits",
+        ),
+        "random": Fault(_drawing, frozenset({Kind.RNG}), "a random number too many is drawn"),
         "structure": Fault(_results(_wrong_dtype), frozenset({Kind.STRUCTURE}), "a result has another dtype"),
         "alias": Fault(_results(_copied), frozenset({Kind.ALIAS}), "a returned view is a copy"),
-        "mutation": Fault(_on_copies, _VALUES | {Kind.STRUCTURE}, "an input is not changed in place"),
-        "gradient": Fault(_results(_halved), _VALUES, "gradients are halved", gradients=True),
+        "mutation": Fault(_on_copies, frozenset({Kind.MUTATION}), "an input is not changed in place"),
+        "gradient": Fault(_results(_halved), frozenset({Kind.LOGIC}), "gradients are halved", gradients=True),
         "refuses": Fault(_refuses, frozenset({Kind.CRASH}), "the compiler raises"),
         "dies": Fault(_dies, frozenset({Kind.CRASH}), "the process is killed"),
         "hangs": Fault(_hangs, frozenset({Kind.CRASH}), "the compiler never ends"),

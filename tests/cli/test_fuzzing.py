@@ -145,20 +145,25 @@ def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch
 
 
 def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [Tried("logic", "an operator is wrong", True, 3, "logic: output[0]"), Tried("none", "", False, 25)]
+    results = [Tried("logic", "an operator is wrong", True, 3, 0, "logic: output[0]"), Tried("none", "", False, 25, 1)]
     module = fuzzing._later("checked_backend.fuzz.selftest")
     monkeypatch.setattr(module, "run_selftest", lambda _place: results)
     code, out, _ = run("selftest")
     assert code == 0
     assert out.splitlines()[0] == "PASS: 1 of 1 planted faults were caught"
+    assert "25 programs, 1 left out: torch alone gets them wrong in the same way: nothing was reported" in out
     results.append(Tried("alias", "a view is a copy", False, 200))
     code, out, _ = run("selftest")
     assert code == 1
     assert "MISSED alias" in out
-    results[1] = Tried("none", "", True, 4, "logic: output[0]")
+    results[1] = Tried("none", "", True, 4, 0, "logic: output[0]")
     code, out, _ = run("selftest", "--json")
     assert code == 1
     assert json.loads(out)["faults"][1]["right"] is False
+    results[1:] = [Tried("none", "", False, 25, 25)]
+    code, out, _ = run("selftest")
+    assert code == 1  # a control that says nothing
+    assert "WRONG  control" in out
 
 
 @pytest.mark.slow
@@ -166,4 +171,4 @@ def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_selftest_catches_every_planted_fault_here(run: Run) -> None:
     code, out, _ = run("selftest")
     assert code == 0, out
-    assert out.startswith("PASS: 9 of 9 planted faults were caught")
+    assert out.startswith("PASS: 11 of 11 planted faults were caught")
