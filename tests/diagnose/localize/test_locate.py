@@ -303,7 +303,8 @@ def test_an_operator_that_should_have_raised() -> None:
         compiled(torch.eye(3))
 
     location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
-    assert location.stage == "compiled"
+    alone = torch.__version__.startswith("2.11.")  # there AOT autograd, too, loses what raises
+    assert location.stage == ("aot" if alone else "compiled")
     assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
     assert (location.op or "").startswith("aten.linalg_cholesky")
     assert line_of(location) == "return torch.linalg.cholesky(torch.sin(x) - 10) * 2"
