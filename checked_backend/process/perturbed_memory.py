@@ -20,6 +20,8 @@ _BYTES = (0x41, 0x42, 0x43, 0x3F)
 def perturbed_memory(seed: int) -> Iterator[bool]:
     """Fill the memory that the C library hands out to this process in a block; what is held already is left alone.
 
+    The filling is the process's. Where blocks of several threads overlap, the first that ends ends it.
+
     Args:
         seed: Another seed is another filling, up to a few.
 
@@ -49,6 +51,12 @@ def _option() -> ctypes._NamedFuncPointer | None:
 
 
 def _chosen_by_user() -> int:
-    with contextlib.suppress(ValueError):
-        return int(os.environ.get("MALLOC_PERTURB_", "0")) & 0xFF
-    return 0
+    """What the user asked glibc for: its tunable is read after the older variable, and wins."""
+    chosen = [os.environ.get("MALLOC_PERTURB_", "")]
+    tunables = dict(one.partition("=")[::2] for one in os.environ.get("GLIBC_TUNABLES", "").split(":"))
+    chosen.append(tunables.get("glibc.malloc.perturb", ""))
+    byte = 0
+    for text in chosen:
+        with contextlib.suppress(ValueError):
+            byte = int(text, 0) & 0xFF
+    return byte

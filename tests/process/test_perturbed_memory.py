@@ -31,10 +31,15 @@ def test_new_memory_is_filled_and_other_seeds_fill_otherwise() -> None:
 def test_what_the_user_chose_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(module, "_option", lambda: lambda *words: asked.append(words))
-    for chosen, byte in ((None, 0), ("85", 85), ("words", 0)):
+    old, new = "MALLOC_PERTURB_", "GLIBC_TUNABLES"
+    cases = [({}, 0), ({old: "85"}, 85), ({old: "words"}, 0), ({new: "glibc.malloc.perturb=0x11"}, 17)]
+    cases += [({new: "glibc.malloc.check=3:glibc.malloc.perturb=9", old: "85"}, 9), ({new: "", old: "85"}, 85)]
+    for chosen, byte in cases:
         asked.clear()
-        if chosen is not None:
-            monkeypatch.setenv("MALLOC_PERTURB_", chosen)
+        for name in (old, new):
+            monkeypatch.delenv(name, raising=False)
+        for name, text in chosen.items():
+            monkeypatch.setenv(name, text)
         with pytest.raises(KeyError), perturbed_memory(1):
             raise KeyError
         assert asked == [(-6, 0x42 ^ 0xFF), (-6, byte)]
