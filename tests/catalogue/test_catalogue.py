@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html import escape
 
 import pytest
+from markupsafe import escape
 
 from checked_backend.findings import Kind
 from checked_backend.fuzz.generate.make import runs_alike
@@ -21,7 +21,8 @@ def test_entries_are_whole_and_run_in_eager(entry: Entry) -> None:
     assert Kind(entry.kind)
     assert entry.shows
     assert entry.upstream.startswith("https://") or not entry.upstream
-    assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
+    if entry.shows.get(here(), True):
+        assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
 
 
 def test_the_page_is_that_of_the_data_and_shows_all_of_them() -> None:
