@@ -68,6 +68,7 @@ class Settings:
         skip: The reason why the case is not run; empty if it is run.
         tags: Known properties of the model, each with its reason: ``slow``, ``non_deterministic``, ``control_flow``.
         ignore_outputs: Subjects whose findings do not fail the case, each with its reason.
+        known_fails: Kinds of findings that are known of the model, each with its reason.
         noise: The greatest relative error that counts as noise, by subject, each with its reason.
         compiler_options: Options for the candidate.
         optimizer: An optimizer of ``torch.optim`` for training, as ``NAME:KEY=VALUE,...``; None for none.
@@ -81,6 +82,7 @@ class Settings:
     skip: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     ignore_outputs: Mapping[str, str] = field(default_factory=dict)
+    known_fails: Mapping[str, str] = field(default_factory=dict)
     noise: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str | None = None
@@ -98,6 +100,8 @@ class Settings:
         parts = asdict(self)
         for name in ("timeout", "tags", "skip", "canary", "localize"):
             del parts[name]
+        if not self.known_fails:  # as it was before there were any
+            del parts["known_fails"]
         text = json.dumps([parts, source], sort_keys=True, separators=_COMPACT, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from checked_backend.checking import check
 from checked_backend.checking.target import parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
-from checked_backend.findings import Kind, Verdict
+from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
@@ -178,6 +178,9 @@ def _outcome_of(report: Report, settings: Settings) -> CaseResult:
         failing = [finding for finding in report.findings if finding.fails]
         more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
         why = f"{failing[0].kind}: {failing[0].subject}: {failing[0].message}{more}"
+        expected = _known(failing, settings.known_fails)
+    elif report.verdict is Verdict.PASS and settings.known_fails:
+        why = f"a rule knows it to fail, and it passes: {next(iter(settings.known_fails.values()))}"
     elif report.verdict is Verdict.INCONCLUSIVE:
         skips = [skip for skip in report.coverage.skipped if skip.matters]
         reasons = [
@@ -196,6 +199,12 @@ def _outcome_of(report: Report, settings: Settings) -> CaseResult:
         noise=max(limits, default=None),
         report=report.to_json(),
     )
+
+
+def _known(failing: Sequence[Finding], known: Mapping[str, str]) -> str:
+    """Why a failure is expected. Empty if one of its findings is of a kind that no rule knows."""
+    reasons = [known.get(finding.kind.value, "") for finding in failing]
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
 
 def _only_nondeterminism(report: Report) -> bool:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
+from checked_backend.findings import Kind
 from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
 from checked_backend.sweep.lines import Lined, load_lined
 
@@ -193,6 +194,15 @@ def _ignore(value: Lined, name: str, reason: str) -> SettingsChange:
     return lambda settings: replace(settings, ignore_outputs={**settings.ignore_outputs, **subjects})
 
 
+def _known(value: Lined, name: str, reason: str) -> SettingsChange:
+    valid = [kind.value for kind in Kind if kind.fails]
+    kinds = _texts(value, name)
+    for kind in kinds:
+        if kind not in valid:
+            raise value.error(f"{name} got {kind!r}; expected kinds of findings: {', '.join(valid)}")
+    return lambda settings: replace(settings, known_fails={**settings.known_fails, **dict.fromkeys(kinds, reason)})
+
+
 def _noise(value: Lined, name: str, reason: str) -> SettingsChange:
     parts: Mapping[str, Lined] = {"*": value}
     if isinstance(value.value, dict):
@@ -215,6 +225,7 @@ _ACTIONS: Mapping[str, Callable[[Lined, str, str], SettingsChange]] = MappingPro
         "timeout": _seconds,
         "run_as": _dtype,
         "ignore_outputs": _ignore,
+        "known_fails": _known,
         "noise": _noise,
         **dict.fromkeys(TAGS, _tag),
     }

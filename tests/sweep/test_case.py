@@ -38,11 +38,12 @@ def test_only_what_changes_the_result_changes_the_state() -> None:
         Settings(batch_size=2),
         Settings(run_as="amp"),
         Settings(ignore_outputs={"o": "x"}),
+        Settings(known_fails={"logic": "x"}),
         Settings(noise={"o": (0.1, "x")}),
         Settings(compiler_options={"a": 1}),
         Settings(optimizer="Adam"),
     )
-    assert len({base, Settings().digest("other"), *(settings.digest("source") for settings in other)}) == 8
+    assert len({base, Settings().digest("other"), *(settings.digest("source") for settings in other)}) == 9
 
 
 def test_an_outcome_survives_json() -> None:

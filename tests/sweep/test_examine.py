@@ -12,6 +12,7 @@ from torch._dynamo import register_backend
 from torch._dynamo.backends import registry
 
 from checked_backend.checking import check
+from checked_backend.findings import Verdict
 from checked_backend.report import Report
 from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
@@ -132,6 +133,21 @@ def test_outputs_that_a_rule_ignores_fail_nothing_and_stay_in_the_coverage(model
     assert any("unstable by design" in note for note in coverage.notes)
     other = Settings(ignore_outputs={"output[0]": "x"})
     assert examined(models, "two", other, compiler="second_is_wrong").status.value == "fail"
+
+
+def test_a_known_failure_fails_and_does_not_count_and_one_of_another_kind_counts(models: Path) -> None:
+    found = examined(models, "two", compiler="second_is_wrong")
+    (kind,) = {finding.kind for finding in Report.from_json(found.report).findings if finding.fails}
+    known = examined(models, "two", Settings(known_fails={str(kind): "#1"}), compiler="second_is_wrong")
+    assert (known.status.value, known.expected, known.verdict) == ("fail", "#1", None)
+    other = examined(models, "two", Settings(known_fails={"crash": "#1"}), compiler="second_is_wrong")
+    assert (other.expected, other.verdict) == ("", Verdict.FAIL)
+
+
+def test_a_known_failure_that_is_gone_is_told(models: Path) -> None:
+    found = examined(models, "two", Settings(known_fails={"logic": "#1"}))
+    assert (found.status.value, found.message) == ("pass", "a rule knows it to fail, and it passes: #1")
+    assert found.verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(("limit", "status"), [(0.01, "pass"), (1e-5, "fail")])

@@ -39,6 +39,7 @@ def test_every_action(tmp_path: Path) -> None:
   timeout: 3600
   run_as: amp
   ignore_outputs: ["output[1]", "grad[*]"]
+  known_fails: [logic, alias]
   noise: {"output[0]": 0.01}
   slow: true
   non_deterministic: true
@@ -48,6 +49,7 @@ def test_every_action(tmp_path: Path) -> None:
     ).apply(CASE, Settings())
     assert (found.batch_size, found.timeout, found.run_as) == (4, 3600.0, "amp")
     assert found.ignore_outputs == {"output[1]": "because", "grad[*]": "because"}
+    assert found.known_fails == {"logic": "because", "alias": "because"}
     assert found.noise == {"output[0]": (0.01, "because")}
     assert found.tags == dict.fromkeys(("slow", "non_deterministic", "control_flow"), "because")
 
@@ -105,6 +107,12 @@ def test_brackets_of_a_name_are_no_pattern_and_lists_may_be_aliases(tmp_path: Pa
         ("- models: a\n  reason: x\n  run_as: int8\n", 5, "run_as got 'int8'; expected float32"),
         ("- models: a\n  reason: x\n  noise: 7\n", 5, "noise got 7; expected a relative error between 0 and 1"),
         ("- models: a\n  reason: x\n  noise:\n    o: no\n", 6, "noise got False"),
+        (
+            "- models: a\n  reason: x\n  known_fails: wrong\n",
+            5,
+            "known_fails got 'wrong'; expected kinds of findings: ",
+        ),
+        ("- models: a\n  reason: x\n  known_fails: true\n", 5, "known_fails got True; expected text"),
         ("- models: a\n  reason: x\n  slow: 1\n", 5, "slow got 1; expected true or false"),
         (
             "- models: a\n  reason: x\n  skip: true\n  when: {mode: train}\n",
