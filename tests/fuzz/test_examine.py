@@ -38,8 +38,8 @@ def test_each_planted_fault_is_found_within_200_programs(name: str, rules: list[
     choices = Choices(training=fault.gradients, dynamic=False, longest=4)
     for number in range(200):
         found = check_program(make_program(1, number, choices, rules), fault.compiler)
-        if found.kind:
-            assert found.kind in {kind.value for kind in fault.kinds}
+        # A program may show the fault as another kind: a wrong value becomes a NaN, a copied input is a lost alias.
+        if found.kind in {kind.value for kind in fault.kinds}:
             return
     pytest.fail(f"{name} was not found")
 
