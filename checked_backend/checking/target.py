@@ -1,4 +1,4 @@
-"""Load the programs that a Python file of the user makes: ``FILE.py:FACTORY``."""
+"""Load what a Python file of the user makes: the program of ``FILE.py:FACTORY``, the compiler ``FILE.py:NAME``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["load_factory", "make_program", "parse_optimizer", "parse_value", "run_file"]
+__all__ = ["load_compiler", "load_factory", "make_program", "parse_optimizer", "parse_value", "run_file"]
 
 Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
@@ -34,13 +34,36 @@ def load_factory(target: str) -> Loaded:
     Raises:
         CheckedBackendError: There is no such file or factory, it raised, or it returned something else.
     """
-    path, colon, name = target.rpartition(":")
-    if not colon or not name.isidentifier() or not path.endswith(".py"):
+    if not _names_function(target):
         raise CheckedBackendError(f"got {target!r}; give FILE.py:FACTORY, for example model.py:make")
-    factory = getattr(run_file(Path(path)), name, None)
-    if not callable(factory):
+    return make_program(_function_of(target, run_file), target)
+
+
+def load_compiler(text: str) -> str | Callable[..., Any]:
+    """The candidate compiler that the user names: a backend, or ``FILE.py:NAME``. The file's code runs: trust it.
+
+    Args:
+        text: The name of a backend, which stays as it is, or ``FILE.py:NAME``, where ``NAME`` is a function
+            ``(gm, example_inputs) -> callable``.
+
+    Raises:
+        CheckedBackendError: There is no such file or function, or the file raised.
+    """
+    return _function_of(text, _run_file_once) if _names_function(text) else text
+
+
+def _names_function(text: str) -> bool:
+    path, _, name = text.rpartition(":")
+    return name.isidentifier() and path.endswith(".py")
+
+
+def _function_of(text: str, run: Callable[[Path], ModuleType]) -> Callable[..., Any]:
+    path, _, name = text.rpartition(":")
+    found = getattr(run(Path(path)), name, None)
+    if not callable(found):
         raise CheckedBackendError(f"{path} has no function {name!r}")
-    return make_program(factory, target)
+    function: Callable[..., Any] = found
+    return function
 
 
 def make_program(factory: Callable[..., Any], target: str, **settings: Any) -> Loaded:
@@ -87,6 +110,13 @@ def run_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise CheckedBackendError(f"{path} raised:\n{_users_part(error)}") from error
     return module
+
+
+def _run_file_once(path: Path) -> ModuleType:
+    """The module of a file that has been run in this process, which may have registered backends; else run it."""
+    known = sys.modules.get(path.stem)
+    same = known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve()
+    return known if known is not None and same else run_file(path)
 
 
 def _users_part(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from checked_backend.cli.printing import STDOUT, print_text
+from checked_backend.cli.printing import STDOUT, print_text, users_code
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import default_memory
@@ -53,7 +53,11 @@ class Pages:
 
 def fuzz(
     compiler: Annotated[
-        str, typer.Option(metavar="C", help="A backend of torch.compile, or planted:NAME, wrong on purpose.")
+        str,
+        typer.Option(
+            metavar="C",
+            help="A backend of torch.compile, FILE.py:NAME, which is run: trust it, or planted:NAME, wrong on purpose.",
+        ),
     ] = "inductor",
     compiler_option: Annotated[
         Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
@@ -106,7 +110,9 @@ def fuzz(
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
     drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.sweep.job")
     seconds = _seconds(time)
-    _refuse_unknown(compiler, dtype or ())
+    with users_code(as_json):
+        compiler = _known_compiler(compiler)
+    _refuse_unknown_dtypes(dtype or ())
     checkout = _checkout(generator, dtype or ())
     if not checkout:
         _refuse_without_hypothesis()
@@ -125,6 +131,7 @@ def fuzz(
         batch=batch,
         timeout=timeout,
         localize=localize and not compiler.startswith("planted:"),
+        scripts=not compiler.startswith("planted:"),
         place=job.JobResources(_memory(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
         folder=db.with_name(f"{db.stem}_repros"),
     )
@@ -209,14 +216,20 @@ def _settings(compiler: str, options: Any) -> dict[str, str]:
     return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
 
 
-def _refuse_unknown(compiler: str, dtypes: list[str] | tuple[()]) -> None:
+def _known_compiler(text: str) -> str:
+    """The compiler that the user names, with a file's whole path, since each process has its own working folder."""
+    path, _, name = text.rpartition(":")
+    known = f"{Path(path).resolve()}:{name}" if path.endswith(".py") else text
+    found = _later("checked_backend.fuzz.examine").compiler_of(known)
+    _later("checked_backend.sweep.examine").refuse_unknown(found)
+    return known
+
+
+def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:
     valid = _later("checked_backend.fuzz.program").DTYPES
     for name in dtypes:
         if name not in valid:
             raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
-    examining = _later("checked_backend.fuzz.examine")
-    if isinstance(examining.compiler_of(compiler), str):
-        _later("checked_backend.sweep.examine").refuse_unknown(compiler)
 
 
 def _refuse_without_hypothesis() -> None:

@@ -56,7 +56,8 @@ def sweep(
     ] = None,
     device: Annotated[Words, typer.Option(metavar="DEVICE", help="cpu or cuda; may be repeated.")] = None,
     compiler: Annotated[
-        Words, typer.Option(metavar="C", help="A backend of torch.compile; may be repeated. Default inductor.")
+        Words,
+        typer.Option(metavar="C", help="A backend, or FILE.py:NAME; may be repeated. Default inductor."),
     ] = None,
     compiler_option: Annotated[
         Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")

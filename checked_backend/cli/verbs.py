@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,7 +22,7 @@ import typer
 from checked_backend import autostart
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.fuzzing import fuzz, selftest
-from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
+from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text, users_code
 from checked_backend.cli.recording import compare, record
 from checked_backend.cli.reporting import report
 from checked_backend.cli.running import run
@@ -49,7 +49,9 @@ _IN_CHILD = (["replay"], ["localize"])
 """Verbs that run the graph of a dump. The graph may kill the process that runs it."""
 
 _Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
-_Compiler = Annotated[str, typer.Option(metavar="C", help="A backend of torch.compile.")]
+_Compiler = Annotated[
+    str, typer.Option(metavar="C", help="A backend of torch.compile, or FILE.py:NAME, which is run: trust it.")
+]
 _Seed = Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")]
 _Modules = Annotated[
     list[str] | None,
@@ -118,8 +120,9 @@ def check(
 ) -> Verdict:
     """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
     factory = _later("checked_backend.checking.target")
-    with _users_code(as_json):
+    with users_code(as_json):
         function, args, kwargs = factory.load_factory(target)
+        candidate = _loaded_compiler(compiler)
     options: dict[str, Any] = {  # an option that is None keeps its default
         "compiler_options": dict(factory.parse_value(one, "--compiler-option") for one in compiler_option or ())
         or None,
@@ -134,8 +137,8 @@ def check(
         "localize": localize or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    with _users_code(as_json):
-        found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=compiler, **given)
+    with users_code(as_json):
+        found: Report = _later("checked_backend.checking").check(function, args, kwargs, compiler=candidate, **given)
     if html is not None:
         write_whole(render_html((found,)), html)
     if as_json:
@@ -163,8 +166,11 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Run a dumped graph again, compiled, and check it against eager. It runs in a process of its own."""
-    how = {"compiler": compiler, "seed": seed}
-    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), lambda: how)
+
+    def how() -> dict[str, Any]:
+        return {"compiler": _loaded_compiler(compiler), "seed": seed}
+
+    return _replayed(dump, modules or (), as_json, _limits(timeout, memory), how)
 
 
 @app.command()
@@ -190,7 +196,12 @@ def localize(
         investigation = _later("checked_backend.diagnose.investigate").Investigation(
             complain, folder / "reduction.jsonl"
         )
-        return {"compiler": compiler, "seed": seed, "investigator": investigation, "report_dir": folder}
+        return {
+            "compiler": _loaded_compiler(compiler),
+            "seed": seed,
+            "investigator": investigation,
+            "report_dir": folder,
+        }
 
     return _replayed(dump, modules or (), as_json, _limits(timeout, memory), how)
 
@@ -300,6 +311,10 @@ class _ChildEnded(Exception):
         self.status = status
 
 
+def _loaded_compiler(text: str) -> Any:
+    return _later("checked_backend.checking.target").load_compiler(text)
+
+
 def _limits(timeout: float, memory: float | None) -> Limits:
     return Limits(timeout, default_memory() if memory is None else int(memory * 2**30))
 
@@ -309,7 +324,7 @@ def _replayed(
 ) -> Verdict:
     @contextmanager
     def around() -> Iterator[None]:
-        with _users_code(as_json), terminable():
+        with users_code(as_json), terminable():
             yield
 
     def show(found: Report) -> Verdict:
@@ -333,17 +348,6 @@ def _with_json_values(arguments: list[str]) -> list[str]:
         bare = word == "--json" and (not following or (following[0].startswith("-") and following[0] != STDOUT))
         out.append(f"--json={STDOUT}" if bare else word)
     return out
-
-
-@contextmanager
-def _users_code(as_json: bool) -> Iterator[None]:
-    """Run the user's code. Its output does not mix with JSON, and its exit code is no verdict."""
-    try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            yield
-    except SystemExit as stop:
-        code = "" if stop.code is None else repr(stop.code)
-        raise CheckedBackendError(f"the program called sys.exit({code}); it was not checked") from stop
 
 
 def _later(module: str) -> Any:

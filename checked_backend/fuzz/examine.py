@@ -21,6 +21,7 @@ import torch
 
 from checked_backend.checking import check
 from checked_backend.checking.effort import Effort
+from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
@@ -106,13 +107,15 @@ class Examined:
 
 @functools.cache
 def compiler_of(name: str) -> Compiler:
-    """The compiler that a name stands for: a backend, or with ``planted:`` a fault of `checked_backend.fuzz.planted`.
+    """The compiler that a name stands for: a backend, ``FILE.py:NAME``, or ``planted:`` and the name of a fault.
+
+    The file's code runs: trust it. The faults are those of `checked_backend.fuzz.planted`.
 
     Raises:
-        FuzzError: There is no such fault.
+        CheckedBackendError: There is no such file, function or fault, or the file raised.
     """
     if not name.startswith(_PLANTED):
-        return name
+        return load_compiler(name)
     faults: Mapping[str, Any] = importlib.import_module("checked_backend.fuzz.planted").FAULTS
     if name.removeprefix(_PLANTED) not in faults:
         raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in faults)}")

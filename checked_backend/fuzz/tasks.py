@@ -18,7 +18,7 @@ from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.program import decode_program, encode_program
-from checked_backend.fuzz.worker import MODULE
+from checked_backend.fuzz.worker import MODULE, OUT_OF_TIME
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
@@ -47,6 +47,7 @@ class Asked:
         timeout: Seconds for one program, or for one batch.
         reduce_seconds: Seconds for making a program smaller.
         localize: Whether to find the operator of each new group.
+        scripts: Whether to write a script for each group.
         place: The resources of a process.
         folder: Where repros go.
     """
@@ -61,6 +62,7 @@ class Asked:
     timeout: float = 120.0
     reduce_seconds: float = 60.0
     localize: bool = True
+    scripts: bool = True
     place: JobResources = field(default_factory=JobResources)
     folder: Path = Path("checked_backend_fuzz")
 
@@ -167,7 +169,8 @@ class CheckTask:
         answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
         found = {int(place): Examined.from_json(raw) for place, raw in _parsed(answer).items()}
         missing = [place for place in range(len(self.entries)) if place not in found]
-        if not missing or reins.stopped or answer.ended.status == 0:
+        in_time = answer.ended.status == 0 and answer.ended.stage == OUT_OF_TIME
+        if not missing or reins.stopped or in_time:
             return found, []  # what is missing waits in the corpus
         blamed = _blamed(answer.ended.stage, missing)
         if len(blamed) == 1 and (len(self.entries) == 1 or answer.ended.stage.startswith("program")):
@@ -234,6 +237,7 @@ class ConfirmTask:
             "options": dict(asked.options),
             "seconds": 0.0 if localize else asked.reduce_seconds,
             "localize": localize,
+            "scripts": asked.scripts,
             "isolate": died,
             "timeout": asked.timeout,
             "reports": str(asked.folder.resolve()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from checked_backend.fuzz.program import FuzzProgram
@@ -45,13 +46,15 @@ def render_script(program: FuzzProgram, compiler: str = "inductor", about: Seque
 
     Args:
         program: The program.
-        compiler: A backend of ``torch.compile``.
+        compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         about: Lines for its docstring.
     """
     run = _DIFFERENTIATE if program.gradients else _CALL
     dynamic = ", dynamic=True" if program.dynamic else ""
-    compiled = f"compiled = run(torch.compile(program, backend={compiler!r}{dynamic}))"
-    return "\n".join([*_head(program, about), run, "\n", "eager = run(program)", compiled, _COMPARE])
+    imports, backend = _backend(compiler)
+    compiled = f"compiled = run(torch.compile(program, backend={backend}{dynamic}))"
+    head = _head(program, about, imports=imports)
+    return "\n".join([*head, run, "\n", "eager = run(program)", compiled, _COMPARE])
 
 
 def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any], about: Sequence[str] = ()) -> str:
@@ -59,21 +62,32 @@ def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any]
 
     Args:
         program: The program. Its inputs are written with all their values.
-        compiler: A backend of ``torch.compile``.
+        compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         options: The compiler's options.
         about: Lines for its docstring.
     """
+    imports, backend = _backend(compiler)
     given = {
-        "compiler": compiler,
-        "compiler_options": dict(options),
-        "gradients": program.gradients,
-        "dynamic": program.dynamic or None,
-        "localize": False,
+        "compiler": backend,
+        "compiler_options": repr(dict(options)),
+        "gradients": repr(program.gradients),
+        "dynamic": repr(program.dynamic or None),
+        "localize": "False",
     }
-    arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items())
+    arguments = "".join(f"    {name}={value},\n" for name, value in given.items())
     check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
-    head = _head(program, [*about, _NEEDS], exact=True, imports=("import checked_backend",))
+    head = _head(program, [*about, _NEEDS], exact=True, imports=("import checked_backend", *imports))
     return "\n".join([*head, check, 'raise SystemExit(1 if report.verdict == "fail" else 0)', ""])
+
+
+def _backend(compiler: str) -> tuple[Sequence[str], str]:
+    """The lines that a script needs for a candidate, and its expression."""
+    path, colon, name = compiler.rpartition(":")
+    if not colon:
+        return (), repr(compiler)
+    folder = str(Path(path).parent)
+    imports = ("import sys", "from runpy import run_path", f"\nsys.path.insert(0, {folder!r})")
+    return imports, f"run_path({path!r})[{name!r}]"
 
 
 def _head(

@@ -25,9 +25,12 @@ from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.worker import AnswerFolder
 
-__all__ = ["MODULE", "main"]
+__all__ = ["MODULE", "OUT_OF_TIME", "main"]
 
 MODULE = "checked_backend.fuzz.worker"
+
+OUT_OF_TIME = "out of time"
+"""The last stage of a worker that leaves programs unchecked because its time is over."""
 
 _Question = Mapping[str, Any]
 
@@ -112,6 +115,7 @@ def _check(question: _Question, answers: AnswerFolder) -> None:
     batch, begun = max(1, question["batch"]), time.monotonic()
     for start in range(0, len(programs), batch):
         if time.monotonic() - begun > question["seconds"]:
+            answers.note(OUT_OF_TIME)  # else the compiler has ended this process
             return
         places = list(range(start, min(start + batch, len(programs))))
 
@@ -161,9 +165,9 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
         if localized.kind:
             last = replace(localized, stage=localized.stage or last.stage)
             tell(smallest, last)
-    if isinstance(compiler, str):
+    if question["scripts"]:
         answers.note("running the script")
-        tell(smallest, last, **_scripted(smallest, last, compiler, question))
+        tell(smallest, last, **_scripted(smallest, last, question["compiler"], question))
 
 
 def _scripted(program: Any, result: Any, compiler: str, question: _Question) -> dict[str, Any]:

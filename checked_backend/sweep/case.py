@@ -30,7 +30,7 @@ class Case:
         mode: ``inference`` or ``training``.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 under autocast.
         device: ``cpu`` or ``cuda``.
-        compiler: A Dynamo backend's name.
+        compiler: A Dynamo backend's name, or ``FILE.py:NAME``.
         dynamic: Whether the shapes are dynamic.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from checked_backend.checking import check
-from checked_backend.checking.target import parse_optimizer
+from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
@@ -35,7 +35,7 @@ _LONGEST = 600
 _SHRUNK = "as small as this suite makes it, it does not run in eager"
 
 
-def refuse_unknown(compiler: str) -> None:
+def refuse_unknown(compiler: str | Callable[..., object]) -> None:
     """Raise if a name is no Dynamo backend.
 
     Raises:
@@ -123,7 +123,7 @@ def _checked(built: Built, program: Prepared, case: Case, settings: Settings) ->
         program.function,
         tuple(program.args),
         program.kwargs,
-        compiler=case.compiler,
+        compiler=load_compiler(case.compiler),
         gradients=program.training,
         dynamic=True if case.dynamic else None,
         optimizer=parse_optimizer(settings.optimizer) if settings.optimizer and program.training else None,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.dynamo import dynamo_reset
+from checked_backend.checking.target import load_compiler
 from checked_backend.sweep.case import Case, Speed
 from checked_backend.sweep.prepare import Prepared
 
@@ -37,7 +38,7 @@ def measure_speed(program: Prepared, case: Case, compiler_options: Mapping[str, 
     eager_step, eager_peak = _steps(partial(program.step, program.function), case.device)
     compiled = torch.compile(
         program.function,
-        backend=case.compiler,
+        backend=load_compiler(case.compiler),
         dynamic=True if case.dynamic else None,
         options=dict(compiler_options) or None,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend.checking.target import load_factory, parse_optimizer, parse_value
+from checked_backend.checking.target import load_compiler, load_factory, parse_optimizer, parse_value
 from checked_backend.errors import CheckedBackendError
 
 FILE = """
@@ -103,3 +103,21 @@ def test_values() -> None:
     assert parse_value("a=None", "-") == ("a", None)
     assert parse_value("a=b=c", "-") == ("a", "b=c")
     assert parse_value('a={"b": [1]}', "-") == ("a", {"b": [1]})
+
+
+def test_a_compiler_is_a_name_or_a_function_of_a_file(file: Path) -> None:
+    assert load_compiler("inductor") == "inductor"
+    assert load_compiler("planted:logic") == "planted:logic"
+    compiler = load_compiler(f"{file.with_name('helper.py')}:f")
+    assert not isinstance(compiler, str)
+    assert compiler(1, 2) == 3
+    assert load_compiler(f"{file.with_name('helper.py')}:f") is compiler  # the file has run once
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("mine.py:number", "has no function 'number'"), ("none.py:f", "no such file"), ("raises.py:f", "raised:")],
+)
+def test_a_compiler_that_cannot_be_loaded(file: Path, target: str, why: str) -> None:
+    with pytest.raises(CheckedBackendError, match=why):
+        load_compiler(str(file.with_name(target)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,30 @@ def test_a_planted_fault_from_the_command_line_to_the_issue(run: Run, tmp_path: 
     code, out, _ = run(*words, "--against", db)
     assert code == 0
     assert "known" in out
+
+
+COMPILER = """
+print("a compiler that talks")
+
+def refuses(gm, example_inputs):
+    raise NotImplementedError("no lowering for anything")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(COMPILER)
+    monkeypatch.chdir(tmp_path)
+    words = ["fuzz", "--compiler", "mine.py:refuses", "--programs", "4", "--longest", "3", "--static", "--inference"]
+    code, out, err = run(*words, "--ops", "add", "--no-localize", "--repros", "repros", "--json")
+    assert code == 1, err
+    assert json.loads(out)["verdict"] == "fail"
+    script = next(iter((tmp_path / "repros").glob("repro_*.py")))
+    monkeypatch.chdir("/")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1
+    assert "no lowering for anything" in ended.stdout + ended.stderr
 
 
 @pytest.mark.slow
@@ -107,6 +133,7 @@ def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path
     [
         (("--compiler", "nothing_of_that_name"), "nothing_of_that_name"),
         (("--compiler", "planted:nothing"), "planted:logic"),
+        (("--compiler", "nothing.py:mine"), "nothing.py: no such file"),
         (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
         (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
         (("--against", "missing.db"), "no such database"),

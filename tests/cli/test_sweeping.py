@@ -56,6 +56,17 @@ def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) 
     assert len((tmp_path / "s.csv").read_text().splitlines()) == 2
 
 
+def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--db", tmp_path / "s.db", "--threads", "1"]
+    code, out, _ = run(*words, "--compiler", f"{tmp_path / 'models.py'}:one_percent_off")
+    assert code == 1
+    assert "models.py:one_percent_off): logic: output[0]" in out
+    code, _, err = run(*words, "--compiler", f"{tmp_path / 'models.py'}:nothing")
+    assert code == 3
+    assert "has no function 'nothing'" in err
+
+
 def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [{"name": name, "canary": name == "bird", "fixed": False} for name in ("a", "bird")]
     monkeypatch.setattr(drive, "list_suite", lambda *_: Listed("timm", "timm", models, "", {"torch": "2.13"}, 0))

@@ -58,9 +58,18 @@ def test_a_hang_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_process_had_no_time_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = _check(monkeypatch, answer({0: _raw(PASS), 1: _raw(PASS)}, "batch 0 1"))
+    found, again = _check(monkeypatch, answer({0: _raw(PASS), 1: _raw(PASS)}, "out of time"))
     assert set(found) == {0, 1}
     assert not again
+
+
+def test_a_compiler_that_ends_its_process_without_an_error_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, again = _check(monkeypatch, answer({0: _raw(PASS)}, "program 1 1 1", 0), count=2)
+    assert (found[1].status, found[1].detail) == (Status.CRASH, "crash.exit")
+    assert found[1].message == "the process exited with status 0"
+    assert not again
+    _, again = _check(monkeypatch, answer({}, "batch 0 1", 0), count=2)
+    assert [[entry.number for entry in task.entries] for task in again] == [[0], [1]]
 
 
 def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:

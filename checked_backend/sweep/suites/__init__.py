@@ -48,13 +48,14 @@ def models_as_json(spec: str, compilers: Sequence[str]) -> str:
 
     Args:
         spec: The suite.
-        compilers: Names of candidates. Each must be a Dynamo backend once the suite's code has run.
+        compilers: Names of candidates. Each must be a Dynamo backend or ``FILE.py:NAME`` once the suite's code has run.
     """
     try:
         suite = suite_of(spec)
         models = suite.models()
         for compiler in compilers:
-            importlib.import_module("checked_backend.sweep.examine").refuse_unknown(compiler)
+            load_compiler = importlib.import_module("checked_backend.checking.target").load_compiler
+            importlib.import_module("checked_backend.sweep.examine").refuse_unknown(load_compiler(compiler))
         source = suite.fingerprint()
     except ImportError as error:
         return json.dumps({"error": f"{spec}: import error: {error}"})
