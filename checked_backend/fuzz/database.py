@@ -18,6 +18,7 @@ from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.sweep.file import FUZZ, Format, SqliteFile
+from checked_backend.sweep.status import Status
 
 __all__ = ["Corpus", "Entry", "Totals"]
 
@@ -32,6 +33,7 @@ CREATE TABLE bug (
     result TEXT NOT NULL);
 """
 _FORMAT = Format(FUZZ, 1, _SCHEMA, frozenset({"setting", "program", "bug"}), "fuzz", "fuzz", FuzzError)
+_DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _CONTENT = ("kind", "detail", "stage", "op", "confirmed", "met", "script", "script_shows", "localized")
 
 
@@ -77,6 +79,11 @@ class Totals:
     def checked(self) -> int:
         """How many programs were checked."""
         return sum(self.statuses.values())
+
+    @property
+    def decided(self) -> int:
+        """How many of them have a verdict, or took their process with them."""
+        return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
 
 
 class Corpus(SqliteFile):
@@ -162,10 +169,10 @@ class Corpus(SqliteFile):
         with self._connection:
             self._connection.execute("UPDATE program SET bug = ? WHERE id = ?", (bug, number))
 
-    def unconfirmed(self) -> int:
-        """How many failures did not show again."""
-        ((count,),) = self._query("SELECT count(*) FROM program WHERE bug = 0", ())
-        return int(count)
+    def unconfirmed(self) -> list[tuple[str, str]]:
+        """The programs whose failures did not show again, each with what failed."""
+        rows = self._query("SELECT seed, number, result FROM program WHERE bug = 0", ())
+        return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
 
     def totals(self) -> Totals:
         """Counts over the programs that were checked."""

@@ -104,7 +104,7 @@ class _Run:
 
     def loop(self, pool: ThreadPoolExecutor) -> None:
         for entry, result in self.corpus.failures():
-            self._sort(ConfirmTask(entry.text, result, entry))
+            self._sort(ConfirmTask.of_entry(entry, result))
         if self.asked.localize:
             groups = self.corpus.groups()
             self._to_localize = [g for g in groups if g.confirmed and not g.localized and g.difference is None]
@@ -184,21 +184,21 @@ class _Run:
             self.corpus.add_result(entry.number, examined)
             self.checked += 1
             if examined.status in _FAILED and examined.kind:
-                self._sort(ConfirmTask(entry.text, examined, entry))
+                self._sort(ConfirmTask.of_entry(entry, examined))
 
     def _sort(self, task: ConfirmTask) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
         if task.entry is not None and documented(task.result) is not None:
-            group = signature_of(task.entry.program, task.result)
+            group = signature_of(task.program, task.result)
             self.corpus.assign(task.entry.number, self.corpus.put(group).number)
         elif not self._known(task):
             self.to_confirm.append(task)
-            self.to_confirm.sort(key=lambda one: one.entry.program.size if one.entry is not None else ())
+            self.to_confirm.sort(key=lambda one: one.program.size)
 
     def _known(self, task: ConfirmTask) -> bool:
         if task.entry is None:
             return False
-        program = task.entry.program
+        program = task.program
         known = (g for g in self.corpus.groups() if g.confirmed and not _is_looked_into(g))
         group = next((g for g in known if may_be(g, program, task.result)), None)
         if group is None:

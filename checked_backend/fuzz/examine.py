@@ -27,7 +27,8 @@ from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.generate.undefined import draws
-from checked_backend.fuzz.program import Constant, FuzzProgram, leaves_of
+from checked_backend.fuzz.merge import merge
+from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
@@ -70,6 +71,7 @@ class Examined:
         expected: The value in eager, as text.
         actual: The value in the compiled program, as text.
         report: The report as JSON, of what did not pass.
+        program: The program that fails, where that is several as one; empty if it is the one that was asked for.
     """
 
     status: Status
@@ -85,6 +87,7 @@ class Examined:
     expected: str = ""
     actual: str = ""
     report: str = field(default="", repr=False)
+    program: str = field(default="", repr=False)
 
     def to_json(self) -> str:
         """As JSON text."""
@@ -100,9 +103,14 @@ class Examined:
         try:
             raw = json.loads(raw) if isinstance(raw, str) else raw
             given = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-            return cls(**{**given, "status": Status.of(given["status"], "a result of fuzz")})
+            read = cls(**{**given, "status": Status.of(given["status"], "a result of fuzz")})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FuzzError(f"a result of fuzz: {type(error).__name__}: {error}") from None
+        for name, field_ in cls.__dataclass_fields__.items():
+            kinds = (int, float) if name == "seconds" else (Status if name == "status" else type(field_.default),)
+            if not isinstance(getattr(read, name), kinds):
+                raise FuzzError(f"a result of fuzz: {name} got {getattr(read, name)!r:.80}, of a wrong type")
+        return read
 
 
 @functools.cache
@@ -159,7 +167,8 @@ def examine(
         The place of a program, and what came out. Each program comes once.
     """
     shared: Mapping[int, Examined] = {}
-    remark = ""
+    accused: Mapping[int, Finding] = {}
+    together = Examined(Status.PASS)
     if len(programs) > 1:
         note("batch")
         together, report = _checked(programs, compiler, options)
@@ -167,15 +176,34 @@ def examine(
             yield from _in_halves(programs, compiler, options, note)
             return
         shared = _blameless(together, report, len(programs))
-        remark = f"the compile that it shares with others does not pass: {together.message}"
+        accused = _accused(report, len(programs)) if report is not None else {}
         yield from shared.items()
+    right: list[tuple[int, Examined]] = []
+    wrong: set[int] = set()
     for place, program in enumerate(programs):
-        if place not in shared:
-            note(f"program {place}")
-            alone, _ = _checked([program], compiler, options)
-            if shared and alone.status is Status.PASS:  # there it was blamed
-                alone = replace(alone, status=Status.INCONCLUSIVE, message=f"passes alone, but {remark}"[:_LONGEST])
+        if place in shared:
+            continue
+        note(f"program {place}")
+        alone, _ = _checked([program], compiler, options)
+        if alone.status is not Status.PASS:
+            wrong |= {place} if alone.status is Status.FAIL else set()
             yield place, alone
+        elif place in accused:
+            right.append((place, alone))
+        else:
+            yield place, _unclear(alone, together) if shared else alone
+    if right and (shared or not wrong):  # a fault that needs them all
+        (place, _), *right = right
+        merged = merge([program for other, program in enumerate(programs) if other not in wrong])
+        yield place, replace(together, **_words(accused[place]), program=encode_program(merged))
+        right = [(other, _unclear(alone, together) if shared else alone) for other, alone in right]
+    yield from right
+
+
+def _unclear(alone: Examined, together: Examined) -> Examined:
+    """The result of a program that passes alone, and is blamed where it shares a compile."""
+    remark = f"passes alone, but the compile that it shares with others does not pass: {together.message}"
+    return replace(alone, status=Status.INCONCLUSIVE, message=remark[:_LONGEST])
 
 
 def _in_halves(
@@ -206,9 +234,7 @@ def _blameless(together: Examined, report: Report | None, count: int) -> Mapping
         return dict.fromkeys(range(count), right)
     found: dict[int, list[Finding]] = {}
     for finding in report.findings if report is not None else ():
-        places = places_of(finding.subject)
-        if finding.kind is Kind.ALIAS:
-            places |= places_of(str(finding.expected)) | places_of(str(finding.actual))
+        places = _places_of_finding(finding)
         if not places and finding.severity is Severity.ERROR:
             return {}
         for place in places:
@@ -227,6 +253,23 @@ def _blameless(together: Examined, report: Report | None, count: int) -> Mapping
         elif all(finding.fails and documented(finding) is not None for finding in wrong):
             results[place] = replace(share, **_words(_alone(wrong[0], place)))
     return results
+
+
+def _accused(report: Report, count: int) -> Mapping[int, Finding]:
+    """The programs of a shared compile that findings blame: all of them where a finding names none."""
+    found: dict[int, Finding] = {}
+    for finding in report.findings:
+        if finding.fails and documented(finding) is None:
+            for place in _places_of_finding(finding) or range(count):
+                found.setdefault(place, finding)
+    return found
+
+
+def _places_of_finding(finding: Finding) -> set[int]:
+    places = places_of(finding.subject)
+    if finding.kind is Kind.ALIAS:
+        places |= places_of(str(finding.expected)) | places_of(str(finding.actual))
+    return places
 
 
 def places_of(text: str) -> set[int]:

@@ -17,7 +17,7 @@ from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.examine import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import Group, signature_of
-from checked_backend.fuzz.program import decode_program, encode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.worker import MODULE, OUT_OF_TIME
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
@@ -220,6 +220,16 @@ class ConfirmTask:
     result: Examined
     entry: Entry | None = None
     group: Group | None = None
+
+    @classmethod
+    def of_entry(cls, entry: Entry, result: Examined) -> ConfirmTask:
+        """Confirm what came out for a program of the corpus."""
+        return cls(result.program or entry.text, result, entry)
+
+    @property
+    def program(self) -> FuzzProgram:
+        """The program."""
+        return decode_program(self.text)
 
     @classmethod
     def of_group(cls, group: Group) -> ConfirmTask:

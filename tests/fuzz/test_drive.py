@@ -120,7 +120,7 @@ def test_what_does_not_show_again_is_told_as_such(world: World, corpus: Corpus) 
     world.shows_again = False
     _run(corpus, 4)
     assert not corpus.groups()
-    assert corpus.unconfirmed() == 2
+    assert len(corpus.unconfirmed()) == 2
     assert not corpus.failures()
 
 

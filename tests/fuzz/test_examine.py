@@ -14,7 +14,7 @@ from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.planted import FAULTS
-from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.strategies import make_program
 from checked_backend.sweep.status import Status
 from tests.support import faults
@@ -98,8 +98,33 @@ def test_one_fault_hides_no_other_in_a_batch() -> None:
     assert found[1].status is Status.PASS
     assert not found[1].alone
     assert (found[2].status, found[2].kind) == (Status.FAIL, "logic")
-    assert found[0].status is Status.INCONCLUSIVE
-    assert found[0].message.startswith("passes alone, but the compile that it shares with others does not pass: ")
+    assert (found[0].status, found[0].detail) == (Status.FAIL, "structure.dtype")  # alone it passes
+    merged = decode_program(found[0].program)
+    assert merged.ops == ("torch.neg", "torch.sin")  # the third is wrong by itself
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_is_wrong_only_together_is_a_failure_of_all_as_one(raises: bool) -> None:
+    def compiler(gm: Any, _inputs: Any) -> Any:
+        if len(gm.graph.nodes) < 6:
+            return gm.forward
+        if raises:
+            raise RuntimeError("too large")
+        return lambda *args: [result * 1.5 for result in gm(*args)]
+
+    programs = [FuzzProgram((X,), (Statement(f"torch.{op}", (Ref(0),)),), (1,)) for op in ("neg", "sin", "exp")]
+    found = dict(examine(programs, compiler))
+    assert set(found) == {0, 1, 2}
+    assert found[0].status is Status.FAIL
+    assert check_program(decode_program(found[0].program), compiler).kind == found[0].kind
+    assert {found[place].status for place in (1, 2)} == {Status.PASS}
+    assert all(found[place].alone for place in (1, 2))
+
+
+@pytest.mark.parametrize("field", [{"message": 3}, {"compiled": "yes"}, {"program": {}}, {"seconds": "1"}])
+def test_a_result_of_a_file_with_a_wrong_type_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(FuzzError, match=f"a result of fuzz: {next(iter(field))} got"):
+        Examined.from_json({"status": "pass", **field})
 
 
 def test_a_documented_difference_needs_no_compile_of_its_own() -> None:

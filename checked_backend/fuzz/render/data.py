@@ -24,8 +24,9 @@ def render_json(summary: Summary) -> str:
         "compiled": summary.totals.compiled,
         "operations": summary.totals.ops,
         "operations_with_dtypes": summary.totals.pairs,
+        "doubts": summary.doubts,
         "waiting": summary.waiting,
-        "not_shown_again": summary.gone,
+        "not_shown_again": len(summary.gone),
         "groups": [_as_data(shown) for shown in summary.groups],
     }
     return json.dumps(raw, indent=2, sort_keys=True)

@@ -18,7 +18,7 @@ from checked_backend.report.view import ReportView, view
 __all__ = ["render_html"]
 
 _COLOURS = {"new": "fail", "known": "inconclusive", "documented": "quiet", "unconfirmed": "quiet"}
-_SHOWN_UNDECIDED = 50
+_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ def render_html(summary: Summary) -> str:
         sections=[_section(shown, summary) for shown in summary.groups],
         standings=[word for word in MEANING if any(shown.standing == word for shown in summary.groups)],
         meaning=MEANING,
-        undecided=summary.undecided[:_SHOWN_UNDECIDED],
+        gone=summary.gone[:_SHOWN],
+        undecided=summary.undecided[:_SHOWN],
     )
 
 

@@ -16,15 +16,14 @@ def render_junit(summary: Summary) -> str:
     """Return a database as JUnit XML: a test case for the run, and one for each group.
 
     A new group is a ``failure``. Known, documented and unconfirmed groups are ``skipped``: they fail no run. The run is
-    an ``error`` if no program was checked, or if failures wait to be confirmed.
+    an ``error`` if there are doubts: no program was checked, failures wait to be confirmed.
     """
     suite = ElementTree.Element("testsuite", name="checked_backend fuzz")
     run = ElementTree.SubElement(suite, "testcase", classname="checked_backend.fuzz", name="programs")
-    undecided = summary.waiting > 0 or not summary.totals.checked
-    text = xml_text("\n".join([summary.title, summary.counts, *summary.notes]))
-    if undecided:
-        why = summary.notes[0] if summary.waiting else "no program was checked"
-        ElementTree.SubElement(run, "error", type=Verdict.INCONCLUSIVE.value, message=xml_text(why)).text = text
+    text = xml_text("\n".join([summary.title, summary.counts, *summary.doubts]))
+    if summary.doubts:
+        why = xml_text(summary.doubts[0])
+        ElementTree.SubElement(run, "error", type=Verdict.INCONCLUSIVE.value, message=why).text = text
     else:
         ElementTree.SubElement(run, "system-out").text = text
     counted = {"failure": 0, "skipped": 0}
@@ -33,7 +32,7 @@ def render_junit(summary: Summary) -> str:
     suite.attrib.update(
         tests=str(1 + len(summary.groups)),
         failures=str(counted["failure"]),
-        errors=str(int(undecided)),
+        errors=str(int(bool(summary.doubts))),
         skipped=str(counted["skipped"]),
     )
     root = ElementTree.Element("testsuites")

@@ -57,7 +57,7 @@ class Summary:
         totals: What was checked.
         groups: The groups, those met most first.
         waiting: How many failures are not confirmed yet.
-        gone: How many failures did not show again in a fresh process.
+        gone: The failures that did not show again in a fresh process, each with what it was.
         undecided: The programs without a verdict, each with the reason.
     """
 
@@ -65,15 +65,32 @@ class Summary:
     totals: Totals
     groups: Sequence[Shown]
     waiting: int
-    gone: int
+    gone: Sequence[tuple[str, str]]
     undecided: Sequence[tuple[str, str]]
 
     @property
     def verdict(self) -> Verdict:
-        """*Fail* if a group is new. *Inconclusive* if no program was checked, or failures wait to be confirmed."""
+        """*Fail* if a group is new. *Inconclusive* if there are `doubts`."""
         if any(shown.standing == "new" for shown in self.groups):
             return Verdict.FAIL
-        return Verdict.PASS if self.totals.checked and not self.waiting else Verdict.INCONCLUSIVE
+        return Verdict.INCONCLUSIVE if self.doubts else Verdict.PASS
+
+    @property
+    def doubts(self) -> list[str]:
+        """The reasons why the compiler cannot pass."""
+        doubts = []
+        if not self.totals.checked:
+            doubts.append("no program was checked")
+        if self.waiting:
+            doubts.append(f"{self.waiting} failures are not confirmed yet: run again with the same --db")
+        gone = len(self.gone) + sum(shown.standing == "unconfirmed" for shown in self.groups)
+        if gone:
+            doubts.append(
+                f"{gone} failures did not show again in a fresh process: the compiler may depend on what ran before"
+            )
+        if self.totals.checked and 2 * self.totals.decided <= self.totals.checked:
+            doubts.append(f"only {self.totals.decided} of {self.totals.checked} programs have a verdict")
+        return doubts
 
     @property
     def title(self) -> str:
@@ -92,16 +109,6 @@ class Summary:
             f"{self.totals.ops} operations, {self.totals.pairs} with dtypes"
         )
 
-    @property
-    def notes(self) -> list[str]:
-        """What else must be known of the run."""
-        notes = []
-        if self.waiting:
-            notes.append(f"{self.waiting} failures are not confirmed yet: run again with the same --db")
-        if self.gone:
-            notes.append(f"{self.gone} failures did not show again in a fresh process")
-        return notes
-
 
 def summarize(corpus: Corpus, known: set[str]) -> Summary:
     """Read a database.
@@ -115,7 +122,7 @@ def summarize(corpus: Corpus, known: set[str]) -> Summary:
         corpus.totals(),
         tuple(Shown(group, standing(group, known)) for group in corpus.groups()),
         len(corpus.failures()),
-        corpus.unconfirmed(),
+        tuple(corpus.unconfirmed()),
         tuple(corpus.inconclusive()),
     )
 

@@ -8,17 +8,21 @@ from checked_backend.report.clean import clean
 
 __all__ = ["render_text", "ways"]
 
-_SHOWN_UNDECIDED = 5
+_SHOWN = 5
 
 
 def render_text(summary: Summary) -> str:
     """The report as text."""
-    lines = [clean(summary.title), summary.counts, *summary.notes]
+    lines = [clean(summary.title), summary.counts, *summary.doubts]
     for number, shown in enumerate(summary.groups, 1):
         lines += ["", *_told(number, shown)]
-    if summary.undecided:
-        lines += ["", f"{len(summary.undecided)} programs without a verdict, for example:"]
-        lines += [f"  {name}: {clean(reason)[:200]}" for name, reason in summary.undecided[:_SHOWN_UNDECIDED]]
+    for programs, words in (
+        (summary.gone, "failures that did not show again"),
+        (summary.undecided, "programs without a verdict"),
+    ):
+        if programs:
+            lines += ["", f"{len(programs)} {words}, for example:"]
+            lines += [f"  {name}: {clean(reason)[:200]}" for name, reason in programs[:_SHOWN]]
     return "\n".join(lines)
 
 
