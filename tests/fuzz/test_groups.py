@@ -71,3 +71,12 @@ def test_what_is_made_at_the_edge_of_a_program_is_one_group(detail: str, expecte
     assert first.signature == second.signature
     assert first.difference is None
     assert signature_of(program_of("torch.exp"), results[1]).signature != first.signature
+
+
+def test_a_wrong_number_of_results_is_one_bug_whatever_the_program() -> None:
+    many, few = (
+        signature_of(program_of(op), failing("structure", "structure.outputs", expected=f"{count} values", actual="1"))
+        for op, count in (("torch.exp", 2), ("torch.add", 3))
+    )
+    assert many.signature == few.signature
+    assert may_be(many, few.program, few.result)
