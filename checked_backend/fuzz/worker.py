@@ -219,11 +219,12 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
         fault, began = faults[name], time.monotonic()
         most = question["most"] if fault.kinds else question["control"]
         wanted = choices(training=fault.gradients, dynamic=False)
-        caught, told, tried, left_out = False, "", 0, 0
+        caught, told, tried, left_out, undecided = False, "", 0, 0, 0
         for number in range(most):
             program = make_program(question["seed"], number, wanted, rules)
             result = examining.check_program(program, fault.compiler)
             tried += 1
+            undecided += result.status.value == "inconclusive"
             caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)
             if not caught:
                 continue
@@ -239,6 +240,7 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
                 "caught": caught,
                 "programs": tried,
                 "left_out": left_out,
+                "undecided": undecided,
                 "finding": told,
                 "seconds": time.monotonic() - began,
             }

@@ -13,7 +13,9 @@ import pytest
 from checked_backend.findings import Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.planted import FAULTS
+from checked_backend.fuzz.selftest import Tried, render_text
 from checked_backend.fuzz.worker import _selftest
+from checked_backend.sweep.status import Status
 from checked_backend.sweep.worker import AnswerFolder
 from tests.support.fuzz_tools import PASS
 
@@ -54,3 +56,12 @@ def test_each_kind_of_finding_that_accuses_a_compiler_has_a_planted_fault() -> N
     planted = set[Kind]().union(*(fault.kinds for fault in FAULTS.values()))
     without = {Kind.EXCEPTION}  # where eager raises: programs are drawn that eager runs
     assert planted == {kind for kind in Kind if kind.fails} - without
+
+
+def test_a_control_that_gets_no_verdicts_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided = replace(PASS, status=Status.INCONCLUSIVE, message="the check itself failed")
+    monkeypatch.setattr(examining, "check_program", lambda *_: undecided)
+    _selftest({"faults": ["none", "logic"], "seed": 1, "most": 3, "control": 2}, AnswerFolder(tmp_path))
+    control, logic = (Tried(**raw) for raw in json.loads((tmp_path / "result.json").read_text()))
+    assert (control.caught, control.undecided, control.right, logic.right) == (False, 2, False, False)
+    assert "WRONG  control     2 programs, 2 without a verdict: nothing was reported" in render_text([control])
