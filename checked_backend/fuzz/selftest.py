@@ -92,7 +92,8 @@ def _lethal(name: str, place: JobResources) -> Tried:
     result = found.get(0)
     caught = result is not None and result.kind == "crash"
     told = f"{result.detail}: {result.message}" if result is not None and caught else ""
-    return Tried(name, FAULTS[name].words, caught, 1, 0, told, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Tried(name, FAULTS[name].words, caught, 1, finding=told, seconds=seconds)
 
 
 def render_text(results: Sequence[Tried]) -> str:
