@@ -73,6 +73,13 @@ def test_what_is_made_at_the_edge_of_a_program_is_one_group(detail: str, expecte
     assert signature_of(program_of("torch.exp"), results[1]).signature != first.signature
 
 
+def test_a_setting_that_is_left_changed_is_one_bug_whatever_the_program() -> None:
+    left = failing("mutation", "mutation.default_dtype", subject="state[default_dtype]")
+    assert (
+        signature_of(program_of("torch.exp"), left).signature == signature_of(program_of("torch.add"), left).signature
+    )
+
+
 def test_a_wrong_number_of_results_is_one_bug_whatever_the_program() -> None:
     many, few = (
         signature_of(program_of(op), failing("structure", "structure.outputs", expected=f"{count} values", actual="1"))
