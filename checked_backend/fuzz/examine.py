@@ -49,6 +49,9 @@ SHARED = Effort(levels=False)
 _HALF = frozenset({"float16", "bfloat16"})
 _TO_HALF = frozenset({"Tensor.half", "Tensor.bfloat16"})
 _LONGEST = 400
+_SEED = 6_031_769
+"""No seed that a compiler would set: it would not show."""
+
 _PLANTED = "planted:"
 _PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
 
@@ -317,7 +320,7 @@ def _checked(
     """Check programs in one compile. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
-        torch.manual_seed(0)
+        torch.manual_seed(_SEED)
         report = check(
             build(programs),
             inputs_for(programs),

@@ -80,6 +80,8 @@ def run_selftest(place: JobResources) -> list[Tried]:
     if not answer.text:
         raise FuzzError(f"selftest: the process {answer.ended.words} while {answer.ended.stage}\n{answer.log}")
     found = [Tried(**raw) for raw in json.loads(answer.text)]
+    why = f"its process {answer.ended.words} while {answer.ended.stage}"
+    found += [Tried(name, FAULTS[name].words, False, 0, finding=why) for name in names[len(found) :]]
     return [*found, *(_lethal(name, place) for name in _LETHAL)]
 
 
@@ -106,9 +108,10 @@ def render_text(results: Sequence[Tried]) -> str:
     for result in results:
         if result.fault == "none":
             said = f"reported where nothing is wrong: {result.finding}" if result.caught else "nothing was reported"
+            said = said if result.programs else result.finding
             lines.append(f"  {'ok' if result.right else 'WRONG':<6} control     {result.tried_words}: {said}")
             continue
-        told = result.finding if result.caught else "not caught"
+        told = result.finding if result.caught or not result.programs else "not caught"
         verdict = "ok" if result.right else "MISSED"
         lines.append(f"  {verdict:<6} {result.fault:<11} {result.words}: after {result.tried_words}: {told}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
@@ -50,9 +51,11 @@ def render_script(program: FuzzProgram, compiler: str = "inductor", about: Seque
         about: Lines for its docstring.
     """
     run = _DIFFERENTIATE if program.gradients else _CALL
-    dynamic = ", dynamic=True" if program.dynamic else ""
+    how = ", dynamic=True" if program.dynamic else ""
+    if compiler == "inductor" and any(draws(call.op) for call in program.calls):
+        how += ', options={"fallback_random": True}'  # else its random numbers are others than eager's
     imports, backend = _backend(compiler)
-    compiled = f"compiled = run(torch.compile(program, backend={backend}{dynamic}))"
+    compiled = f"compiled = run(torch.compile(program, backend={backend}{how}))"
     head = _head(program, about, imports=imports)
     return "\n".join([*head, run, "\n", "eager = run(program)", compiled, _COMPARE])
 
@@ -127,12 +130,14 @@ def _head(
 _NEEDS = "This needs the package checked_backend; a plain comparison does not show it."
 
 _CALL = """def run(function):
+    torch.manual_seed(0)
     given = inputs()
     with torch.no_grad():
         results = function(*given)
     return [*results, *given]"""
 
 _DIFFERENTIATE = """def run(function):
+    torch.manual_seed(0)
     given = inputs()
     results = function(*given)
     loss = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]

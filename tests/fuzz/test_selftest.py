@@ -12,9 +12,12 @@ import pytest
 
 from checked_backend.findings import Kind
 from checked_backend.fuzz import examine as examining
+from checked_backend.fuzz import selftest
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.selftest import Tried, render_text
 from checked_backend.fuzz.worker import _selftest
+from checked_backend.process.child import Ended
+from checked_backend.sweep.job import Answer, JobResources
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.worker import AnswerFolder
 from tests.support.fuzz_tools import PASS
@@ -65,3 +68,16 @@ def test_a_control_that_gets_no_verdicts_is_not_right(tmp_path: Path, monkeypatc
     control, logic = (Tried(**raw) for raw in json.loads((tmp_path / "result.json").read_text()))
     assert (control.caught, control.undecided, control.right, logic.right) == (False, 2, False, False)
     assert "WRONG  control     2 programs, 2 without a verdict: nothing was reported" in render_text([control])
+
+
+def test_faults_that_the_time_did_not_suffice_for_are_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [{"fault": "logic", "words": "wrong", "caught": True, "programs": 3, "finding": "logic: output[0]"}]
+    slow = Answer(json.dumps(told), Ended(-9, "trying nonfinite", 300.0), "", 300.0, starved=False)
+    monkeypatch.setattr(selftest, "run_worker", lambda *_args, **_more: slow)
+    monkeypatch.setattr(selftest, "_lethal", lambda name, _place: Tried(name, "kills", True, 1, finding="crash"))
+    results = {result.fault: result for result in selftest.run_selftest(JobResources())}
+    assert set(results) == set(FAULTS)
+    assert (results["logic"].right, results["nonfinite"].right, results["none"].right) == (True, False, False)
+    text = render_text(list(results.values()))
+    assert "MISSED nonfinite" in text
+    assert "its process had not ended after 300 s while trying nonfinite" in text

@@ -16,6 +16,7 @@ from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import make_program
 from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
+from tests.support.fuzz_tools import program_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -107,3 +108,31 @@ def test_what_a_plain_script_does_not_show_one_that_checks_does(tmp_path: Path, 
         )
         assert ended.returncode == expected, ended.stdout + ended.stderr
     assert ("FAIL: " in ended.stdout) == bool(status)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_script_of_a_right_program_with_random_numbers_shows_nothing(tmp_path: Path, gradients: bool) -> None:
+    x = Input("float32", (40, 3), (3, 1), requires_grad=gradients)
+    z = Input("complex64", (100,), (1,))
+    drawn = Statement("F.dropout", (Ref(0), 0.5)), Statement("torch.rand_like", (Ref(0),))
+    program = FuzzProgram((x, z), (*drawn, Statement("torch.neg", (Ref(1),))), (2, 3, 4), gradients)
+    path = tmp_path / "script.py"
+    path.write_text(render_script(program, "eager"))
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_a_script_gives_inductor_the_random_numbers_of_eager() -> None:
+    assert "fallback_random" in render_script(program_of("torch.rand_like"))
+    assert "fallback_random" not in render_script(program_of("torch.exp"))
+
+
+@pytest.mark.parametrize(
+    ("compiler", "named"),
+    [("/home/me/mine.py:wrong", "run_path('/home/me/mine.py')['wrong']"), ("inductor", "'inductor'")],
+)
+def test_scripts_name_the_candidate(compiler: str, named: str) -> None:
+    program = program_of("torch.exp")
+    for script in (render_script(program, compiler), render_check(program, compiler, {})):
+        compile(script, "script.py", "exec")
+        assert named in script
