@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
@@ -34,7 +35,14 @@ CREATE TABLE bug (
 """
 _FORMAT = Format(FUZZ, 1, _SCHEMA, frozenset({"setting", "program", "bug"}), "fuzz", "fuzz", FuzzError)
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
-_CONTENT = ("kind", "detail", "stage", "op", "confirmed", "met", "script", "script_shows", "localized")
+_CONTENT: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("kind", "detail", "stage", "op", "script"), str),
+        **dict.fromkeys(("confirmed", "script_shows", "localized"), bool),
+        "met": int,
+    }
+)
+"""The fields of a group that are kept as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +212,11 @@ class Corpus(SqliteFile):
         try:
             raw = json.loads(str(content))
             given = {name: raw[name] for name in _CONTENT}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FuzzError(f"{self.path}: a group: {type(error).__name__}: {error}") from None
-        words = all(isinstance(given[name], str) for name in ("kind", "detail", "stage", "op", "script"))
-        if not words or not isinstance(given["met"], int):
-            raise FuzzError(f"{self.path}: a group has a field of a wrong type")
+        for name, kind in _CONTENT.items():
+            if not isinstance(given[name], kind):
+                raise FuzzError(f"{self.path}: a group: {name} got {given[name]!r:.80}, of a wrong type")
         program = decode_program(str(program))
         return Group(**given, program=program, result=Examined.from_json(str(result)), number=int(str(number)))
 

@@ -96,11 +96,15 @@ def test_what_is_no_database_of_fuzz_is_refused(path: Path) -> None:
     assert not is_database(path, FUZZ)
 
 
-def test_strange_content_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    ["'[]'", f"'{'[' * 5000}'", *(f"json_set(content, '$.{name}', json('{{}}'))" for name in ("met", "confirmed"))],
+)
+def test_strange_content_is_refused(path: Path, content: str) -> None:
     with Corpus(path, write=True) as corpus:
         corpus.put(group_of("torch.neg"))
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE bug SET content = '[]'")
+    connection.execute(f"UPDATE bug SET content = {content}")
     connection.commit()
     connection.close()
     with Corpus(path) as corpus, pytest.raises(FuzzError, match="a group"):
