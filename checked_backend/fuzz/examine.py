@@ -176,11 +176,18 @@ def examine(
         note("batch")
         together, report = _checked(programs, compiler, options)
         if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
-            yield from _in_halves(programs, compiler, options, note)
+            middle = len(programs) // 2
+            for half in (range(middle), range(middle, len(programs))):
+                yield from _some_of(programs, half, compiler, options, note)
             return
         shared = _blameless(together, report, len(programs))
         accused = _accused(report, len(programs)) if report is not None else {}
-        yield from shared.items()
+        if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
+            rest = [place for place, result in shared.items() if result.status is Status.PASS]
+            yield from _some_of(programs, rest, compiler, options, note)
+            yield from ((place, result) for place, result in shared.items() if place not in rest)
+        else:
+            yield from shared.items()
     right: list[tuple[int, Examined]] = []
     wrong: set[int] = set()
     for place, program in enumerate(programs):
@@ -209,20 +216,20 @@ def _unclear(alone: Examined, together: Examined) -> Examined:
     return replace(alone, status=Status.INCONCLUSIVE, message=remark[:_LONGEST])
 
 
-def _in_halves(
+def _some_of(
     programs: Sequence[FuzzProgram],
+    places: Sequence[int],
     compiler: Compiler,
     options: Mapping[str, Any] | None,
     note: Callable[[str], None],
 ) -> Iterator[tuple[int, Examined]]:
-    middle = len(programs) // 2
-    for start, half in ((0, programs[:middle]), (middle, programs[middle:])):
+    """Check some of the programs, as one compile if that passes."""
 
-        def note_here(what: str, start: int = start) -> None:
-            note(what if what == "batch" else f"program {start + int(what.split()[1])}")
+    def note_here(what: str) -> None:
+        note(what if what == "batch" else f"program {places[int(what.split()[1])]}")
 
-        for place, result in examine(half, compiler, options, note_here):
-            yield start + place, result
+    for place, result in examine([programs[place] for place in places], compiler, options, note_here):
+        yield places[place], result
 
 
 def _blameless(together: Examined, report: Report | None, count: int) -> Mapping[int, Examined]:

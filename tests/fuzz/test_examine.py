@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from checked_backend.errors import FuzzError
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import Examined, alike, check_program, compiler_of, examine, places_of
 from checked_backend.fuzz.generate.choices import Choices
@@ -16,6 +18,7 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.strategies import make_program
+from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 from tests.support import faults
 
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random 
 X = Input("float32", (2, 3), (3, 1))
 ADD = FuzzProgram((X,), (Statement("torch.add", (Ref(0), 1)),), (1,))
 NEG = FuzzProgram((X,), (Statement("torch.neg", (Ref(0),)),), (1,))
+EXP = FuzzProgram((X,), (Statement("torch.exp", (Ref(0),)),), (1,))
 LETHAL = ("dies", "hangs")
 
 
@@ -66,7 +70,7 @@ def test_blame_is_clear_in_a_batch_that_fails() -> None:
     found = dict(examine([NEG, ADD, NEG], FAULTS["logic"].compiler, note=noted.append))
     assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
     assert [found[place].alone for place in range(3)] == [False, True, False]
-    assert noted == ["batch", "program 1"]
+    assert noted == ["batch", "batch", "program 1"]  # the others share another compile
     assert found[1].kind == "logic"
     assert found[1].subject == "output[0]"
 
@@ -77,6 +81,25 @@ def test_where_blame_is_not_clear_each_program_is_checked_alone() -> None:
     assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
     assert all(one.alone for one in found.values())
     assert noted == ["batch", "program 0", "program 1", "program 2"]
+
+
+def test_what_the_check_of_operators_alone_shows_is_found_beside_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results differ, operators are not checked by themselves, so the others are checked again without them."""
+    asked: list[int] = []
+
+    def checked(programs: Any, *_args: Any) -> Any:
+        asked.append(len(programs))
+        at_fault = programs.index(ADD) if ADD in programs else programs.index(EXP) if EXP in programs else None
+        if at_fault is None:
+            return Examined(Status.PASS, compiled=True, alone=len(programs) == 1), Report([], Coverage())
+        subject = f"output[{at_fault}][0]" if len(programs) > 1 else "output[0]"
+        report = Report([Finding(kind=Kind.LOGIC, subject=subject, message="wrong")], Coverage())
+        return examining._examined(report, 1.0, alone=len(programs) == 1), report
+
+    monkeypatch.setattr(examining, "_checked", checked)
+    found = dict(examine([NEG, EXP, ADD, NEG], "eager"))
+    assert [found[place].status for place in range(4)] == [Status.PASS, Status.FAIL, Status.FAIL, Status.PASS]
+    assert asked == [4, 3, 2, 1, 1]
 
 
 def test_one_fault_hides_no_other_in_a_batch() -> None:
@@ -96,7 +119,6 @@ def test_one_fault_hides_no_other_in_a_batch() -> None:
     ]
     found = dict(examine(programs, compiler))
     assert found[1].status is Status.PASS
-    assert not found[1].alone
     assert (found[2].status, found[2].kind) == (Status.FAIL, "logic")
     assert (found[0].status, found[0].detail) == (Status.FAIL, "structure.dtype")  # alone it passes
     merged = decode_program(found[0].program)
@@ -134,7 +156,7 @@ def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
     noted: list[str] = []
     flat = FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,))
     found = dict(examine([flat, ADD], restrided, note=noted.append))
-    assert noted == ["batch"]
+    assert noted == ["batch", "program 0"]
     assert found[0].status is Status.PASS
     assert (found[1].status, found[1].detail, found[1].subject) == (Status.FAIL, "structure.stride", "output[0]")
     assert documented(found[1]) is not None
