@@ -70,6 +70,10 @@ def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
     """Whether a region's finding explains a finding of the program: wrong values there make wrong values here."""
     if is_setting(finding):
         return any(other.subject == finding.subject for other in regions)
+    if finding.kind in VALUES and any(
+        other.kind is Kind.NONDETERMINISTIC and other.subject == finding.subject for other in regions
+    ):
+        return True  # eager's values there change by themselves, even if they did not while the program was repeated
     known = {other.kind for other in regions if not is_setting(other)}
     return finding.kind in known or (finding.kind in VALUES and bool(known & VALUES))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.envelope import difference
+from checked_backend.verdict.envelope import difference, root_mean_square
 
 __all__ = ["least_digits", "lost_digits"]
 
@@ -22,7 +25,8 @@ def lost_digits(
 
     ``exp(x) - 1`` instead of ``expm1(x)`` has no digit left at 1e-9, and beside elements of 1 its error looks like
     rounding. If eager's relative error is small in all elements of this size and above, they are not the remainder of
-    a sum of large numbers. Still smaller elements may be such a remainder.
+    a sum of large numbers. Still smaller elements may be such a remainder, and so may a few in which eager is right
+    by chance.
 
     Args:
         reference: Eager's tensor.
@@ -43,9 +47,26 @@ def lost_digits(
     if not bool(lost.any()):
         return lost
     error = torch.where(counted, eager / magnitude, 0.0)
-    return lost & (
-        compiled > thresholds.LOST_DIGITS_EAGER_FACTOR * _greatest_from_here_on(error, magnitude, counted) * magnitude
-    )
+    factor = thresholds.LOST_DIGITS_EAGER_FACTOR
+    lost &= compiled > factor * _greatest_from_here_on(error, magnitude, counted) * magnitude
+    typical = root_mean_square(eager[counted])
+    alike = lost & (compiled <= factor * typical)
+    rounded = torch.maximum(eager, unit_roundoff(reference.dtype) * magnitude)
+    return lost & ~alike if _is_by_chance(rounded[alike], typical) else lost
+
+
+def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
+    """Whether eager may be as near as it is in some elements although its error is the same everywhere.
+
+    Then they are small because large numbers cancel there, and the compiled program's error, which is like eager's in
+    the others, is as good. An error of a thousandth of the typical one has a chance of a thousandth.
+
+    Args:
+        errors: Eager's errors in these elements.
+        typical: Eager's typical error.
+    """
+    chances = (errors / typical).clamp(max=1.0) if typical else errors.new_zeros(1)
+    return float(chances.log10().sum().item()) > math.log10(thresholds.LOST_DIGITS_CHANCE)
 
 
 def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:

