@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.examine import Examined
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.source import function_of
 from checked_backend.sweep.file import FUZZ, Format, SqliteFile
 from checked_backend.sweep.status import Status
 
-__all__ = ["Corpus", "Entry", "Totals"]
+__all__ = ["UNSETTLED", "Corpus", "Entry", "Totals"]
 
 _SCHEMA = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -34,6 +35,9 @@ CREATE TABLE bug (
     result TEXT NOT NULL);
 """
 _FORMAT = Format(FUZZ, 1, _SCHEMA, frozenset({"setting", "program", "bug"}), "fuzz", "fuzz", FuzzError)
+UNSETTLED = "the process that checked it together with others ended, and alone it was not checked"
+"""How the message of such a program begins."""
+
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _CONTENT: Mapping[str, type] = MappingProxyType(
     {
@@ -64,7 +68,7 @@ class Entry:
     @property
     def program(self) -> FuzzProgram:
         """The program."""
-        return decode_program(self.text)
+        return _callable_program(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,20 @@ class Totals:
     def decided(self) -> int:
         """How many of them have a verdict, or took their process with them."""
         return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
+
+
+def _callable_program(text: str) -> FuzzProgram:
+    """A program that has a source.
+
+    Raises:
+        FuzzError: It is none: a call has too few arguments, or others than it takes.
+    """
+    program = decode_program(text)
+    try:
+        function_of([program])
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise FuzzError(f"a program: {type(error).__name__}: {error}") from None
+    return program
 
 
 class Corpus(SqliteFile):
@@ -145,7 +163,7 @@ class Corpus(SqliteFile):
     def next_number(self, seed: int) -> int:
         """The number after the last generated program of a seed."""
         ((last,),) = self._query("SELECT max(number) FROM program WHERE seed = ?", (seed,))
-        return 0 if last is None else int(last) + 1
+        return 0 if last is None else self._whole(last) + 1
 
     def waiting(self) -> list[Entry]:
         """The programs that were not checked yet."""
@@ -188,14 +206,16 @@ class Corpus(SqliteFile):
         compiled = 0
         pairs: set[str] = set()
         for status, covers, result in self._query("SELECT status, covers, result FROM program WHERE status != ''", ()):
-            statuses[str(status)] += 1
+            statuses[Status.of(status, str(self.path)).value] += 1
             pairs.update(str(one) for one in self._list(covers))
             compiled += Examined.from_json(result).compiled
         return Totals(dict(statuses), compiled, len({pair.split(" ")[0] for pair in pairs}), len(pairs))
 
     def inconclusive(self) -> list[tuple[str, str]]:
         """The programs without a verdict, each with the reason."""
-        rows = self._query("SELECT seed, number, result FROM program WHERE status = 'inconclusive'", ())
+        rows = self._query(
+            "SELECT seed, number, result FROM program WHERE status IN ('inconclusive', 'out of memory')", ()
+        )
         return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
 
     # groups
@@ -217,8 +237,8 @@ class Corpus(SqliteFile):
         for name, kind in _CONTENT.items():
             if not isinstance(given[name], kind):
                 raise FuzzError(f"{self.path}: a group: {name} got {given[name]!r:.80}, of a wrong type")
-        program = decode_program(str(program))
-        return Group(**given, program=program, result=Examined.from_json(str(result)), number=int(str(number)))
+        program = _callable_program(str(program))
+        return Group(**given, program=program, result=Examined.from_json(str(result)), number=self._whole(number))
 
     def put(self, group: Group) -> Group:
         """Add a group, or join it with the one of its signature. A group that has a number is moved there.
@@ -260,6 +280,11 @@ class Corpus(SqliteFile):
     def signatures(self) -> set[str]:
         """The signatures of all confirmed groups."""
         return {group.signature for group in self.groups() if group.confirmed}
+
+    def _whole(self, raw: object) -> int:
+        if not isinstance(raw, int):
+            raise FuzzError(f"{self.path}: expected a whole number, got {raw!r:.80}")
+        return raw
 
     def _list(self, text: object) -> list[Any]:
         try:

@@ -12,10 +12,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.database import UNSETTLED, Corpus, Entry
 from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group, may_be, signature_of
-from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Task
+from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, Death, GenerateTask, Reins, Task
 from checked_backend.sweep.status import Status
 
 __all__ = ["FuzzEnd", "Listener", "run_fuzz"]
@@ -179,12 +180,26 @@ class _Run:
 
     def _take_checked(self, task: CheckTask, found: dict[int, Any], again: list[CheckTask]) -> None:
         self.to_check.extend(again)
+        for one in again:
+            if one.death is not None:  # until it is checked alone, and also if that never comes
+                self.corpus.add_result(one.entries[0].number, _beside(one.death))
         for place, examined in found.items():
             entry = task.entries[place]
             self.corpus.add_result(entry.number, examined)
             self.checked += 1
             if examined.status in _FAILED and examined.kind:
                 self._sort(ConfirmTask.of_entry(entry, examined))
+
+        if task.death is not None and found:
+            self._settle(task.entries[0], task.death, found[0])
+
+    def _settle(self, entry: Entry, death: Death, alone: Examined) -> None:
+        """If none of the programs that ended a process together does so alone, let all of them be confirmed as one."""
+        death.left -= 1
+        death.explained = death.explained or alone.status in _FAILED
+        if not death.left and not death.explained and death.result.kind:
+            self.corpus.add_result(entry.number, death.result)
+            self._sort(ConfirmTask.of_entry(entry, death.result))
 
     def _sort(self, task: ConfirmTask) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
@@ -223,6 +238,12 @@ class _Run:
                 self._to_localize.append(kept)
             if task.group is None:
                 self.watch.found(kept)
+
+
+def _beside(death: Death) -> Examined:
+    """The result of a program whose process died while it was checked together with others."""
+    words = f"{UNSETTLED}: {death.result.message}"
+    return Examined(Status.INCONCLUSIVE, words, death.result.seconds, alone=False)
 
 
 def _is_looked_into(group: Group) -> bool:

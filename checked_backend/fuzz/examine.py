@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,13 +26,23 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
-__all__ = ["Compiler", "Examined", "alike", "check_program", "compiler_of", "examine", "places_of", "worst_finding"]
+__all__ = [
+    "CHECK_FAILED",
+    "Compiler",
+    "alike",
+    "check_program",
+    "compiler_of",
+    "examine",
+    "places_of",
+    "worst_finding",
+]
 
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
@@ -52,68 +62,11 @@ _LONGEST = 400
 _SEED = 6_031_769
 """No seed that a compiler would set: it would not show."""
 
+CHECK_FAILED = "the check itself failed"
+"""How the message of a program begins whose check raised an exception."""
+
 _PLANTED = "planted:"
 _PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """The result for one program.
-
-    Attributes:
-        status: A verdict, or how its process ended.
-        message: Why, in a sentence.
-        seconds: How long it took; of a batch, its share.
-        compiled: Whether any of it was compiled.
-        alone: Whether it had a compile of its own.
-        kind: The kind of the worst finding; empty if there is none.
-        detail: Its finer kind.
-        subject: Its subject.
-        stage: The stage of compilation in which it arises.
-        op: The operator at fault, where one was found.
-        expected: The value in eager, as text.
-        actual: The value in the compiled program, as text.
-        report: The report as JSON, of what did not pass.
-        program: The program that fails, where that is several as one; empty if it is the one that was asked for.
-    """
-
-    status: Status
-    message: str = ""
-    seconds: float = 0.0
-    compiled: bool = False
-    alone: bool = True
-    kind: str = ""
-    detail: str = ""
-    subject: str = ""
-    stage: str = ""
-    op: str = ""
-    expected: str = ""
-    actual: str = ""
-    report: str = field(default="", repr=False)
-    program: str = field(default="", repr=False)
-
-    def to_json(self) -> str:
-        """As JSON text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Examined:
-        """Read what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            FuzzError: It is no such thing.
-        """
-        try:
-            raw = json.loads(raw) if isinstance(raw, str) else raw
-            given = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-            read = cls(**{**given, "status": Status.of(given["status"], "a result of fuzz")})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise FuzzError(f"a result of fuzz: {type(error).__name__}: {error}") from None
-        for name, field_ in cls.__dataclass_fields__.items():
-            kinds = (int, float) if name == "seconds" else (Status if name == "status" else type(field_.default),)
-            if not isinstance(getattr(read, name), kinds):
-                raise FuzzError(f"a result of fuzz: {name} got {getattr(read, name)!r:.80}, of a wrong type")
-        return read
 
 
 @functools.cache
@@ -338,8 +291,12 @@ def _checked(
             effort=ALONE if len(programs) == 1 else SHARED,
             **more,
         )
-    except (Exception, SystemExit) as error:  # the check itself failed; that is no verdict, and must be seen
-        words = f"the check itself failed: {type(error).__name__}: {error}"
+    except SystemExit as stop:  # no program of ours calls sys.exit
+        words = f"crash: candidate: compiling or running it called sys.exit({stop.code!r}), eager does not"
+        made = Examined(Status.FAIL, words[:_LONGEST], time.monotonic() - began, alone=len(programs) == 1)
+        return replace(made, kind="crash", detail="crash.exit", subject="candidate", actual="SystemExit"), None
+    except Exception as error:  # that is no verdict, and must be seen
+        words = f"{CHECK_FAILED}: {type(error).__name__}: {error}"
         failed = Examined(
             Status.INCONCLUSIVE,
             words[:_LONGEST],

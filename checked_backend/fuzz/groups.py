@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from checked_backend.fuzz.documented import Difference, documented
-from checked_backend.fuzz.examine import Examined
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.known import plain
-from checked_backend.fuzz.program import CONTROL, FuzzProgram
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref
 
 __all__ = ["Group", "may_be", "signature_of"]
 
@@ -74,6 +75,10 @@ def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
     return not group.confirmed, not group.localized, group.program.size
 
 
+def _value_of(raw: Any) -> int | None:
+    return raw.value if isinstance(raw, Ref) else None
+
+
 def _ops(program: FuzzProgram) -> list[str]:
     """The operators of a program in order, each once. What takes an element of several results is none."""
     tuples = {len(program.inputs) + place for place, call in enumerate(program.calls)}
@@ -81,7 +86,7 @@ def _ops(program: FuzzProgram) -> list[str]:
     for call in program.calls:
         if call.op in CONTROL and call.op not in program.ops:
             continue
-        takes = call.op == "getitem" and isinstance(call.args[1], int) and call.args[0].value in tuples
+        takes = call.op == "getitem" and isinstance(call.args[1], int) and _value_of(call.args[0]) in tuples
         if not takes and plain(call.op) not in found:
             found.append(plain(call.op))
     return found

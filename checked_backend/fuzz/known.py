@@ -173,8 +173,10 @@ def plain(op: str) -> str:
     """The operator behind a name: ``add`` of ``+``, ``torch.add``, ``Tensor.add_``, ``aten.add.Tensor``."""
     if op.startswith("aten."):
         return op.split(".")[1].strip("_")
+    if op in ("getitem", "setitem"):
+        return spelled(op)
     own = op if op in _SYMBOLS else spelled(op).rpartition(".")[2] if op[0].isalpha() else op
     if own.endswith("=") and own[:-1] in _SYMBOLS:
         own = own[:-1]
     own = _SYMBOLS.get(own, own)
-    return own if own.startswith("x[") else own.rstrip("_")
+    return own.rstrip("_")

@@ -24,7 +24,8 @@ from hypothesis.errors import Unsatisfiable
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examine import Compiler, Examined, check_program
+from checked_backend.fuzz.examine import Compiler, check_program
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import draw_program, due, rules_for
 from checked_backend.fuzz.generate.rules import Rule

@@ -14,15 +14,16 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
-from checked_backend.fuzz.examine import Examined
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import Group, signature_of
+from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.worker import MODULE, OUT_OF_TIME
+from checked_backend.fuzz.worker import CONFIRMING, MODULE, OUT_OF_TIME
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
-__all__ = ["Asked", "CheckTask", "ConfirmTask", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
+__all__ = ["Asked", "CheckTask", "ConfirmTask", "Death", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
 
 _CHUNK_SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
@@ -143,6 +144,21 @@ def left_out_words(left_out: Counter[str]) -> str:
     return f"{left_out.total()} of the generator's programs were left out: {most}{more}"
 
 
+@dataclass(slots=True)
+class Death:
+    """The end of a process that checked several programs in one compile. Each of them is then checked alone.
+
+    Attributes:
+        result: What came out for all of them as one program.
+        left: How many of them are not checked alone yet.
+        explained: Whether one of them fails alone.
+    """
+
+    result: Examined
+    left: int
+    explained: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CheckTask:
     """Check programs, in batches.
@@ -150,10 +166,12 @@ class CheckTask:
     Attributes:
         entries: The programs.
         batch: How many share a compile.
+        death: The end of the process that checked the only program together with others; None if there was none.
     """
 
     entries: Sequence[Entry]
     batch: int
+    death: Death | None = None
 
     def run(self, asked: Asked, reins: Reins) -> tuple[dict[int, Examined], list[CheckTask]]:
         """The results by place, and the tasks to repeat because a process died before it answered."""
@@ -172,24 +190,36 @@ class CheckTask:
         in_time = answer.ended.status == 0 and answer.ended.stage == OUT_OF_TIME
         if not missing or reins.stopped or in_time:
             return found, []  # what is missing waits in the corpus
-        blamed = _blamed(answer.ended.stage, missing)
-        if len(blamed) == 1 and (len(self.entries) == 1 or answer.ended.stage.startswith("program")):
+        blamed = _blamed(answer, missing)
+        if len(blamed) == 1:
             found[blamed[0]] = _died(answer)
             blamed = []
-        again = [CheckTask([self.entries[place]], 1) for place in blamed]
+        again = []
+        if blamed:
+            together = encode_program(merge([self.entries[place].program for place in blamed]))
+            death = Death(replace(_died(answer), program=together), len(blamed))
+            again = [CheckTask([self.entries[place]], 1, death) for place in blamed]
         rest = [self.entries[place] for place in missing if place not in blamed and place not in found]
         return found, [*again, *([CheckTask(rest, self.batch)] if rest else [])]
 
 
-def _blamed(stage: str, missing: Sequence[int]) -> list[int]:
-    """The places of programs that may have ended a process: the one it was at, or its batch, or the first."""
-    words = stage.split()
-    match words:
+def _blamed(answer: Answer, missing: Sequence[int]) -> list[int]:
+    """The places of programs that may have ended a process: the one it was at, or its batch.
+
+    Raises:
+        FuzzError: It was at none yet.
+    """
+    match answer.ended.stage.split():
         case ["batch", first, last]:
             return [place for place in missing if int(first) <= place <= int(last)]
         case ["program", place, _, _] if int(place) in missing:
             return [int(place)]
-    return list(missing[:1])
+    raise _not_begun(answer)
+
+
+def _not_begun(answer: Answer) -> FuzzError:
+    """The error of a process that ended before it compiled anything: that says nothing of a program."""
+    return FuzzError(f"a process {answer.ended.words} while {answer.ended.stage}, before it compiled:\n{answer.log}")
 
 
 def _died(answer: Answer) -> Examined:
@@ -258,6 +288,8 @@ class ConfirmTask:
         if reins.stopped:
             raise Stopped
         if not raw:  # it took its process with it
+            if answer.ended.stage != CONFIRMING:
+                raise _not_begun(answer)
             gone = _died(answer)
             return None if not gone.kind else self._made(self.text, gone, {})
         result = Examined.from_json(raw["result"])

@@ -25,9 +25,12 @@ from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.worker import AnswerFolder
 
-__all__ = ["MODULE", "OUT_OF_TIME", "main"]
+__all__ = ["CONFIRMING", "MODULE", "OUT_OF_TIME", "main"]
 
 MODULE = "checked_backend.fuzz.worker"
+
+CONFIRMING = "confirming"
+"""The stage of a worker that checks a program once more. No stage after it has no answer."""
 
 OUT_OF_TIME = "out of time"
 """The last stage of a worker that leaves programs unchecked because its time is over."""
@@ -111,6 +114,7 @@ def _check(question: _Question, answers: AnswerFolder) -> None:
     examining = importlib.import_module("checked_backend.fuzz.examine")
     programs = [importlib.import_module("checked_backend.fuzz.program").decode_program(t) for t in question["programs"]]
     found: dict[int, Any] = {}
+    answers.note("loading the compiler")
     compiler = examining.compiler_of(question["compiler"])
     batch, begun = max(1, question["batch"]), time.monotonic()
     for start in range(0, len(programs), batch):
@@ -134,8 +138,9 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
     program_module = importlib.import_module("checked_backend.fuzz.program")
     shrink = importlib.import_module("checked_backend.fuzz.shrink").shrink
     program = program_module.decode_program(question["program"])
+    answers.note("loading the compiler")
     compiler, options = examining.compiler_of(question["compiler"]), question["options"]
-    answers.note("confirming")
+    answers.note(CONFIRMING)
     isolate = bool(question.get("isolate"))
     first = examining.check_program(program, compiler, options, isolate=isolate)
 

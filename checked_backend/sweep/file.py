@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -100,7 +100,7 @@ class SqliteFile:
 
     def _check(self, *, fresh: bool) -> None:
         form = self._form
-        rows = self._connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+        rows = self._connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         if not rows and fresh:
             made = f"PRAGMA application_id={form.application}; PRAGMA user_version={form.version}; {form.schema}"
             with self._connection:
@@ -108,12 +108,15 @@ class SqliteFile:
             return
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        names = {name for kind, name in rows if kind == "table"}
-        strange = sorted(str(name) for kind, name in rows if kind not in ("table", "index"))
+        names = {name for kind, name, _ in rows if kind == "table"}
+        strange = sorted(str(name) for kind, name, _ in rows if kind not in ("table", "index"))
         if application != form.application or not names >= form.tables or strange:
             raise form.error(f"{self.path}: not a database of {form.of}")
         if version != form.version:
             raise form.error(f"{self.path}: of version {version}; this checked_backend reads version {form.version}")
+        tables = {name: sql for kind, name, sql in rows if kind == "table" and name in form.tables}
+        if tables != _tables_of(form):  # a generated column may be of any size, a constraint may refuse each row
+            raise form.error(f"{self.path}: not a database of {form.of}: its tables are made otherwise")
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -132,6 +135,14 @@ class SqliteFile:
             return self._connection.execute(text, values).fetchall()
         except sqlite3.Error as error:
             raise self._form.error(f"{self.path}: cannot be read: {error}") from error
+
+
+def _tables_of(form: Format) -> dict[str, str]:
+    """The SQL of a format's tables, as a file keeps it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(form.schema)
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {name: sql for name, sql in found if name in form.tables}
 
 
 def _connected(path: Path, write: bool) -> sqlite3.Connection:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.program import encode_program
 from checked_backend.sweep.database import Database
 from checked_backend.sweep.file import FUZZ, is_database
 from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
@@ -109,3 +113,34 @@ def test_strange_content_is_refused(path: Path, content: str) -> None:
     connection.close()
     with Corpus(path) as corpus, pytest.raises(FuzzError, match="a group"):
         corpus.groups()
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [["getitem", [], {}]],
+        [["setitem", [{"v": 0}], {}]],
+        [["+=", [{"v": 0}], {}]],
+        [["+", [{"v": 0}, 1, 2], {}]],
+        [["Tensor.add", [], {}]],
+    ],
+)
+def test_a_call_with_too_few_or_too_many_arguments_is_refused(path: Path, calls: list[Any]) -> None:
+    text = json.dumps({**json.loads(encode_program(program_of("torch.neg"))), "calls": calls})
+    with Corpus(path, write=True) as corpus:
+        corpus.put(group_of("torch.neg"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE bug SET program = ?", (text,))
+    with Corpus(path) as corpus, pytest.raises(FuzzError, match="a program: "):
+        corpus.groups()
+
+
+def test_tables_that_are_made_otherwise_are_refused(path: Path) -> None:
+    """A column that is computed may be of any size; a constraint may refuse each row."""
+    with Corpus(path, write=True):
+        pass
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE setting")
+        connection.execute("CREATE TABLE setting (name TEXT, value AS (printf('%.*c', 900000000, 'x')))")
+    with pytest.raises(FuzzError, match="its tables are made otherwise"):
+        Corpus(path)

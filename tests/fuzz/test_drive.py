@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from checked_backend.errors import FuzzError
+from checked_backend.findings import Verdict
 from checked_backend.fuzz import drive
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import encode_program
-from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask
+from checked_backend.fuzz.render.summary import summarize
+from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, Death, GenerateTask
 from tests.support.fuzz_tools import PASS, STRIDES, failing, group_of, program_of
 
 WRONG = "torch.neg"
@@ -157,3 +159,43 @@ def test_an_error_of_a_task_ends_the_run(world: World, corpus: Corpus, monkeypat
     monkeypatch.setattr(world, "generate", refuse)
     with pytest.raises(FuzzError, match="--ops names nothing"):
         _run(corpus, 4)
+
+
+@pytest.mark.parametrize("alone", ["pass", "crash", "never"])
+def test_what_ends_a_process_only_together_is_confirmed_as_one_program(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: str
+) -> None:
+    """Where its programs pass alone, all as one are confirmed. A run that ends before that does not pass."""
+    died = failing("crash", "crash.signal", status="crash", program=encode_program(program_of("torch.exp", WRONG)))
+    confirmed: list[str] = []
+
+    def check(self: CheckTask, *_: Any) -> Any:
+        if self.death is None:
+            death = Death(died, len(self.entries))
+            return {}, [CheckTask([entry], 1, death) for entry in self.entries]
+        return {0: failing("crash", "crash.signal", status="crash") if alone == "crash" else PASS}, []
+
+    monkeypatch.setattr(CheckTask, "run", check)
+    monkeypatch.setattr(ConfirmTask, "run", lambda self, *_: confirmed.append(self.text))
+    if alone == "never":
+        monkeypatch.setattr(drive._Run, "_next_check", _once(drive._Run._next_check))
+    with Corpus(tmp_path / "f.db", write=True) as corpus:
+        run_fuzz(Asked(localize=False), corpus, seconds=None, programs=4, watch=Listener())
+        summary = summarize(corpus, set())
+    assert (died.program in confirmed) == (alone == "pass")
+    assert summary.verdict is Verdict.INCONCLUSIVE
+    if alone == "never":
+        assert any("were in a process that ended, and not checked alone" in doubt for doubt in summary.doubts)
+
+
+def _once(method: Any) -> Any:
+    """A method that gives its first result, one generation and one check, and then nothing more."""
+    given: list[Any] = []
+
+    def first(self: Any) -> Any:
+        if any(isinstance(task, CheckTask) for task in given):
+            return None
+        given.append(method(self))
+        return given[-1]
+
+    return first

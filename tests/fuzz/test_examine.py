@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examine import Examined, alike, check_program, compiler_of, examine, places_of
+from checked_backend.fuzz.examine import alike, check_program, compiler_of, examine, places_of
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.generate.rules import Rule
@@ -236,3 +238,15 @@ def test_the_level_of_a_failure_is_looked_for_where_a_program_is_alone() -> None
     assert [found[place].detail for place in range(2)] == ["structure.stride"] * 2
     assert {one.stage for one in found.values()} == {""}
     assert check_program(ADD, restrided).stage == "compiled"
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_compiler_that_exits_fails(compiling: bool) -> None:
+    def compiler(_gm: Any, _inputs: Any) -> Any:
+        if compiling:
+            sys.exit(0)
+        return lambda *_: sys.exit(0)
+
+    found = check_program(NEG, compiler)
+    assert (found.status, found.detail, found.actual) == (Status.FAIL, "crash.exit", "SystemExit")
+    assert "called sys.exit(0), eager does not" in found.message

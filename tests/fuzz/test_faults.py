@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examine import Examined, check_program
+from checked_backend.fuzz.examine import check_program
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.generate.rules import Rule

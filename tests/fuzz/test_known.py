@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.known import FUNCTION, METHOD, is_known, operation, spelled
+from checked_backend.fuzz.known import FUNCTION, METHOD, is_known, operation, plain, spelled
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,7 @@ def test_functions_and_methods_are_called_as_such() -> None:
     assert operation("torch.add") == (FUNCTION, torch.add)
     assert operation("Tensor.add_") == (METHOD, "add_")
     assert spelled("Tensor.add_") == "add_"
+
+
+def test_indexing_has_a_name() -> None:
+    assert [plain(op) for op in ("getitem", "setitem")] == ["x[...]", "x[...] = y"]

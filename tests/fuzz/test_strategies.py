@@ -21,7 +21,8 @@ from checked_backend.cli import fuzzing
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import strategies
 from checked_backend.fuzz.documented import DOCUMENTED
-from checked_backend.fuzz.examine import Examined, compiler_of
+from checked_backend.fuzz.examine import compiler_of
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import matches, rules_for, runs_alike
 from checked_backend.fuzz.generate.rules import Rule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
 from checked_backend.fuzz.database import Entry
-from checked_backend.fuzz.program import encode_program
+from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
 from checked_backend.sweep.job import Answer
 from checked_backend.sweep.status import Status
@@ -127,3 +128,22 @@ def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "generating", -11), asked=[]))
     with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
         GenerateTask(0, 4).run(Asked(), Reins())
+
+
+def test_the_death_of_a_batch_is_kept_until_its_programs_were_checked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, again = _check(monkeypatch, answer({}, "batch 0 2", -signal.SIGSEGV), count=3)
+    (death,) = {id(task.death): task.death for task in again}.values()
+    assert death is not None
+    assert (death.left, death.result.status, death.result.detail) == (3, Status.CRASH, "crash.signal")
+    assert decode_program(death.result.program).ops == ("torch.neg",) * 3
+
+
+def test_a_process_that_ends_before_it_compiles_blames_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = replace(answer(None, "loading the compiler", 1), log="ImportError: libfoo")
+    for entries in (ENTRIES, ENTRIES[:1]):
+        monkeypatch.setattr(tasks, "run_worker", answering(failed, asked=[]))
+        with pytest.raises(FuzzError, match=r"exited with status 1 while loading the compiler.*\nImportError: libfoo"):
+            CheckTask(entries, 2).run(Asked(), Reins())
+    monkeypatch.setattr(tasks, "run_worker", answering(failed, asked=[]))
+    with pytest.raises(FuzzError, match="libfoo"):
+        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins())

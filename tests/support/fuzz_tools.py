@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from checked_backend.fuzz.database import Corpus
-from checked_backend.fuzz.examine import Examined
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.process.child import Ended

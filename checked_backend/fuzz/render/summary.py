@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from checked_backend.findings import Verdict
-from checked_backend.fuzz.database import Corpus, Totals
+from checked_backend.fuzz.database import UNSETTLED, Corpus, Totals
+from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.groups import Group
 
 __all__ = ["MEANING", "Shown", "Summary", "standing", "summarize"]
@@ -88,6 +89,16 @@ class Summary:
             doubts.append(
                 f"{gone} failures did not show again in a fresh process: the compiler may depend on what ran before"
             )
+        for words, why in (
+            (CHECK_FAILED, "checks failed themselves: that is a bug in checked_backend; please report it"),
+            (
+                UNSETTLED,
+                "programs were in a process that ended, and not checked alone: run again with more --time",
+            ),
+        ):
+            count = sum(reason.startswith(words) for _, reason in self.undecided)
+            if count:
+                doubts.append(f"{count} {why}")
         if self.totals.checked and 2 * self.totals.decided <= self.totals.checked:
             doubts.append(f"only {self.totals.decided} of {self.totals.checked} programs have a verdict")
         return doubts

@@ -13,7 +13,7 @@ _SHOWN = 5
 
 def render_text(summary: Summary) -> str:
     """The report as text."""
-    lines = [clean(summary.title), summary.counts, *summary.doubts]
+    lines = [clean(summary.title), clean(summary.counts), *summary.doubts]
     for number, shown in enumerate(summary.groups, 1):
         lines += ["", *_told(number, shown)]
     for programs, words in (

@@ -15,6 +15,7 @@ import pytest
 from checked_backend.findings import Coverage, Finding, Kind, Verdict
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.documented import DOCUMENTED
+from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.render.data import render_json
 from checked_backend.fuzz.render.html import render_html
 from checked_backend.fuzz.render.issue import render_issue
@@ -177,3 +178,9 @@ def test_an_issue_has_program_script_versions_and_hardware_in_blocks_that_hold(s
     assert "- torch: 2.13.0" in text
     assert "- cpu: a CPU" in text
     assert "\x1b" not in text
+
+
+def test_a_check_that_fails_itself_is_no_pass(summary: Summary) -> None:
+    failed = replace(summary, groups=(), undecided=[("seed 0, program 1", f"{CHECK_FAILED}: KeyError: 3")])
+    assert failed.verdict is Verdict.INCONCLUSIVE
+    assert failed.doubts == ["1 checks failed themselves: that is a bug in checked_backend; please report it"]
