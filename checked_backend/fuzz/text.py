@@ -12,6 +12,7 @@ from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
+from checked_backend.report.clean import clean
 
 __all__ = ["describe_inputs", "render_check", "render_function", "render_script"]
 
@@ -111,7 +112,7 @@ def _head(
         grad = ".requires_grad_()" if given.requires_grad else ""
         inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
     arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
-    text = "\n".join(line.replace('"""', "'''") for line in about)
+    text = "\n".join(_in_docstring(line) for line in about)
     return [
         f'"""{text}"""\n',
         "import torch",
@@ -125,6 +126,12 @@ def _head(
         f"    return ({arguments})",
         "\n",
     ]
+
+
+def _in_docstring(text: str) -> str:
+    """A text, which may be a compiler's message, as a part of a docstring."""
+    plain = clean(text).replace("\\", "\\\\").replace('"""', "'''")
+    return f'{plain[:-1]}\\"' if plain.endswith('"') else plain
 
 
 _NEEDS = "This needs the package checked_backend; a plain comparison does not show it."

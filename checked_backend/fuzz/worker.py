@@ -198,6 +198,7 @@ def _shows(path: Path, timeout: float, says: str = "") -> bool:
     """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words."""
     environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
         ended = subprocess.run(
             [sys.executable, str(path)],
             cwd=path.parent,
@@ -206,7 +207,7 @@ def _shows(path: Path, timeout: float, says: str = "") -> bool:
             timeout=timeout,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, SyntaxError, ValueError, subprocess.TimeoutExpired):
         return False
     return ended.returncode == 1 and says.encode() in ended.stdout
 

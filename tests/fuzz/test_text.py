@@ -136,3 +136,20 @@ def test_scripts_name_the_candidate(compiler: str, named: str) -> None:
     for script in (render_script(program, compiler), render_check(program, compiler, {})):
         compile(script, "script.py", "exec")
         assert named in script
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "cannot lower C:\\users\\new",
+        'cannot lower op "add"',
+        'two ""',
+        "ends in \\",
+        "a NUL \0 and \ud800",
+        'three """ of them"""',
+    ],
+)
+def test_scripts_are_python_whatever_a_compiler_says(message: str) -> None:
+    program = program_of("torch.exp")
+    for script in (render_script(program, "eager", [message]), render_check(program, "eager", {}, [message])):
+        compile(script.encode("utf-8"), "script.py", "exec")

@@ -34,7 +34,7 @@ def render_issue(group: Group, settings: Mapping[str, str]) -> str:
     what = _DIFFERS.get(group.kind, "gives other results than eager")
     parts = [
         "# " + _line(f"torch.compile(backend={compiler!r}): {group.op} {what}") + "\n",
-        f"{clean(group.result.message)}\n",
+        f"{_fenced(group.result.message, 'text')}\n",
         f"{_fenced(code)}\n",
     ]
     if group.script:
@@ -49,8 +49,8 @@ def _line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
-def _fenced(code: str) -> str:
+def _fenced(code: str, language: str = "python") -> str:
     """A block of code, whose fence is longer than any in it."""
     longest = max((len(found) for found in _FENCES.findall(code)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}python\n{clean(code)}\n{fence}"
+    return f"{fence}{language}\n{clean(code)}\n{fence}"

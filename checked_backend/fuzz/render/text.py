@@ -22,7 +22,7 @@ def render_text(summary: Summary) -> str:
     ):
         if programs:
             lines += ["", f"{len(programs)} {words}, for example:"]
-            lines += [f"  {name}: {clean(reason)[:200]}" for name, reason in programs[:_SHOWN]]
+            lines += [f"  {name}: {' '.join(clean(reason).split())[:200]}" for name, reason in programs[:_SHOWN]]
     return "\n".join(lines)
 
 
@@ -35,7 +35,7 @@ def _told(number: int, shown: Shown) -> list[str]:
     group = shown.group
     met = f"met {group.met} time{'s' * (group.met != 1)}"
     lines = [f"{number}. {clean(group.signature)} ({shown.standing}: {shown.why}; {met})"]
-    lines.append(f"   {clean(group.result.message)[:300]}")
+    lines.append(f"   {' '.join(clean(group.result.message).split())[:300]}")
     if shown.source:
         lines.append(f"   documented at {shown.source}")
     lines += [f"     # {line}" for line in describe_inputs(group.program)]

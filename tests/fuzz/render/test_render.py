@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, Verdict
-from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.database import Corpus, Totals
 from checked_backend.fuzz.documented import DOCUMENTED
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.render.data import render_json
 from checked_backend.fuzz.render.html import render_html
 from checked_backend.fuzz.render.issue import render_issue
 from checked_backend.fuzz.render.junit import render_junit
-from checked_backend.fuzz.render.summary import Summary, summarize
+from checked_backend.fuzz.render.summary import Shown, Summary, summarize
 from checked_backend.fuzz.render.text import render_text
 from checked_backend.report import Report
 from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of, program_of
@@ -184,3 +184,12 @@ def test_a_check_that_fails_itself_is_no_pass(summary: Summary) -> None:
     failed = replace(summary, groups=(), undecided=[("seed 0, program 1", f"{CHECK_FAILED}: KeyError: 3")])
     assert failed.verdict is Verdict.INCONCLUSIVE
     assert failed.doubts == ["1 checks failed themselves: that is a bug in checked_backend; please report it"]
+
+
+def test_a_message_forges_no_line_and_no_markdown() -> None:
+    forged = "first\n```\n# heading\n2. logic | forged\nPASS: all is well @everyone"
+    group = replace(group_of("torch.neg"), result=replace(failing(), message=forged))
+    issue = render_issue(group, {})
+    assert "````text\nfirst\n```\n# heading" in issue
+    text = render_text(Summary({}, Totals({"fail": 1}, 1, 1, 1), [Shown(group, "new")], 0, (), [("seed 0", forged)]))
+    assert not any(line.startswith(("2. ", "PASS: all", "# heading")) for line in text.splitlines())
