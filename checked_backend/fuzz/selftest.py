@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
@@ -22,7 +23,7 @@ _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
 _HANG_SECONDS = 20.0
 _SECONDS = 300.0
-_LETHAL = ("dies", "hangs")
+_LETHAL = MappingProxyType({"dies": "crash.signal", "hangs": "crash.hang"})
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
 
@@ -92,7 +93,7 @@ def _lethal(name: str, place: JobResources) -> Tried:
     entry = Entry(0, name, encode_program(_SMALLEST), "00")
     found, _ = CheckTask([entry], 1).run(asked, Reins())
     result = found.get(0)
-    caught = result is not None and result.kind == "crash"
+    caught = result is not None and result.detail == _LETHAL[name]
     told = f"{result.detail}: {result.message}" if result is not None and caught else ""
     seconds = time.monotonic() - began
     return Tried(name, FAULTS[name].words, caught, 1, finding=told, seconds=seconds)

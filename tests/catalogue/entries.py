@@ -12,6 +12,7 @@ import torch
 
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
+from checked_backend.sweep.status import Status
 
 __all__ = ["FILE", "Entry", "here", "order", "read", "write"]
 
@@ -45,7 +46,13 @@ class Entry:
 
     def shows_now(self) -> bool:
         """Check it with this torch."""
-        return check_program(self.decoded(), self.compiler).kind == self.kind
+        return self.look()[0] is True
+
+    def look(self) -> tuple[bool | None, str]:
+        """Whether it shows with this torch, None if nothing can be said, and what the check says."""
+        found = check_program(self.decoded(), self.compiler)
+        shows = True if found.kind == self.kind else False if found.status is Status.PASS else None
+        return shows, found.message
 
 
 def here() -> str:

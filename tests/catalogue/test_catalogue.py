@@ -8,7 +8,11 @@ import pytest
 from markupsafe import escape
 
 from checked_backend.findings import Kind
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.make import runs_alike
+from checked_backend.sweep.status import Status
+from tests.catalogue import __main__ as command
+from tests.catalogue import entries
 from tests.catalogue.entries import Entry, here, read
 from tests.catalogue.page import PAGE, render_page, status
 
@@ -61,3 +65,23 @@ def test_entries_show_where_the_catalogue_says_so(entry: Entry) -> None:
     if here() not in entry.shows:
         pytest.skip(f"not tried on torch {here()}; python -m tests.catalogue --write")
     assert entry.shows_now() is entry.shows[here()]
+
+
+@pytest.mark.parametrize(
+    ("found", "shows"),
+    [
+        (Examined(Status.FAIL, "wrong", kind="logic"), True),
+        (Examined(Status.PASS), False),
+        (Examined(Status.INCONCLUSIVE, "no compiler"), None),
+        (Examined(Status.FAIL, "raises", kind="crash"), None),
+    ],
+)
+def test_only_what_passes_was_fixed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Examined, shows: bool | None
+) -> None:
+    entry = next(entry for entry in ENTRIES if entry.kind == "logic" and all(entry.shows.values()))
+    monkeypatch.setattr(entries, "check_program", lambda *_: found)
+    monkeypatch.setattr(command, "read", lambda: [entry])
+    assert entry.look() == (shows, found.message)
+    assert command.main([]) == (2 if shows is None else 0)
+    assert {True: "shows", False: "fixed", None: "NO VERDICT"}[shows] in capsys.readouterr().out
