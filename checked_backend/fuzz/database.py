@@ -170,6 +170,14 @@ class Corpus(SqliteFile):
         rows = self._query("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
         return [Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)) for i, seed, n, text, alike in rows]
 
+    def check_unsettled_again(self) -> None:
+        """Let the programs wait again whose process ended while others shared it, and that were not checked alone."""
+        with self._connection:
+            self._connection.execute(
+                "UPDATE program SET status = '', result = '' WHERE status = 'inconclusive' AND instr(result, ?) > 0",
+                (f'"message": "{UNSETTLED}',),
+            )
+
     def failures(self) -> list[tuple[Entry, Examined]]:
         """The programs that failed, and belong to no group yet."""
         rows = self._query(

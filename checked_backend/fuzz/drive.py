@@ -104,6 +104,7 @@ class _Run:
     reins: Reins = field(default_factory=Reins)
 
     def loop(self, pool: ThreadPoolExecutor) -> None:
+        self.corpus.check_unsettled_again()
         for entry, result in self.corpus.failures():
             self._sort(ConfirmTask.of_entry(entry, result))
         if self.asked.localize:

@@ -186,6 +186,10 @@ def test_what_ends_a_process_only_together_is_confirmed_as_one_program(
     assert summary.verdict is Verdict.INCONCLUSIVE
     if alone == "never":
         assert any("were in a process that ended, and not checked alone" in doubt for doubt in summary.doubts)
+        with Corpus(tmp_path / "f.db", write=True) as corpus:  # the next run checks them again
+            assert not corpus.waiting()
+            corpus.check_unsettled_again()
+            assert len(corpus.waiting()) == 4
 
 
 def _once(method: Any) -> Any:
