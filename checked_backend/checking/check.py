@@ -190,18 +190,25 @@ class _Plan:
         return self._repeated().run_all(transform)
 
     def _repeated(self) -> Program:
-        return replace(self.program, optimizer=self.optimizer, calls=[self.program.calls[0]] * self.iterations)
+        first = self.program.calls[0]
+        count = 1 + len(self.effort.further)
+        further = [
+            ProgramCall(args, first.kwargs, f"in call {number} of {count}")
+            for number, args in enumerate(self.effort.further, 2)
+        ]
+        return replace(self.program, optimizer=self.optimizer, calls=[*[first] * self.iterations, *further])
 
     def _runs(self, keep: Keep) -> Iterator[ProgramRun]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
-        if self.iterations > 1 or self.optimizer is not None:
+        repeated = self.iterations > 1 or self.optimizer is not None or bool(self.effort.further)
+        if repeated:
             yield run_program(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
         if varies:
             varied = replace(self.program, continued=False)
             yield run_program(
                 varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True
             )
-        elif self.iterations == 1 and self.optimizer is None:
+        elif not repeated:
             yield run_program(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[ProgramCall]:

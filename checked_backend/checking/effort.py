@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["THOROUGH", "Effort"]
 
@@ -15,11 +17,14 @@ class Effort:
         sizes: How many calls with other sizes of the dynamic dimensions there are at most.
         tiles: How many calls with sizes around powers of two there are at most; None: as many as their time allows.
         levels: Whether to find the level at which a failure arises, with the calls compiled again for each level.
+        further: Positional arguments of further calls, each with copies of its own: what goes wrong in a later call, or
+            writes to the results of an earlier one, shows there.
     """
 
     sizes: int = 32
     tiles: int | None = None
     levels: bool = True
+    further: Sequence[Sequence[Any]] = ()
 
 
 THOROUGH = Effort()

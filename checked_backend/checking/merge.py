@@ -124,7 +124,8 @@ def told(shown: Shown, run: ProgramRun) -> Finding:
     finding, calls = shown.finding, run.program.calls
     if len(calls) == 1:
         return finding
-    if run.program.continued and not calls[shown.calls[0]].relaid:
+    training = run.program.continued and not any(call.label for call in calls if not call.relaid)
+    if training and not calls[shown.calls[0]].relaid:
         steps = sum(not call.relaid for call in calls)
         if steps == 1:
             return finding

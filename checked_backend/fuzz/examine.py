@@ -27,6 +27,7 @@ from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examined import Examined
+from checked_backend.fuzz.generate.defined import on_other_values
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
@@ -35,6 +36,8 @@ from checked_backend.sweep.status import Status
 
 __all__ = [
     "CHECK_FAILED",
+    "HUNG_SECONDS",
+    "ISOLATED_SECONDS",
     "Compiler",
     "alike",
     "check_program",
@@ -49,6 +52,9 @@ Compiler = str | Callable[..., Any]
 
 ISOLATED_SECONDS = 60.0
 """Seconds after which a program that is looked at for a crash counts as hung."""
+
+HUNG_SECONDS = 15.0
+"""The same while a program that hangs is made smaller: most that do not hang end before."""
 
 ALONE = Effort(sizes=6, tiles=3)
 """What one of many dynamic programs is checked with: other programs have other sizes."""
@@ -258,7 +264,7 @@ def check_program(
     options: Mapping[str, Any] | None = None,
     *,
     localize: bool = False,
-    isolate: bool = False,
+    isolate: float | None = None,
 ) -> Examined:
     """Check one program alone.
 
@@ -267,9 +273,9 @@ def check_program(
         compiler: The candidate.
         options: Its options.
         localize: Whether to find the operator, reduce it, and write a repro.
-        isolate: Whether to do it in a process of its own, whose death is what is looked for.
+        isolate: Do it in a process of its own, whose death is what is looked for; it hangs after so many seconds.
     """
-    more = {"isolate": True, "timeout": ISOLATED_SECONDS} if isolate else {}
+    more = {} if isolate is None else {"isolate": True, "timeout": isolate}
     result, _ = _checked([program], compiler, options, localize=localize, **more)
     return result
 
@@ -288,7 +294,7 @@ def _checked(
             gradients=programs[0].gradients,
             dynamic=programs[0].dynamic or None,
             compiler_options=dict(options or {}),
-            effort=ALONE if len(programs) == 1 else SHARED,
+            effort=replace(ALONE if len(programs) == 1 else SHARED, further=_further(programs)),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
@@ -306,6 +312,11 @@ def _checked(
         )
         return failed, None
     return _examined(report, time.monotonic() - began, alone=len(programs) == 1), report
+
+
+def _further(programs: Sequence[FuzzProgram]) -> Sequence[Sequence[torch.Tensor]]:
+    """The inputs of two further calls: other values, and those of the first call again."""
+    return [inputs_for([on_other_values(program) for program in programs]), inputs_for(programs)]
 
 
 def worst_finding(report: Report) -> Finding | None:

@@ -15,6 +15,11 @@ __all__ = ["Group", "may_be", "signature_of"]
 ANY = "any operator"
 """The operator of a difference that is made at the edge of a compiled program, and of a documented one."""
 
+SEVERAL = "several operators"
+"""The operator of a death of the process that could not be made small."""
+
+_DEATHS = ("crash.signal", "crash.exit", "crash.hang")
+_SMALL = 3
 _AT_THE_EDGE = (
     ("alias.identity", "the same object: ", "shared memory: "),  # one tensor that is returned twice
     ("structure.outputs", "", ""),  # another number of results
@@ -103,7 +108,10 @@ def signature_of(program: FuzzProgram, result: Examined) -> Group:
     if result.kind == "crash" and result.actual:
         raised = result.actual.split(":")[0].split("(")[0].strip()
         detail = f"{detail}: {raised}" if raised.isidentifier() else detail
-    op = plain(result.op) if result.op else " > ".join(_ops(program))
+    ops = _ops(program)
+    op = plain(result.op) if result.op else " > ".join(ops)
+    if result.detail in _DEATHS and not result.op and len(ops) > _SMALL:  # its operators say nothing of the bug
+        op = SEVERAL
     stage = result.stage
     if result.kind == "mutation" and result.subject.startswith("state["):  # a setting of torch that is left changed
         op = ANY

@@ -6,6 +6,7 @@ for the fault. They need no C++ compiler.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -19,7 +20,13 @@ from torch import fx
 
 from checked_backend.findings import Kind
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["CONTROL", "FAULTS", "SHARED", "Fault"]
+
+CONTROL = "none"
+"""The name of the compiler that is right."""
+
+SHARED = "shared"
+"""The name of the fault that one of several programs in one compile has."""
 
 _Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _Edit = Callable[[Any, tuple[Any, ...]], Any]
@@ -34,12 +41,20 @@ class Fault:
         kinds: The kinds of findings that say what it is; a crash is also the end of its process.
         words: What it does, for people.
         gradients: Whether it shows in a backward pass alone.
+        dynamic: Whether it shows with other sizes alone.
+        detail: The finer kind, where another one would be another fault.
     """
 
     compiler: _Backend
     kinds: frozenset[Kind]
     words: str
     gradients: bool = False
+    dynamic: bool = False
+    detail: str = ""
+
+    def is_told_by(self, kind: str, detail: str) -> bool:
+        """Whether a finding of this kind says what it is."""
+        return kind in {one.value for one in self.kinds} and self.detail in ("", detail)
 
 
 def _named(node: fx.Node) -> str:
@@ -98,6 +113,60 @@ def _results(edit: Callable[[list[Any], tuple[Any, ...]], Any]) -> _Backend:
         return lambda *args: edit(list(gm.forward(*args)), args)
 
     return compiler
+
+
+def _only_later(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The second call is wrong, and no other."""
+    calls = itertools.count(1)
+
+    def run(*args: Any) -> Any:
+        results = gm.forward(*args)
+        return [_five_percent(r) for r in results] if next(calls) == 2 else results
+
+    return run
+
+
+def _only_other_sizes(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A call with other sizes than those of the first is wrong."""
+    first: list[list[torch.Size]] = []
+
+    def run(*args: Any) -> Any:
+        sizes = [one.shape for one in args if isinstance(one, torch.Tensor)]
+        if not first:
+            first.append(sizes)
+        results = gm.forward(*args)
+        return results if sizes == first[0] else [_five_percent(r) for r in results]
+
+    return run
+
+
+def _five_percent(value: Any) -> Any:
+    plain = isinstance(value, torch.Tensor) and value.is_floating_point() and not value._is_view()
+    return value * 1.05 + 0.05 if plain else value
+
+
+def _one_memory(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """All calls return their results in the memory of the first call's."""
+    kept: list[torch.Tensor | None] = []
+
+    def run(*args: Any) -> Any:
+        results = [*gm.forward(*args)]
+        if kept:
+            return [
+                new if old is None or old.shape != new.shape else old.copy_(new)
+                for old, new in zip(kept, results, strict=True)
+            ]
+        kept.extend(result if _has_own_memory(result, args) else None for result in results)
+        return results
+
+    return run
+
+
+def _has_own_memory(result: Any, args: Sequence[Any]) -> bool:
+    if not isinstance(result, torch.Tensor) or result._is_view() or result.requires_grad:
+        return False
+    where = result.untyped_storage().data_ptr()
+    return all(one.untyped_storage().data_ptr() != where for one in args if isinstance(one, torch.Tensor))
 
 
 def _wrong_dtype(results: list[Any], _args: tuple[Any, ...]) -> Any:
@@ -185,10 +254,18 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "alias": Fault(_results(_copied), frozenset({Kind.ALIAS}), "a returned view is a copy"),
         "mutation": Fault(_on_copies, frozenset({Kind.MUTATION}), "an input is not changed in place"),
         "gradient": Fault(_results(_halved), frozenset({Kind.LOGIC}), "gradients are halved", gradients=True),
+        "later": Fault(_only_later, frozenset({Kind.LOGIC}), "the second call is wrong, and no other"),
+        "overwrites": Fault(
+            _one_memory, frozenset({Kind.ALIAS}), "a call overwrites earlier results", detail="alias.overwritten"
+        ),
+        "sizes": Fault(_only_other_sizes, frozenset({Kind.LOGIC}), "other sizes are wrong", dynamic=True),
         "refuses": Fault(_refuses, frozenset({Kind.CRASH}), "the compiler raises"),
         "dies": Fault(_dies, frozenset({Kind.CRASH}), "the process is killed"),
         "hangs": Fault(_hangs, frozenset({Kind.CRASH}), "the compiler never ends"),
-        "none": Fault(_right, frozenset(), "nothing is wrong"),
+        SHARED: Fault(
+            _after(("sinh",), _on_tensor(_off_by_a_bit)), frozenset({Kind.LOGIC}), "one of four in a compile is wrong"
+        ),
+        CONTROL: Fault(_right, frozenset(), "nothing is wrong"),
     }
 )
-"""The faults by name. ``none`` is the control: nothing may be found."""
+"""The faults by name. `CONTROL` is no fault: nothing may be found."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from types import MappingProxyType
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
-from checked_backend.fuzz.planted import FAULTS
+from checked_backend.fuzz.planted import CONTROL, FAULTS
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
+from checked_backend.fuzz.try_faults import Tried
 from checked_backend.fuzz.worker import MODULE
 from checked_backend.sweep.job import JobResources, run_worker
 
-__all__ = ["Tried", "render_json", "render_text", "run_selftest"]
+__all__ = ["render_json", "render_text", "run_selftest"]
 
 _SEED = 20
 _MOST_PROGRAMS = 200
@@ -25,45 +27,6 @@ _HANG_SECONDS = 20.0
 _SECONDS = 300.0
 _LETHAL = MappingProxyType({"dies": "crash.signal", "hangs": "crash.hang"})
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """The result for one planted fault.
-
-    Attributes:
-        fault: Its name; ``none`` is the control.
-        words: A description of the fault.
-        caught: Whether a check said so.
-        programs: After how many programs; of the control, how many there were.
-        left_out: How many of them say nothing, because Dynamo alone gets them wrong in the same way: bugs of torch.
-        undecided: How many of them got no verdict.
-        finding: The kind of finding, in words.
-        seconds: How long it took.
-    """
-
-    fault: str
-    words: str
-    caught: bool
-    programs: int
-    left_out: int = 0
-    undecided: int = 0
-    finding: str = ""
-    seconds: float = 0.0
-
-    @property
-    def right(self) -> bool:
-        """Whether the outcome is the wanted one: a fault is found; the control has no finding, and mostly passes."""
-        if self.fault != "none":
-            return self.caught
-        return not self.caught and 2 * (self.left_out + self.undecided) < self.programs
-
-    @property
-    def tried_words(self) -> str:
-        """How many programs there were, and how many of them say nothing."""
-        without = f", {self.left_out} left out: torch alone gets them wrong in the same way" if self.left_out else ""
-        unclear = f", {self.undecided} without a verdict" if self.undecided else ""
-        return f"{self.programs} programs{without}{unclear}"
 
 
 def run_selftest(place: JobResources) -> list[Tried]:
@@ -76,14 +39,20 @@ def run_selftest(place: JobResources) -> list[Tried]:
         FuzzError: A process did not answer.
     """
     names = [name for name in FAULTS if name not in _LETHAL]
+    with ThreadPoolExecutor(len(_LETHAL)) as pool:  # one of them waits all the time
+        lethal = [pool.submit(_lethal, name, place) for name in _LETHAL]
+        found = _in_one_process(names, place)
+        return [*found, *(future.result() for future in lethal)]
+
+
+def _in_one_process(names: Sequence[str], place: JobResources) -> list[Tried]:
     question = {"ask": "selftest", "faults": names, "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
     answer = run_worker(question, _SECONDS, place, module=MODULE)
     if not answer.text:
         raise FuzzError(f"selftest: the process {answer.ended.words} while {answer.ended.stage}\n{answer.log}")
     found = [Tried(**raw) for raw in json.loads(answer.text)]
     why = f"its process {answer.ended.words} while {answer.ended.stage}"
-    found += [Tried(name, FAULTS[name].words, False, 0, finding=why) for name in names[len(found) :]]
-    return [*found, *(_lethal(name, place) for name in _LETHAL)]
+    return [*found, *(Tried(name, FAULTS[name].words, False, 0, finding=why) for name in names[len(found) :])]
 
 
 def _lethal(name: str, place: JobResources) -> Tried:
@@ -102,12 +71,12 @@ def _lethal(name: str, place: JobResources) -> Tried:
 def render_text(results: Sequence[Tried]) -> str:
     """The results as text, the verdict first."""
     wrong = [result for result in results if not result.right]
-    faults = [result for result in results if result.fault != "none"]
+    faults = [result for result in results if result.fault != CONTROL]
     caught = sum(result.caught for result in faults)
     head = "FAIL" if wrong else "PASS"
     lines = [f"{head}: {caught} of {len(faults)} planted faults were caught"]
     for result in results:
-        if result.fault == "none":
+        if result.fault == CONTROL:
             said = f"reported where nothing is wrong: {result.finding}" if result.caught else "nothing was reported"
             said = said if result.programs else result.finding
             lines.append(f"  {'ok' if result.right else 'WRONG':<6} control     {result.tried_words}: {said}")

@@ -16,7 +16,7 @@ import torch
 
 from checked_backend.fuzz.build import run_eager, straightened
 from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse
-from checked_backend.fuzz.generate.make import runs_alike
+from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Statement, encode_program, map_refs, refs_of
 from checked_backend.fuzz.values import strides_of
 

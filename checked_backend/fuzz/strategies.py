@@ -32,6 +32,7 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import describe_inputs, render_function
+from checked_backend.sweep.examine import refuse_unknown
 from checked_backend.sweep.status import Status
 
 __all__ = ["assert_passes", "make_program", "programs"]
@@ -94,7 +95,10 @@ def assert_passes(
     Raises:
         AssertionError: It is wrong. The text has the finding, and the smallest program that has one of its kind.
         UnsatisfiedAssumption: It says nothing about the compiler; Hypothesis catches it.
+        FuzzError: The same outside of a test of Hypothesis.
+        OptionError: There is no backend of that name.
     """
+    refuse_unknown(compiler)
     first = check_program(program, compiler, options)
     if not first.kind and first.status is not Status.PASS:
         _leave_out(f"without a verdict: {first.message}")
@@ -125,6 +129,8 @@ def _is_same_fault(one: Examined, other: Examined) -> bool:
 
 
 def _leave_out(why: str) -> NoReturn:
+    if not hypothesis.currently_in_test_context():
+        raise FuzzError(f"the program says nothing about the compiler: {why}")
     hypothesis.event(why)
     hypothesis.reject()
 

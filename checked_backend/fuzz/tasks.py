@@ -19,7 +19,7 @@ from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.worker import CONFIRMING, MODULE, OUT_OF_TIME
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, MODULE, OUT_OF_TIME
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
@@ -31,6 +31,8 @@ _CHUNK_SECONDS = 90.0
 _GENERATE_SECONDS = 300.0
 _LOCALIZE_SECONDS = 400.0
 _REASONS = 6
+_DEATHS = 5
+"""How many programs may end the process that makes them before it is given up for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +114,46 @@ class GenerateTask:
     def run(self, asked: Asked, reins: Reins) -> tuple[dict[str, Any], Counter[str]]:
         """The programs by number, each with what it covers; and why how many others were left out.
 
+        What ends its process is left out as well, and a new process goes on with the number after it.
+
         Raises:
             FuzzError: They could not be generated.
         """
-        question = {
+        made: dict[str, Any] = {}
+        left_out: Counter[str] = Counter()
+        start, end = self.start, self.start + self.count
+        for _ in range(_DEATHS + 1):
+            answer = run_worker(
+                self._question(asked, start, end), _GENERATE_SECONDS, asked.place, reins.started, MODULE
+            )
+            if reins.stopped:
+                raise Stopped
+            raw = _parsed(answer)
+            if "refused" in raw:
+                raise FuzzError(str(raw["refused"]))
+            made |= raw.get("programs", {})
+            left_out.update(raw.get("left_out", {}))
+            stage, _, number = answer.ended.stage.rpartition(" ")
+            if stage != GENERATING or not number.isdecimal():
+                break
+            left_out[f"making it {answer.ended.words}"] += 1
+            start = int(number) + 1
+            if start >= end:
+                break
+        if not made:
+            why = left_out_words(left_out)
+            raise FuzzError(f"no programs were generated: {why or f'the process {answer.ended.words}'}\n{answer.log}")
+        return made, left_out
+
+    def _question(self, asked: Asked, start: int, end: int) -> dict[str, Any]:
+        return {
             "ask": "generate",
             "seed": asked.seed,
-            "start": self.start,
-            "count": self.count,
+            "start": start,
+            "count": end - start,
             "choices": asdict(asked.choices),
             "generator": asked.generator,
         }
-        answer = run_worker(question, _GENERATE_SECONDS, asked.place, reins.started, MODULE)
-        if reins.stopped:
-            raise Stopped
-        raw = _parsed(answer)
-        if "refused" in raw:
-            raise FuzzError(str(raw["refused"]))
-        if not raw.get("programs"):
-            why = left_out_words(Counter(raw.get("left_out", {})))
-            raise FuzzError(f"no programs were generated: {why or f'the process {answer.ended.words}'}\n{answer.log}")
-        return dict(raw["programs"]), Counter(raw.get("left_out", {}))
 
 
 def left_out_words(left_out: Counter[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checked_backend.fuzz.generate.defined import on_other_values
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.source import function_of
@@ -43,25 +44,40 @@ def describe_inputs(program: FuzzProgram) -> list[str]:
     return lines
 
 
-def render_script(program: FuzzProgram, compiler: str = "inductor", about: Sequence[str] = ()) -> str:
+def render_script(
+    program: FuzzProgram, compiler: str = "inductor", about: Sequence[str] = (), *, again: bool = False
+) -> str:
     """A program as a script that compares eager and compiled. It needs torch alone.
 
     Args:
         program: The program.
         compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         about: Lines for its docstring.
+        again: Whether to call it again, on other values and on the first ones, before the results are compared.
     """
-    run = _DIFFERENTIATE if program.gradients else _CALL
+    call = _DIFFERENTIATE if program.gradients else _CALL
     how = ", dynamic=True" if program.dynamic else ""
     if compiler == "inductor" and any(draws(call.op) for call in program.calls):
         how += ', options={"fallback_random": True}'  # else its random numbers are others than eager's
     imports, backend = _backend(compiler)
-    compiled = f"compiled = run(torch.compile(program, backend={backend}{how}))"
-    head = _head(program, about, imports=imports)
-    return "\n".join([*head, run, "\n", "eager = run(program)", compiled, _COMPARE])
+    compiled = f"torch.compile(program, backend={backend}{how})"
+    lines = [*_head(program, about, imports=("import traceback", *imports))]
+    if again:
+        lines += _inputs(on_other_values(program), "other_inputs", seed=1)
+        calls = f"compiled_program = {compiled}\n{_CALL_AGAIN}"
+    else:
+        calls = f"eager = run(program, inputs)\ncompiled = run({compiled}, inputs)"
+    return "\n".join([*lines, call, _RUN, calls, _COMPARE])
 
 
-def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any], about: Sequence[str] = ()) -> str:
+def render_check(
+    program: FuzzProgram,
+    compiler: str,
+    options: Mapping[str, Any],
+    about: Sequence[str] = (),
+    *,
+    again: bool = False,
+) -> str:
     """A program as a script that checks it: for what a plain comparison does not show, as the sign of a zero.
 
     Args:
@@ -69,6 +85,7 @@ def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any]
         compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         options: The compiler's options.
         about: Lines for its docstring.
+        again: Whether to call it three times.
     """
     imports, backend = _backend(compiler)
     given = {
@@ -77,6 +94,7 @@ def render_check(program: FuzzProgram, compiler: str, options: Mapping[str, Any]
         "gradients": repr(program.gradients),
         "dynamic": repr(program.dynamic or None),
         "localize": "False",
+        **({"iterations": "3"} if again else {}),
     }
     arguments = "".join(f"    {name}={value},\n" for name, value in given.items())
     check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
@@ -98,20 +116,6 @@ def _head(
     program: FuzzProgram, about: Sequence[str], *, exact: bool = False, imports: Sequence[str] = ()
 ) -> Sequence[str]:
     """The lines that define a program and its inputs."""
-    made = make_inputs(program.inputs)
-    storages: list[str] = []
-    inputs: list[str] = []
-    sizes = storage_sizes(program.inputs)
-    for place, given in enumerate(program.inputs):
-        root = place if given.shares is None else given.shares
-        if root == place:
-            storage = made[place].as_strided((sizes[place],), (1,), 0)
-            few = exact or sizes[place] <= _FEW_VALUES or given.dtype == "bool"
-            values = _exactly(storage, given.dtype) if few else _random(storage, given.dtype)
-            storages.append(f"    m{place} = {values}")
-        grad = ".requires_grad_()" if given.requires_grad else ""
-        inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
-    arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     text = "\n".join(_in_docstring(line) for line in about)
     return [
         f'"""{text}"""\n',
@@ -121,11 +125,27 @@ def _head(
         "\n",
         render_function(program),
         "\n",
-        "def inputs():",
-        *storages,
-        f"    return ({arguments})",
-        "\n",
+        *_inputs(program, "inputs", exact=exact),
     ]
+
+
+def _inputs(program: FuzzProgram, name: str, *, exact: bool = False, seed: int = 0) -> Sequence[str]:
+    """The lines of a function that makes a program's inputs; values of large ones are those of a seed."""
+    made = make_inputs(program.inputs)
+    storages: list[str] = []
+    inputs: list[str] = []
+    sizes = storage_sizes(program.inputs)
+    for place, given in enumerate(program.inputs):
+        root = place if given.shares is None else given.shares
+        if root == place:
+            storage = made[place].as_strided((sizes[place],), (1,), 0)
+            few = exact or sizes[place] <= _FEW_VALUES or given.dtype == "bool"
+            values = _exactly(storage, given.dtype) if few else _random(storage, given.dtype, seed)
+            storages.append(f"    m{place} = {values}")
+        grad = ".requires_grad_()" if given.requires_grad else ""
+        inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
+    arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
+    return [f"def {name}():", *storages, f"    return ({arguments})", "\n"]
 
 
 def _in_docstring(text: str) -> str:
@@ -136,24 +156,40 @@ def _in_docstring(text: str) -> str:
 
 _NEEDS = "This needs the package checked_backend; a plain comparison does not show it."
 
-_CALL = """def run(function):
-    torch.manual_seed(0)
-    given = inputs()
+_CALL = """def call(function, given):
     with torch.no_grad():
         results = function(*given)
     return [*results, *given]"""
 
-_DIFFERENTIATE = """def run(function):
-    torch.manual_seed(0)
-    given = inputs()
+_DIFFERENTIATE = """def call(function, given):
     results = function(*given)
     loss = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     torch.manual_seed(0)
     torch.autograd.backward(loss, [torch.randn_like(r) for r in loss])
     return [*results, *given, *(x.grad for x in given)]"""
 
+_RUN = """
+
+def run(function, inputs):
+    torch.manual_seed(0)
+    try:
+        return call(function, inputs())
+    except Exception as error:
+        return [error]
+"""
+
+_CALL_AGAIN = """calls = (inputs, other_inputs, inputs)
+eager = [value for make in calls for value in run(program, make)]
+compiled = [value for make in calls for value in run(compiled_program, make)]"""
+
 _COMPARE = """wrong = 0
 for number, (a, b) in enumerate(zip(eager, compiled)):
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        wrong += not (isinstance(a, Exception) and isinstance(b, Exception))
+        for side, value in (("eager", a), ("compiled", b)):
+            raised = traceback.format_exception(value) if isinstance(value, Exception) else ["no exception"]
+            print(f"{side}: {''.join(raised)}")
+        break
     if not isinstance(a, torch.Tensor):
         continue
     rough = a.dtype in (torch.float16, torch.bfloat16)
@@ -179,16 +215,13 @@ def _exactly(flat: Any, dtype: str) -> str:
     return f"torch.tensor([{', '.join(map(_number, flat.tolist()))}], dtype=torch.{dtype})"
 
 
-def _random(flat: Any, dtype: str) -> str:
+def _random(flat: Any, dtype: str, seed: int) -> str:
     """Other values for a tensor of many, which most bugs do not depend on."""
-    count = flat.numel()
-    if flat.is_floating_point():
-        return (
-            f"torch.randn({count}, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(torch.{dtype})"
-        )
-    if flat.is_complex():
-        return f"torch.complex(torch.randn({count}), torch.randn({count})).to(torch.{dtype})"
-    return f"torch.randint(0, 4, ({count},), generator=torch.Generator().manual_seed(0)).to(torch.{dtype})"
+    generator = f"generator=torch.Generator().manual_seed({seed})"
+    if flat.is_floating_point() or flat.is_complex():
+        wide = "complex128" if flat.is_complex() else "float64"
+        return f"torch.randn({flat.numel()}, {generator}, dtype=torch.{wide}).to(torch.{dtype})"
+    return f"torch.randint(0, 4, ({flat.numel()},), {generator}).to(torch.{dtype})"
 
 
 def _number(raw: Any) -> str:

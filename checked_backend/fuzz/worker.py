@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,21 @@ from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.worker import AnswerFolder
 
-__all__ = ["CONFIRMING", "MODULE", "OUT_OF_TIME", "main"]
+__all__ = ["CONFIRMING", "GENERATING", "MODULE", "OUT_OF_TIME", "main"]
 
 MODULE = "checked_backend.fuzz.worker"
 
 CONFIRMING = "confirming"
 """The stage of a worker that checks a program once more. No stage after it has no answer."""
 
+GENERATING = "generating program"
+"""The stage of a worker that makes a program, followed by its number."""
+
 OUT_OF_TIME = "out of time"
 """The last stage of a worker that leaves programs unchecked because its time is over."""
 
 _Question = Mapping[str, Any]
+_SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
 def main(folder: Path, parent: int) -> None:
@@ -87,7 +91,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     made: dict[int, Any] = {}
     left_out: Counter[str] = Counter()
     for number in range(question["start"], question["start"] + question["count"]):
-        answers.note(f"generating program {number}")
+        answers.note(f"{GENERATING} {number}")
         try:
             program = of(number) if of else strategies.make_program(question["seed"], number, choices, rules, wanted)
         except LookupError:
@@ -96,9 +100,9 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
             left_out[str(error)] += 1
             continue
         made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike(program)}
-        if of:  # one that ends this process loses no others
-            answers.answer(json.dumps({"programs": made, "left_out": left_out}))
+        answers.answer(json.dumps({"programs": made, "left_out": left_out}))  # a later one may end this process
     answers.answer(json.dumps({"programs": made, "left_out": left_out}))
+    answers.note("done")
 
 
 def _generator(question: _Question, choices: Any) -> Callable[[int], Any] | None:
@@ -141,7 +145,7 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
     answers.note("loading the compiler")
     compiler, options = examining.compiler_of(question["compiler"]), question["options"]
     answers.note(CONFIRMING)
-    isolate = bool(question.get("isolate"))
+    isolate = examining.ISOLATED_SECONDS if question.get("isolate") else None
     first = examining.check_program(program, compiler, options, isolate=isolate)
 
     def tell(smallest: Any, came: Any, **script: Any) -> None:
@@ -152,18 +156,26 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
     if not first.kind:
         return
     smallest, last = program, first
+    hangs = first.detail == _HANG
+    soon = examining.HUNG_SECONDS if hangs else isolate
 
     def goes_wrong(candidate: Any) -> bool:
         nonlocal smallest, last
-        came = examining.check_program(candidate, compiler, options, isolate=isolate)
+        came = examining.check_program(candidate, compiler, options, isolate=soon)
         if (came.kind, came.detail) != (first.kind, first.detail):
             return False
         smallest, last = candidate, came
-        tell(candidate, came)
+        if not hangs:
+            tell(candidate, came)
         return True
 
     answers.note("reducing")
     shrink(program, goes_wrong, time.monotonic() + question["seconds"])
+    if hangs and smallest is not program:
+        last = examining.check_program(smallest, compiler, options, isolate=isolate)
+        if last.detail != _HANG:  # it was slow only
+            smallest, last = program, first
+        tell(smallest, last)
     if question.get("localize"):
         answers.note("localizing")
         localized = examining.check_program(smallest, compiler, options, localize=True)
@@ -177,25 +189,36 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
 
 def _scripted(program: Any, result: Any, compiler: str, question: _Question) -> dict[str, Any]:
     """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
-    report, timeout = json.loads(result.report or "{}"), question["timeout"]
+    report = json.loads(result.report or "{}")
+    timeout = importlib.import_module("checked_backend.fuzz.examine").ISOLATED_SECONDS
+    timeout = min(question["timeout"], timeout) if result.detail == _HANG else question["timeout"]
     repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
     for path in map(Path, repros):
-        if path.is_file() and _shows(path, timeout):
+        if path.is_file() and _shows(path, timeout, result.detail):
             return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
     text = importlib.import_module("checked_backend.fuzz.text")
-    plain = text.render_script(program, compiler, [result.message])
+    about = [result.message]
+    plain = text.render_script(program, compiler, about)
+    scripts = [
+        (plain, ""),
+        (text.render_script(program, compiler, about, again=True), ""),
+        (text.render_check(program, compiler, question["options"], about), "FAIL: "),
+        (text.render_check(program, compiler, question["options"], about, again=True), "FAIL: "),
+    ]
     with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
         path = Path(folder) / "repro.py"
-        checked = text.render_check(program, compiler, question["options"], [result.message])
-        for script, says in ((plain, ""), (checked, "FAIL: ")):
+        for script, says in scripts:
             path.write_text(script, encoding="utf-8")
-            if _shows(path, timeout, says):
+            if _shows(path, timeout, result.detail, says):
                 return {"script": script, "script_shows": True}
     return {"script": plain, "script_shows": False}
 
 
-def _shows(path: Path, timeout: float, says: str = "") -> bool:
-    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words."""
+def _shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
+    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words.
+
+    One of a bug that ends the process is ended by it.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
@@ -207,50 +230,23 @@ def _shows(path: Path, timeout: float, says: str = "") -> bool:
             timeout=timeout,
             check=False,
         )
-    except (OSError, SyntaxError, ValueError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        return detail == _HANG
+    except (OSError, SyntaxError, ValueError):
         return False
-    return ended.returncode == 1 and says.encode() in ended.stdout
+    if detail == _SIGNAL and not says:
+        return ended.returncode < 0
+    wanted = ended.returncode not in (0, 1) if detail == _EXIT and not says else ended.returncode == 1
+    return wanted and says.encode() in ended.stdout
 
 
 def _selftest(question: _Question, answers: AnswerFolder) -> None:
-    """Check programs with planted faults, until each is caught."""
-    examining = importlib.import_module("checked_backend.fuzz.examine")
-    rules_for = importlib.import_module("checked_backend.fuzz.generate.make").rules_for
-    make_program = importlib.import_module("checked_backend.fuzz.strategies").make_program
-    choices = importlib.import_module("checked_backend.fuzz.generate.choices").Choices
-    faults = importlib.import_module("checked_backend.fuzz.planted").FAULTS
-    rules, found = rules_for(()), []
-    for name in question["faults"]:
-        answers.note(f"trying {name}")
-        fault, began = faults[name], time.monotonic()
-        most = question["most"] if fault.kinds else question["control"]
-        wanted = choices(training=fault.gradients, dynamic=False)
-        caught, told, tried, left_out, undecided = False, "", 0, 0, 0
-        for number in range(most):
-            program = make_program(question["seed"], number, wanted, rules)
-            result = examining.check_program(program, fault.compiler)
-            tried += 1
-            undecided += result.status.value == "inconclusive"
-            caught = result.kind in {kind.value for kind in fault.kinds} if fault.kinds else bool(result.kind)
-            if not caught:
-                continue
-            alone = examining.check_program(program, "eager")
-            if (alone.kind, alone.detail) != (result.kind, result.detail):
-                told = result.message
-                break
-            caught, left_out = False, left_out + 1  # torch's own bug: Dynamo alone gets this program wrong
-        found.append(
-            {
-                "fault": name,
-                "words": fault.words,
-                "caught": caught,
-                "programs": tried,
-                "left_out": left_out,
-                "undecided": undecided,
-                "finding": told,
-                "seconds": time.monotonic() - began,
-            }
-        )
+    """Try planted faults."""
+    try_faults = importlib.import_module("checked_backend.fuzz.try_faults").try_faults
+    counts = {name: question[name] for name in ("seed", "most", "control")}
+    found = []
+    for tried in try_faults(question["faults"], **counts, note=answers.note):
+        found.append(asdict(tried))
         answers.answer(json.dumps(found))  # a fault that takes all the time hides no other result
 
 

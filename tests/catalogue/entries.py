@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from checked_backend.findings import Kind
+from checked_backend.fuzz import database
 from checked_backend.fuzz.examine import check_program
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.program import FuzzProgram, decode_program
+from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
+from checked_backend.process.child import default_memory
+from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.status import Status
 
-__all__ = ["FILE", "Entry", "here", "order", "read", "write"]
+__all__ = ["COMPILERS", "FILE", "Entry", "here", "look", "order", "read", "write"]
 
 FILE = Path(__file__).with_name("miscompiles.json")
+COMPILERS = ("eager", "aot_eager", "inductor")
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}")
+_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +55,28 @@ class Entry:
         return decode_program(json.dumps(self.program))
 
     def shows_now(self) -> bool:
-        """Check it with this torch."""
-        return self.look()[0] is True
+        """Check it with this torch, in this process."""
+        return self.meaning(check_program(self.decoded(), self.compiler)) is True
 
-    def look(self) -> tuple[bool | None, str]:
-        """Whether it shows with this torch, None if nothing can be said, and what the check says."""
-        found = check_program(self.decoded(), self.compiler)
-        shows = True if found.kind == self.kind else False if found.status is Status.PASS else None
-        return shows, found.message
+    def meaning(self, found: Examined) -> bool | None:
+        """Whether it shows if this came out; None if nothing can be said."""
+        return True if found.kind == self.kind else False if found.status is Status.PASS else None
+
+
+def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Examined]]:
+    """Check entries with this torch, in processes with limits: one that ends its process ends no other."""
+    place = JobResources(default_memory())
+    for compiler in COMPILERS:
+        chosen = [(number, entry) for number, entry in enumerate(entries) if entry.compiler == compiler]
+        rows = [database.Entry(number, entry.name, json.dumps(entry.program), "") for number, entry in chosen]
+        waiting = [CheckTask(rows, 1)] if rows else []
+        while waiting:
+            task = waiting.pop(0)
+            found, again = task.run(Asked(compiler=compiler, timeout=_SECONDS, place=place), Reins())
+            yield from ((entries[task.entries[row].number], result) for row, result in found.items())
+            repeated = {row.number for one in again for row in one.entries}
+            rest = [row for n, row in enumerate(task.entries) if n not in found and row.number not in repeated]
+            waiting += [*again, *([CheckTask(rest, 1)] if rest else [])]
 
 
 def here() -> str:
@@ -65,8 +89,33 @@ def order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def read() -> list[Entry]:
-    return [Entry(**raw) for raw in json.loads(FILE.read_text(encoding="utf-8"))]
+def read(path: Path = FILE) -> list[Entry]:
+    """The entries of a file.
+
+    Raises:
+        ValueError: One is not what it must be.
+    """
+    return [_entry(raw) for raw in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _entry(raw: Any) -> Entry:
+    names = {field.name for field in fields(Entry)}
+    if not isinstance(raw, dict) or set(raw) != names:
+        raise ValueError(f"an entry has {', '.join(sorted(names))}; got {raw!r:.80}")
+    texts = [raw[name] for name in names - {"shows", "program"}]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError(f"an entry has plain texts; got {texts!r:.200}")
+    shows = raw["shows"]
+    if not isinstance(shows, dict) or not all(
+        _VERSION.fullmatch(version) and isinstance(value, bool) for version, value in shows.items()
+    ):
+        raise ValueError(f"{raw['name']}: shows is by version, as 2.13; got {shows!r:.80}")
+    if raw["compiler"] not in COMPILERS or raw["kind"] not in set(Kind):
+        raise ValueError(f"{raw['name']}: got {raw['compiler']!r} and {raw['kind']!r}")
+    if raw["upstream"] and not raw["upstream"].startswith("https://github.com/"):
+        raise ValueError(f"{raw['name']}: upstream got {raw['upstream']!r}")
+    decode_program(json.dumps(raw["program"]))
+    return Entry(**raw)
 
 
 def write(entries: list[Entry]) -> None:

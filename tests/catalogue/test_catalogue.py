@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
-from checked_backend.findings import Kind
+from checked_backend.errors import FuzzError
 from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.make import runs_alike
+from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.tasks import CheckTask
 from checked_backend.sweep.status import Status
 from tests.catalogue import __main__ as command
 from tests.catalogue import entries
@@ -21,10 +24,7 @@ ENTRIES = read()
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_entries_are_whole_and_run_in_eager(entry: Entry) -> None:
-    assert entry.compiler in ("eager", "aot_eager", "inductor")
-    assert Kind(entry.kind)
     assert entry.shows
-    assert entry.upstream.startswith("https://") or not entry.upstream
     if entry.shows.get(here(), True):
         assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
 
@@ -80,8 +80,42 @@ def test_only_what_passes_was_fixed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Examined, shows: bool | None
 ) -> None:
     entry = next(entry for entry in ENTRIES if entry.kind == "logic" and all(entry.shows.values()))
-    monkeypatch.setattr(entries, "check_program", lambda *_: found)
+    monkeypatch.setattr(command, "look", lambda known: [(known[0], found)])
     monkeypatch.setattr(command, "read", lambda: [entry])
-    assert entry.look() == (shows, found.message)
+    assert entry.meaning(found) is shows
     assert command.main([]) == (2 if shows is None else 0)
     assert {True: "shows", False: "fixed", None: "NO VERDICT"}[shows] in capsys.readouterr().out
+
+
+def test_an_entry_that_ends_its_process_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def run(task: CheckTask, *_: object) -> tuple[dict[int, Examined], list[CheckTask]]:
+        asked.append(len(task.entries))
+        if len(task.entries) == 1:
+            return {0: Examined(Status.CRASH, "killed", kind="crash", detail="crash.signal")}, []
+        return {0: Examined(Status.PASS)}, [CheckTask(task.entries[1:2], 1)]
+
+    monkeypatch.setattr(CheckTask, "run", run)
+    some = [entry for entry in ENTRIES if entry.compiler == "inductor"][:4]
+    assert [entry for entry, _ in entries.look(some)] == [some[0], some[1], some[2], some[3]]
+    assert asked == [4, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "\x1b[31mred"},
+        {"compiler": "mine.py:backend"},
+        {"shows": {"newest": True}},
+        {"shows": {"2.13": "yes"}},
+        {"upstream": "javascript:alert(1)"},
+        {"program": {"version": 1}},
+        {"more": 1},
+    ],
+)
+def test_an_entry_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "entries.json"
+    path.write_text(json.dumps([{**asdict(ENTRIES[0]), **wrong}]), encoding="utf-8")
+    with pytest.raises((ValueError, FuzzError)):
+        read(path)

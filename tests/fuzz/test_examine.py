@@ -30,7 +30,7 @@ X = Input("float32", (2, 3), (3, 1))
 ADD = FuzzProgram((X,), (Statement("torch.add", (Ref(0), 1)),), (1,))
 NEG = FuzzProgram((X,), (Statement("torch.neg", (Ref(0),)),), (1,))
 EXP = FuzzProgram((X,), (Statement("torch.exp", (Ref(0),)),), (1,))
-LETHAL = ("dies", "hangs")
+OTHERWISE = ("dies", "hangs", "shared")  # tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def rules() -> list[Rule]:
     return rules_for(())
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kinds and name not in LETHAL])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kinds and name not in OTHERWISE])
 def test_each_planted_fault_is_found_within_200_programs(name: str, rules: list[Rule]) -> None:
     fault = FAULTS[name]
-    choices = Choices(training=fault.gradients, dynamic=False, longest=4)
+    choices = Choices(training=fault.gradients, dynamic=fault.dynamic, longest=4)
     for number in range(200):
         found = check_program(make_program(1, number, choices, rules), fault.compiler)
         # A program may show the fault as another kind: a wrong value becomes a NaN, a copied input is a lost alias.
-        if found.kind in {kind.value for kind in fault.kinds}:
+        if fault.is_told_by(found.kind, found.detail):
             return
     pytest.fail(f"{name} was not found")
 
@@ -65,6 +65,26 @@ def test_a_right_compiler_passes_what_shares_a_compile(compiler: str) -> None:
         0: (Status.PASS, False),
         1: (Status.PASS, False),
     }
+
+
+@pytest.mark.parametrize("turn", [2, 3])
+@pytest.mark.parametrize("programs", [[EXP], [NEG, EXP]], ids=["alone", "shared"])
+def test_a_fault_that_shows_in_a_later_call_is_found(programs: list[FuzzProgram], turn: int) -> None:
+    found = dict(examine(programs, faults.only_in_call(turn, faults.wrong_value())))
+    assert found[0].status is Status.FAIL  # the others of a compile may be right
+    assert found[0].kind == "logic"
+
+
+@pytest.mark.parametrize("programs", [[EXP], [NEG, EXP]], ids=["alone", "shared"])
+def test_results_that_a_later_call_overwrites_are_found(programs: list[FuzzProgram]) -> None:
+    found = dict(examine(programs, faults.same_memory_for_all_calls))
+    assert {one.detail for one in found.values()} == {"alias.overwritten"}
+
+
+def test_a_result_of_the_first_call_that_later_ones_return_is_found() -> None:
+    (found,) = (one for _, one in examine([EXP], faults.remembers_its_first_results))
+    assert (found.status, found.kind) == (Status.FAIL, "logic")
+    assert found.message.endswith("; in call 2 of 3")
 
 
 def test_blame_is_clear_in_a_batch_that_fails() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examine import check_program
+from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.make import rules_for
@@ -33,7 +33,6 @@ SEED = 22
 
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
-        "only_in_call": "a fault of the first call is that of once; the calls after it are the check's own",
         "clean": "it has no fault: the control",
         "changed": "what a fault makes of a tensor, as those that follow",
         "one_element_changed": "",
@@ -177,6 +176,13 @@ PLANTED: dict[str, Planted] = {
     ),
     "on_data": _planted(lambda: where_it_fits(faults.on_data(_has_nan, faults.wrong_value()))),
     "from_call": _planted(lambda: where_it_fits(faults.from_call(2, faults.wrong_value()))),
+    "only_in_call": _planted(lambda: where_it_fits(faults.only_in_call(3, faults.wrong_value()))),
+    "remembers_its_first_results": _planted(
+        lambda: where_it_fits(faults.remembers_its_first_results, _starts_with_floats)
+    ),
+    "same_memory_for_all_calls": _planted(
+        lambda: where_it_fits(faults.same_memory_for_all_calls, _starts_with_floats), "alias structure"
+    ),
     "once": _planted(lambda: where_it_fits(faults.spoiled_output(faults.once(1, faults.changed)))),
     **_of_operator("wrong_operator", lambda op: faults.wrong_operator(op, how="aot"), RELU, MUL, EXP, SUM),
     "wrong_operator, python": _planted(lambda: faults.wrong_operator(str(operator.add))),
@@ -206,7 +212,7 @@ def _found_after(planted: Planted, most: int) -> tuple[int, Examined] | None:
     """After how many programs a fault is found, and what came out; None if it is not."""
     for number in range(most):
         program = _program(number, planted.training, planted.dynamic)
-        result = check_program(program, planted.make(), isolate=planted.isolate)
+        result = check_program(program, planted.make(), isolate=ISOLATED_SECONDS if planted.isolate else None)
         if result.kind in planted.kinds and not check_program(program, planted.control).kind:
             return number + 1, result
     return None

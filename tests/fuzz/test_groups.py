@@ -87,3 +87,16 @@ def test_a_wrong_number_of_results_is_one_bug_whatever_the_program() -> None:
     )
     assert many.signature == few.signature
     assert may_be(many, few.program, few.result)
+
+
+def test_deaths_that_could_not_be_made_small_are_one_row() -> None:
+    long = ("torch.exp", "torch.add", "torch.neg", "torch.sin"), ("torch.mul", "torch.cos", "torch.tan", "torch.abs")
+    died = failing("crash", "crash.signal", status="crash", actual="SIGSEGV")
+    first, second = (signature_of(program_of(*ops), died) for ops in long)
+    assert first.signature == second.signature
+    assert first.op == "several operators"
+    small = signature_of(program_of("torch.exp", "torch.add"), died)
+    assert small.op == "exp > add"  # that of a small one tells which bug it is
+    assert not may_be(first, program_of(*long[1]), died)  # so the next one is looked into
+    raised = failing("crash", "crash.compiling", actual="KeyError: 'x'")
+    assert signature_of(program_of(*long[0]), raised).op == "exp > add > neg > sin"

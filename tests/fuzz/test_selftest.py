@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,46 +12,67 @@ import pytest
 from checked_backend.findings import Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz import selftest
+from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.planted import FAULTS
-from checked_backend.fuzz.selftest import Tried, render_text
-from checked_backend.fuzz.worker import _selftest
+from checked_backend.fuzz.selftest import render_text
+from checked_backend.fuzz.try_faults import PLAIN, Tried, try_faults
 from checked_backend.process.child import Ended
 from checked_backend.sweep.job import Answer, JobResources
 from checked_backend.sweep.status import Status
-from checked_backend.sweep.worker import AnswerFolder
 from tests.support.fuzz_tools import PASS
 
+OF_CONTROL = len(PLAIN) + 4  # and those in one compile
 
-def _tried(faults: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any]) -> list[Any]:
-    """What the worker answers if the checks of a compiler find this, the same for each program."""
+
+def _tried(faults: list[str], monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any]) -> list[Tried]:
+    """What comes out if the checks of a compiler find this, the same for each random program."""
     names = {id(fault.compiler): name for name, fault in FAULTS.items()}
 
-    def check_program(_program: Any, compiler: Any) -> Any:
+    def check_program(program: Any, compiler: Any) -> Any:
         kind = found.get(compiler if isinstance(compiler, str) else names[id(compiler)], "")
-        return replace(PASS, kind=kind, detail=kind, message=f"{kind}: told") if kind else PASS
+        told = kind and program not in PLAIN.values()
+        return replace(PASS, kind=kind, detail=kind, message=f"{kind}: told") if told else PASS
 
     monkeypatch.setattr(examining, "check_program", check_program)
-    _selftest({"faults": faults, "seed": 1, "most": 3, "control": 2}, AnswerFolder(folder))
-    found_text: list[Any] = json.loads((folder / "result.json").read_text())
-    return found_text
+    return [*try_faults(faults, seed=1, most=3, control=2, note=lambda _: None)]
 
 
 def test_what_torch_alone_gets_wrong_in_the_same_way_is_no_catch_and_no_fault_of_the_control(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = {"logic": "logic", "none": "logic", "alias": "logic", "nonfinite": "nonfinite", "eager": "logic"}
-    logic, alias, nonfinite, control = _tried(["logic", "alias", "nonfinite", "none"], tmp_path, monkeypatch, wrong)
-    assert (logic["caught"], logic["programs"], logic["left_out"]) == (False, 3, 3)
-    assert (alias["caught"], alias["left_out"]) == (False, 0)  # another kind than its own is none
-    assert (nonfinite["caught"], nonfinite["programs"], nonfinite["finding"]) == (True, 1, "nonfinite: told")
-    assert (control["caught"], control["programs"], control["left_out"]) == (False, 2, 2)
+    logic, alias, nonfinite, control = _tried(["logic", "alias", "nonfinite", "none"], monkeypatch, wrong)
+    assert (logic.caught, logic.programs, logic.left_out) == (False, 3, 3)
+    assert (alias.caught, alias.left_out) == (False, 0)  # another kind than its own is none
+    assert (nonfinite.caught, nonfinite.programs, nonfinite.finding) == (True, 1, "nonfinite: told")
+    assert (control.caught, control.programs, control.left_out) == (False, OF_CONTROL + 2, 2)
 
 
-def test_a_finding_of_the_control_that_torch_alone_has_not_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (control,) = _tried(["none"], tmp_path, monkeypatch, {"none": "logic", "eager": "alias"})
-    assert (control["caught"], control["programs"]) == (True, 1)
+def test_a_finding_of_the_control_that_torch_alone_has_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (control,) = _tried(["none"], monkeypatch, {"none": "logic", "eager": "alias"})
+    assert (control.caught, control.programs) == (True, OF_CONTROL + 1)
+
+
+def test_another_fault_of_the_same_kind_is_no_catch(monkeypatch: pytest.MonkeyPatch) -> None:
+    (overwrites,) = _tried(["overwrites"], monkeypatch, {"overwrites": "alias"})
+    assert not overwrites.caught
+
+
+@pytest.mark.parametrize("came", [Examined(Status.FAIL, "wrong", kind="logic"), Examined(Status.INCONCLUSIVE, "why")])
+def test_nothing_excuses_what_is_reported_of_a_plain_program(monkeypatch: pytest.MonkeyPatch, came: Examined) -> None:
+    monkeypatch.setattr(examining, "check_program", lambda program, _: came if program == PLAIN["half"] else PASS)
+    (control,) = try_faults(["none"], seed=1, most=3, control=0, note=lambda _: None)
+    assert (control.caught, control.right) == (True, False)
+    assert control.finding == f"a plain program (half): {came.status.value}: {came.message}"
+
+
+def test_a_compile_that_is_shared_accuses_the_wrong_program_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
+    assert (shared.caught, shared.programs) == (True, 4)
+    wrong = Examined(Status.FAIL, "wrong", kind="logic")
+    monkeypatch.setattr(examining, "examine", lambda programs, _: ((place, wrong) for place in range(len(programs))))
+    (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
+    assert (shared.caught, shared.finding) == (False, "accused beside it: sums, integers, views")
 
 
 def test_each_kind_of_finding_that_accuses_a_compiler_has_a_planted_fault() -> None:
@@ -61,13 +81,12 @@ def test_each_kind_of_finding_that_accuses_a_compiler_has_a_planted_fault() -> N
     assert planted == {kind for kind in Kind if kind.fails} - without
 
 
-def test_a_control_that_gets_no_verdicts_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_that_gets_no_verdicts_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
     undecided = replace(PASS, status=Status.INCONCLUSIVE, message="the check itself failed")
-    monkeypatch.setattr(examining, "check_program", lambda *_: undecided)
-    _selftest({"faults": ["none", "logic"], "seed": 1, "most": 3, "control": 2}, AnswerFolder(tmp_path))
-    control, logic = (Tried(**raw) for raw in json.loads((tmp_path / "result.json").read_text()))
-    assert (control.caught, control.undecided, control.right, logic.right) == (False, 2, False, False)
-    assert "WRONG  control     2 programs, 2 without a verdict: nothing was reported" in render_text([control])
+    monkeypatch.setattr(examining, "check_program", lambda program, _: PASS if program in PLAIN.values() else undecided)
+    control, logic = try_faults(["none", "logic"], seed=1, most=3, control=20, note=lambda _: None)
+    assert (control.caught, control.undecided, control.right, logic.right) == (False, 20, False, False)
+    assert f"WRONG  control     {OF_CONTROL + 20} programs, 20 without a verdict" in render_text([control])
 
 
 def test_faults_that_the_time_did_not_suffice_for_are_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

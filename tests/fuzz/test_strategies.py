@@ -18,13 +18,14 @@ from hypothesis.database import InMemoryExampleDatabase
 from hypothesis.errors import Unsatisfiable
 
 from checked_backend.cli import fuzzing
-from checked_backend.errors import FuzzError
+from checked_backend.errors import FuzzError, OptionError
 from checked_backend.fuzz import strategies
 from checked_backend.fuzz.documented import DOCUMENTED
 from checked_backend.fuzz.examine import compiler_of
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import matches, rules_for, runs_alike
+from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.make import matches, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import _Drawn, assert_passes, make_program, programs
@@ -150,6 +151,20 @@ def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPa
         test_my_compiler()
 
 
+def test_outside_of_hypothesis_the_reason_of_no_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided = Examined(Status.INCONCLUSIVE, "no C++ compiler")
+    monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
+    add = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
+    with pytest.raises(FuzzError, match=r"says nothing about the compiler: without a verdict: no C\+\+ compiler"):
+        assert_passes(add, "eager")
+
+
+def test_a_misspelt_backend_is_refused_at_once() -> None:
+    add = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
+    with pytest.raises(OptionError, match="inductr"):
+        assert_passes(add, "inductr")
+
+
 def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Examined(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
     right = Examined(Status.PASS)
@@ -157,7 +172,7 @@ def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: py
     @settings(QUICK, max_examples=3, phases=[Phase.generate])
     @given(programs(longest=1, training=False))
     def test_my_compiler(program: FuzzProgram) -> None:
-        assert_passes(program, "mine", seconds=0)
+        assert_passes(program, "inductor", seconds=0)
 
     monkeypatch.setattr(strategies, "check_program", lambda *_: wrong)
     with pytest.raises(Unsatisfiable):

@@ -130,6 +130,28 @@ def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.Monk
         GenerateTask(0, 4).run(Asked(), Reins())
 
 
+def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    told = (
+        answer({"programs": {"8": "eight"}, "left_out": {"odd": 1}}, "generating program 10", -signal.SIGSEGV),
+        answer({"programs": {"11": "eleven"}, "left_out": {"odd": 2}}, "done"),
+    )
+    monkeypatch.setattr(tasks, "run_worker", answering(*told, asked=asked))
+    made, left_out = GenerateTask(8, 5).run(Asked(), Reins())
+    assert made == {"8": "eight", "11": "eleven"}
+    assert left_out == {"odd": 3, "making it was killed by SIGSEGV": 1}
+    assert [(one["start"], one["count"]) for one in asked] == [(8, 5), (11, 2)]
+
+
+def test_a_generator_that_always_ends_its_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    deaths = [answer(None, f"generating program {number}", -signal.SIGSEGV) for number in range(96)]
+    monkeypatch.setattr(tasks, "run_worker", answering(*deaths, asked=asked))
+    with pytest.raises(FuzzError, match=r"no programs were generated: .*making it was killed by SIGSEGV"):
+        GenerateTask(0, 96).run(Asked(), Reins())
+    assert len(asked) == 6
+
+
 def test_the_death_of_a_batch_is_kept_until_its_programs_were_checked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     _, again = _check(monkeypatch, answer({}, "batch 0 2", -signal.SIGSEGV), count=3)
     (death,) = {id(task.death): task.death for task in again}.values()

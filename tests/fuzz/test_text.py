@@ -122,6 +122,63 @@ def test_a_script_of_a_right_program_with_random_numbers_shows_nothing(tmp_path:
     assert ended.returncode == 0, ended.stdout
 
 
+WRONG_LATER = """
+def second(gm, _):
+    calls = []
+
+    def run(*args):
+        calls.append(1)
+        return [r * 2 if len(calls) == 2 else r for r in gm(*args)]
+
+    return run
+
+
+def overwrites(gm, _):
+    kept = []
+
+    def run(*args):
+        results = gm(*args)
+        kept.extend(r.clone() for r in results) if not kept else None
+        return [memory.copy_(r) for memory, r in zip(kept, results)]
+
+    return run
+
+
+def raises(gm, _):
+    raise KeyError("no lowering")
+"""
+
+
+def _ended(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "repro.py"
+    path.write_text(script)
+    return subprocess.run([sys.executable, str(path)], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("fault", ["second", "overwrites"])
+def test_a_script_that_calls_again_shows_what_one_call_does_not(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_LATER)
+    program, compiler = program_of("torch.exp"), f"{tmp_path / 'mine.py'}:{fault}"
+    assert _ended(render_script(program, compiler), tmp_path).returncode == 0
+    ended = _ended(render_script(program, compiler, again=True), tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    assert "value " in ended.stdout
+    assert _ended(render_script(program, "eager", again=True), tmp_path).returncode == 0
+    checked = _ended(render_check(program, compiler, {}, again=True), tmp_path)
+    assert "FAIL: " in checked.stdout
+
+
+def test_a_script_shows_an_exception_that_only_one_side_raises(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_LATER)
+    ended = _ended(render_script(program_of("torch.exp"), f"{tmp_path / 'mine.py'}:raises"), tmp_path)
+    assert ended.returncode == 1
+    assert "eager: no exception" in ended.stdout
+    assert "no lowering" in ended.stdout
+    refused = FuzzProgram((Input("float32", (2,), (1,)),), (Statement("torch.mm", (Ref(0), Ref(0))),), (1,))
+    ended = _ended(render_script(refused, "eager"), tmp_path)
+    assert ended.returncode == 0, ended.stdout  # both raise
+
+
 def test_a_script_gives_inductor_the_random_numbers_of_eager() -> None:
     assert "fallback_random" in render_script(program_of("torch.rand_like"))
     assert "fallback_random" not in render_script(program_of("torch.exp"))

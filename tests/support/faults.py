@@ -90,9 +90,11 @@ __all__ = [
     "other_random_numbers",
     "overwritten_cotangent",
     "refuses",
+    "remembers_its_first_results",
     "reseeded",
     "restrided",
     "returns_none",
+    "same_memory_for_all_calls",
     "scaled_gradient",
     "spoiled_gradient",
     "spoiled_output",
@@ -140,6 +142,31 @@ def only_in_call(number: int, faulty: Compiler) -> Compiler:
         return lambda *args: wrong(*args) if next(calls) == number else gm.forward(*args)
 
     return compiler
+
+
+def same_memory_for_all_calls(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs return the results of all calls in the same memory."""
+    kept: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        results = gm.forward(*args)
+        if not kept:
+            kept.extend(torch.empty_like(result) for result in results)
+        return [memory.copy_(result) for memory, result in zip(kept, results, strict=True)]
+
+    return run
+
+
+def remembers_its_first_results(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs return copies of the first call's results, whatever they are given."""
+    kept: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        if not kept:
+            kept.extend(result.clone() for result in gm.forward(*args))
+        return [result.clone() for result in kept]
+
+    return run
 
 
 def once(number: int, spoil: Spoil) -> Spoil:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import run_call, run_statement
-from checked_backend.fuzz.control import run_in_order
+from checked_backend.fuzz.build import run_call
 from checked_backend.fuzz.generate.choices import Choices, chance
+from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, is_usable, run_defined
 from checked_backend.fuzz.generate.undefined import draws, is_undefined
-from checked_backend.fuzz.program import DTYPES, FuzzProgram, Input, Ref, Size, Statement, map_refs
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
 from checked_backend.fuzz.values import make_inputs, same_value, strides_of
 
 __all__ = ["Draft"]
@@ -34,7 +34,6 @@ _DTYPES = {
     "complex64": 1,
 }
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
-_MOST_ELEMENTS = 4096
 _MOST_OF_INPUT = 512
 _SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 100, 127, True)
 
@@ -228,7 +227,7 @@ class Draft:
                 value = run_call(call, self.values)
         except Exception:  # what eager refuses is no program; a call may raise whatever torch raises
             return None
-        if (call.op != "setitem" and not _is_usable(value)) or (self._open and draws(call.op)):
+        if (call.op != "setitem" and not is_usable(value)) or (self._open and draws(call.op)):
             return None
         made = whole = self._keep(call, value)
         if isinstance(value, tuple | list):
@@ -312,19 +311,7 @@ class Draft:
             Exception: Eager refuses it, a result is not defined, or it is one that programs cannot have.
         """
         program, where = self._ordered(())
-        known: list[Any] = list(make_inputs(program.inputs))
-
-        def do(place: int, call: Statement) -> None:
-            if call.op != "let" and is_undefined(call, known):
-                raise FuzzError(f"{call.op}: not defined")
-            run_statement(place, call, known, len(program.inputs))
-            value = known[len(program.inputs) + place]
-            if call.op not in ("setitem", "let") and not _is_usable(value):
-                raise FuzzError(f"{call.op}: too large")
-
-        with warnings.catch_warnings(), torch.set_grad_enabled(self.gradients):
-            warnings.simplefilter("ignore")
-            run_in_order(program, known, do)
+        known = run_defined(program)
         return [known[where[place]] for place in range(len(self._entries))]
 
     def _keep(self, entry: Input | Statement, value: Any) -> Ref:
@@ -371,10 +358,4 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:
         elements: int = torch.broadcast_shapes(one, other).numel()
     except RuntimeError:
         return False
-    return elements <= _MOST_ELEMENTS
-
-
-def _is_usable(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and value.numel() <= _MOST_ELEMENTS and _name(value.dtype) in DTYPES
-    return isinstance(value, tuple | list) and bool(value) and len(value) < 20 and all(map(_is_usable, value))
+    return elements <= MOST_ELEMENTS

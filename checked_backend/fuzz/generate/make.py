@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 
@@ -17,15 +16,15 @@ from checked_backend.fuzz.control import dependencies, writes
 from checked_backend.fuzz.generate import opinfo
 from checked_backend.fuzz.generate.blocks import add_block
 from checked_backend.fuzz.generate.choices import Choices, chance
+from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.draft import Draft
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
-from checked_backend.fuzz.values import same_value
 from checked_backend.random_state import random_untouched
 
-__all__ = ["covered", "draw_program", "due", "matches", "rules_for", "runs_alike"]
+__all__ = ["covered", "draw_program", "due", "matches", "rules_for"]
 
 _TRIES = 40
 _SHARE_OF_GRADIENTS = 0.35
@@ -235,29 +234,3 @@ def covered(program: FuzzProgram) -> list[str]:
         tensors = [values[ref.value] for ref in refs_of(call) if isinstance(values[ref.value], torch.Tensor)]
         found.add(f"{call.op} {str(tensors[0].dtype).removeprefix('torch.') if tensors else ''}".rstrip())
     return sorted(found)
-
-
-def runs_alike(program: FuzzProgram) -> bool:
-    """Whether eager runs a program, and gives the same twice; forward, and backward if it is differentiated."""
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            first, second = (_results(program) for _ in range(2))
-    except Exception:  # whatever torch raises: it is no program
-        return False
-    return len(first) == len(second) and all(map(same_value, first, second))
-
-
-def _results(program: FuzzProgram) -> list[Any]:
-    torch.manual_seed(0)
-    with torch.set_grad_enabled(program.gradients):
-        values = run_eager(program)
-        results = [values[place] for place in program.returns]
-        if not program.gradients:
-            return results + values[: len(program.inputs)]
-        wanted = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
-        if not wanted:
-            raise RuntimeError("nothing to differentiate")
-        torch.autograd.backward(wanted, [torch.ones_like(value) for value in wanted])
-    grads = [value.grad for value in values[: len(program.inputs)] if value.grad is not None]
-    return [*results, *values[: len(program.inputs)], *grads]

@@ -25,7 +25,8 @@ from torch import fx
 from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.fuzz.build import run_call
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import matches, runs_alike
+from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.known import is_known, name_of
 from checked_backend.fuzz.program import (

@@ -9,7 +9,8 @@ import torch
 
 from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import covered, due, matches, rules_for, runs_alike
+from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.make import covered, due, matches, rules_for
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.known import is_known, plain
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, refs_of

@@ -1,0 +1,49 @@
+"""What torch defines on some values it may leave open on others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from checked_backend.errors import FuzzError
+from checked_backend.fuzz.build import inputs_for
+from checked_backend.fuzz.generate.defined import on_other_values, run_defined, runs_alike
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
+
+FLOATS = Input("float32", (4,), (1,), seed=3)
+INTEGERS = Input("int64", (4,), (1,), fill="range", low=0, high=3, seed=4)
+
+
+def test_other_values_are_other_floats_and_the_same_integers() -> None:
+    program = FuzzProgram((FLOATS, INTEGERS), (Statement("torch.take", (Ref(0), Ref(1))),), (2,))
+    (floats, integers), (others, same) = (inputs_for([one]) for one in (program, on_other_values(program)))
+    assert not torch.equal(floats, others)
+    assert torch.equal(integers, same)
+
+
+def test_a_program_of_integers_has_no_others() -> None:
+    program = FuzzProgram((INTEGERS,), (Statement("torch.neg", (Ref(0),)),), (1,))
+    assert on_other_values(program) == program
+
+
+def test_values_on_which_torch_leaves_the_result_open_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = FuzzProgram((FLOATS,), (Statement("Tensor.to", (Ref(0), Constant("uint8"))),), (1,))
+    negative = next(s for s in range(99) if bool((inputs_for([_seeded(program, s)])[0] < -1).any()))
+    positive = FuzzProgram((Input("float32", (4,), (1,), fill="range", low=0, high=3),), program.calls, (1,))
+    with pytest.raises(FuzzError, match="not defined"):
+        run_defined(_seeded(program, negative))
+    assert on_other_values(positive) != positive
+    monkeypatch.setattr("checked_backend.fuzz.generate.defined._OTHER", negative - FLOATS.seed)
+    assert on_other_values(program) == program
+
+
+def test_what_eager_does_not_repeat_does_not_run_alike() -> None:
+    program = FuzzProgram((FLOATS,), (Statement("torch.neg", (Ref(0),)),), (1,))
+    assert runs_alike(program)
+    wrong = FuzzProgram((FLOATS,), (Statement("torch.neg", (Ref(0), 1, 2)),), (1,))
+    assert not runs_alike(wrong)
+
+
+def _seeded(program: FuzzProgram, seed: int) -> FuzzProgram:
+    (given,) = program.inputs
+    return FuzzProgram((Input(given.dtype, given.shape, given.stride, seed=seed),), program.calls, program.returns)
