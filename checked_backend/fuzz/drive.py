@@ -108,8 +108,7 @@ class _Run:
         for entry, result in self.corpus.failures():
             self._sort(ConfirmTask.of_entry(entry, result))
         if self.asked.localize:
-            groups = self.corpus.groups()
-            self._to_localize = [g for g in groups if g.confirmed and not g.localized and g.difference is None]
+            self._to_localize = [group for group in self.corpus.groups() if _has_an_operator_to_find(group)]
         while True:
             while len(self._running) < self.jobs and (task := self._next()) is not None:
                 self._running[pool.submit(task.run, self.asked, self.reins)] = task
@@ -235,7 +234,7 @@ class _Run:
         if task.entry is not None:
             self.corpus.assign(task.entry.number, kept.number)
         if kept.signature not in known:
-            if self.asked.localize and not kept.localized and kept.difference is None and task.group is None:
+            if self.asked.localize and _has_an_operator_to_find(kept) and task.group is None:
                 self._to_localize.append(kept)
             if task.group is None:
                 self.watch.found(kept)
@@ -245,6 +244,11 @@ def _beside(death: Death) -> Examined:
     """The result of a program whose process died while it was checked together with others."""
     words = f"{UNSETTLED}: {death.result.message}"
     return Examined(Status.INCONCLUSIVE, words, death.result.seconds, alone=False)
+
+
+def _has_an_operator_to_find(group: Group) -> bool:
+    """Whether looking for the operator may find it. The search runs in the process that a death would end."""
+    return group.confirmed and not (group.localized or group.is_death or group.difference is not None)
 
 
 def _is_looked_into(group: Group) -> bool:

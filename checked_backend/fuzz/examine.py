@@ -56,10 +56,10 @@ ISOLATED_SECONDS = 60.0
 HUNG_SECONDS = 15.0
 """The same while a program that hangs is made smaller: most that do not hang end before."""
 
-ALONE = Effort(sizes=6, tiles=3)
-"""What one of many dynamic programs is checked with: other programs have other sizes."""
+_ALONE = Effort(sizes=6, tiles=3)
+"""What one of many programs is checked with: others have other sizes."""
 
-SHARED = Effort(levels=False)
+_SHARED = Effort(levels=False)
 """What programs are checked with that share a compile: those that fail are checked alone."""
 
 _HALF = frozenset({"float16", "bfloat16"})
@@ -133,7 +133,7 @@ def examine(
     together = Examined(Status.PASS)
     if len(programs) > 1:
         note("batch")
-        together, report = _checked(programs, compiler, options)
+        together, report = _checked(programs, compiler, options, _SHARED)
         if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
             middle = len(programs) // 2
             for half in (range(middle), range(middle, len(programs))):
@@ -153,7 +153,7 @@ def examine(
         if place in shared:
             continue
         note(f"program {place}")
-        alone, _ = _checked([program], compiler, options)
+        alone, _ = _checked([program], compiler, options, _ALONE)
         if alone.status is not Status.PASS:
             wrong |= {place} if alone.status is Status.FAIL else set()
             yield place, alone
@@ -265,6 +265,7 @@ def check_program(
     *,
     localize: bool = False,
     isolate: float | None = None,
+    levels: bool = True,
 ) -> Examined:
     """Check one program alone.
 
@@ -274,14 +275,20 @@ def check_program(
         options: Its options.
         localize: Whether to find the operator, reduce it, and write a repro.
         isolate: Do it in a process of its own, whose death is what is looked for; it hangs after so many seconds.
+        levels: Whether to find the stage of compilation in which a failure arises.
     """
     more = {} if isolate is None else {"isolate": True, "timeout": isolate}
-    result, _ = _checked([program], compiler, options, localize=localize, **more)
+    effort = replace(_ALONE, levels=levels)
+    result, _ = _checked([program], compiler, options, effort, localize=localize, **more)
     return result
 
 
 def _checked(
-    programs: Sequence[FuzzProgram], compiler: Compiler, options: Mapping[str, Any] | None, **more: Any
+    programs: Sequence[FuzzProgram],
+    compiler: Compiler,
+    options: Mapping[str, Any] | None,
+    effort: Effort,
+    **more: Any,
 ) -> tuple[Examined, Report | None]:
     """Check programs in one compile. There is no report if the check itself failed."""
     began = time.monotonic()
@@ -294,7 +301,7 @@ def _checked(
             gradients=programs[0].gradients,
             dynamic=programs[0].dynamic or None,
             compiler_options=dict(options or {}),
-            effort=replace(ALONE if len(programs) == 1 else SHARED, further=_further(programs)),
+            effort=replace(effort, further=_further(programs)),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit

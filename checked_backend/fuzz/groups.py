@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref
 
-__all__ = ["Group", "may_be", "signature_of"]
+__all__ = ["DEATHS", "Group", "may_be", "signature_of"]
 
 ANY = "any operator"
 """The operator of a difference that is made at the edge of a compiled program, and of a documented one."""
@@ -18,7 +19,10 @@ ANY = "any operator"
 SEVERAL = "several operators"
 """The operator of a death of the process that could not be made small."""
 
-_DEATHS = ("crash.signal", "crash.exit", "crash.hang")
+DEATHS = ("crash.signal", "crash.exit", "crash.hang")
+"""The finer kinds of failures that are the end of a process."""
+
+_SIGNAL = re.compile(r"\bSIG[A-Z]+\b")
 _SMALL = 3
 _AT_THE_EDGE = (
     ("alias.identity", "the same object: ", "shared memory: "),  # one tensor that is returned twice
@@ -66,6 +70,11 @@ class Group:
         return f"{self.detail or self.kind} | {self.stage} | {self.op}"
 
     @property
+    def is_death(self) -> bool:
+        """Whether it is the end of a process."""
+        return self.result.detail in DEATHS
+
+    @property
     def difference(self) -> Difference | None:
         """The documented difference that it is; None if it may be a bug."""
         return documented(self.result)
@@ -105,12 +114,15 @@ def signature_of(program: FuzzProgram, result: Examined) -> Group:
         result: What came out for it.
     """
     detail = result.detail or result.kind
-    if result.kind == "crash" and result.actual:
+    if result.detail in DEATHS:
+        signals = _SIGNAL.findall(result.actual)
+        detail = f"{detail}: {signals[0]}" if signals else detail
+    elif result.kind == "crash" and result.actual:
         raised = result.actual.split(":")[0].split("(")[0].strip()
         detail = f"{detail}: {raised}" if raised.isidentifier() else detail
     ops = _ops(program)
     op = plain(result.op) if result.op else " > ".join(ops)
-    if result.detail in _DEATHS and not result.op and len(ops) > _SMALL:  # its operators say nothing of the bug
+    if result.detail in DEATHS and not result.op and len(ops) > _SMALL:  # its operators say nothing of the bug
         op = SEVERAL
     stage = result.stage
     if result.kind == "mutation" and result.subject.startswith("state["):  # a setting of torch that is left changed

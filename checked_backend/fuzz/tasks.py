@@ -16,7 +16,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.groups import Group, signature_of
+from checked_backend.fuzz.groups import DEATHS, Group, signature_of
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.worker import CONFIRMING, GENERATING, MODULE, OUT_OF_TIME
@@ -30,6 +30,9 @@ _CHUNK_SECONDS = 90.0
 
 _GENERATE_SECONDS = 300.0
 _LOCALIZE_SECONDS = 400.0
+_TIMES_OF_DEATH = 5
+"""How often a program that hangs may take all of its time while it is confirmed."""
+
 _REASONS = 6
 _DEATHS = 5
 """How many programs may end the process that makes them before it is given up for now."""
@@ -289,7 +292,7 @@ class ConfirmTask:
 
     def run(self, asked: Asked, reins: Reins) -> Group | None:
         """The group that the failure makes; None if it did not show again."""
-        died = self.result.status in (Status.CRASH, Status.HANG)
+        died = self.result.status in (Status.CRASH, Status.HANG) or self.result.detail in DEATHS
         localize = self.group is not None
         question = {
             "ask": "confirm",
@@ -303,7 +306,8 @@ class ConfirmTask:
             "timeout": asked.timeout,
             "reports": str(asked.folder.resolve()),
         }
-        seconds = asked.timeout + asked.reduce_seconds + (_LOCALIZE_SECONDS if localize else asked.timeout)
+        times = _TIMES_OF_DEATH if died else 2
+        seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
         answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
         raw = _parsed(answer)
         if reins.stopped:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,6 @@ OUT_OF_TIME = "out of time"
 """The last stage of a worker that leaves programs unchecked because its time is over."""
 
 _Question = Mapping[str, Any]
-_SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
 def main(folder: Path, parent: int) -> None:
@@ -138,106 +135,7 @@ def _check(question: _Question, answers: AnswerFolder) -> None:
 
 def _confirm(question: _Question, answers: AnswerFolder) -> None:
     """Check one program in this fresh process, and make it smaller until the time is over."""
-    examining = importlib.import_module("checked_backend.fuzz.examine")
-    program_module = importlib.import_module("checked_backend.fuzz.program")
-    shrink = importlib.import_module("checked_backend.fuzz.shrink").shrink
-    program = program_module.decode_program(question["program"])
-    answers.note("loading the compiler")
-    compiler, options = examining.compiler_of(question["compiler"]), question["options"]
-    answers.note(CONFIRMING)
-    isolate = examining.ISOLATED_SECONDS if question.get("isolate") else None
-    first = examining.check_program(program, compiler, options, isolate=isolate)
-
-    def tell(smallest: Any, came: Any, **script: Any) -> None:
-        text = program_module.encode_program(smallest)
-        answers.answer(json.dumps({"program": text, "result": json.loads(came.to_json()), **script}))
-
-    tell(program, first)
-    if not first.kind:
-        return
-    smallest, last = program, first
-    hangs = first.detail == _HANG
-    soon = examining.HUNG_SECONDS if hangs else isolate
-
-    def goes_wrong(candidate: Any) -> bool:
-        nonlocal smallest, last
-        came = examining.check_program(candidate, compiler, options, isolate=soon)
-        if (came.kind, came.detail) != (first.kind, first.detail):
-            return False
-        smallest, last = candidate, came
-        if not hangs:
-            tell(candidate, came)
-        return True
-
-    answers.note("reducing")
-    shrink(program, goes_wrong, time.monotonic() + question["seconds"])
-    if hangs and smallest is not program:
-        last = examining.check_program(smallest, compiler, options, isolate=isolate)
-        if last.detail != _HANG:  # it was slow only
-            smallest, last = program, first
-        tell(smallest, last)
-    if question.get("localize"):
-        answers.note("localizing")
-        localized = examining.check_program(smallest, compiler, options, localize=True)
-        if localized.kind:
-            last = replace(localized, stage=localized.stage or last.stage)
-            tell(smallest, last)
-    if question["scripts"]:
-        answers.note("running the script")
-        tell(smallest, last, **_scripted(smallest, last, question["compiler"], question))
-
-
-def _scripted(program: Any, result: Any, compiler: str, question: _Question) -> dict[str, Any]:
-    """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
-    report = json.loads(result.report or "{}")
-    timeout = importlib.import_module("checked_backend.fuzz.examine").ISOLATED_SECONDS
-    timeout = min(question["timeout"], timeout) if result.detail == _HANG else question["timeout"]
-    repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
-    for path in map(Path, repros):
-        if path.is_file() and _shows(path, timeout, result.detail):
-            return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
-    text = importlib.import_module("checked_backend.fuzz.text")
-    about = [result.message]
-    plain = text.render_script(program, compiler, about)
-    scripts = [
-        (plain, ""),
-        (text.render_script(program, compiler, about, again=True), ""),
-        (text.render_check(program, compiler, question["options"], about), "FAIL: "),
-        (text.render_check(program, compiler, question["options"], about, again=True), "FAIL: "),
-    ]
-    with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
-        path = Path(folder) / "repro.py"
-        for script, says in scripts:
-            path.write_text(script, encoding="utf-8")
-            if _shows(path, timeout, result.detail, says):
-                return {"script": script, "script_shows": True}
-    return {"script": plain, "script_shows": False}
-
-
-def _shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
-    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words.
-
-    One of a bug that ends the process is ended by it.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
-        ended = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=path.parent,
-            env=environment,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return detail == _HANG
-    except (OSError, SyntaxError, ValueError):
-        return False
-    if detail == _SIGNAL and not says:
-        return ended.returncode < 0
-    wanted = ended.returncode not in (0, 1) if detail == _EXIT and not says else ended.returncode == 1
-    return wanted and says.encode() in ended.stdout
+    importlib.import_module("checked_backend.fuzz.confirm").confirm(question, answers)
 
 
 def _selftest(question: _Question, answers: AnswerFolder) -> None:

@@ -1,0 +1,170 @@
+"""Confirm a failure in a fresh process: check its program again, make it smaller, find the operator, write a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checked_backend.fuzz.deaths import death_of
+from checked_backend.fuzz.examine import HUNG_SECONDS, ISOLATED_SECONDS, Compiler, check_program, compiler_of
+from checked_backend.fuzz.examined import Examined
+from checked_backend.fuzz.groups import DEATHS
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.shrink import shrink
+from checked_backend.fuzz.text import render_check, render_script
+from checked_backend.fuzz.worker import CONFIRMING
+from checked_backend.sweep.worker import AnswerFolder
+
+__all__ = ["confirm", "shows"]
+
+_SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The question, as far as the candidate is concerned."""
+
+    name: str
+    compiler: Compiler
+    options: Mapping[str, Any]
+    timeout: float
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a program hangs."""
+        return min(ISOLATED_SECONDS, self.timeout)
+
+
+def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
+    """Answer with the smallest program that fails as the given one does, and what came out for it.
+
+    Args:
+        question: The program, the candidate, the time for making it smaller, and what else to do.
+        answers: Where answers go, each better than the last: a later step may end this process.
+    """
+    program = decode_program(question["program"])
+    answers.note("loading the compiler")
+    name = question["compiler"]
+    asked = _Asked(name, compiler_of(name), question["options"], question["timeout"])
+    answers.note(CONFIRMING)
+    isolate = asked.patience if question["isolate"] else None
+    first = check_program(program, asked.compiler, asked.options, isolate=isolate)
+
+    def tell(smallest: FuzzProgram, came: Examined, **script: Any) -> None:
+        text = encode_program(smallest)
+        answers.answer(json.dumps({"program": text, "result": json.loads(came.to_json()), **script}))
+
+    tell(program, first)
+    if not first.kind:
+        return
+    answers.note("reducing")
+    deadline = time.monotonic() + question["seconds"]
+    if first.detail in DEATHS:
+        smallest, last = _smaller_that_dies(program, first, asked, deadline), first
+    else:
+        smallest, last = _smaller(program, first, asked, deadline, tell)
+    tell(smallest, last)
+    if question["localize"]:
+        answers.note("localizing")
+        localized = check_program(smallest, asked.compiler, asked.options, localize=True)
+        if localized.kind:
+            last = replace(localized, stage=localized.stage or last.stage)
+            tell(smallest, last)
+    if question["scripts"]:
+        answers.note("running the script")
+        tell(smallest, last, **_script(smallest, last, asked))
+
+
+def _smaller(
+    program: FuzzProgram, first: Examined, asked: _Asked, deadline: float, tell: Callable[[FuzzProgram, Examined], None]
+) -> tuple[FuzzProgram, Examined]:
+    """The smallest program found that fails in the same way, and what came out for it."""
+    smallest, last = program, first
+    levels = first.stage == "eager"  # only there the kind depends on the level
+
+    def goes_wrong(candidate: FuzzProgram) -> bool:
+        nonlocal smallest, last
+        came = check_program(candidate, asked.compiler, asked.options, levels=levels)
+        if (came.kind, came.detail) != (first.kind, first.detail):
+            return False
+        smallest, last = candidate, replace(came, stage=came.stage or first.stage)
+        tell(smallest, last)
+        return True
+
+    shrink(program, goes_wrong, deadline)
+    if smallest is not program and not levels:
+        whole = check_program(smallest, asked.compiler, asked.options)
+        last = whole if (whole.kind, whole.detail) == (first.kind, first.detail) else last
+    return smallest, last
+
+
+def _smaller_that_dies(program: FuzzProgram, first: Examined, asked: _Asked, deadline: float) -> FuzzProgram:
+    """The smallest program found that ends its process in the same way."""
+    hangs = first.detail == _HANG
+
+    def dies(candidate: FuzzProgram, seconds: float) -> bool:
+        return death_of(candidate, asked.compiler, asked.options, seconds) == first.detail
+
+    soon = min(HUNG_SECONDS, asked.patience) if hangs else asked.patience
+    smallest = shrink(program, lambda candidate: dies(candidate, soon), deadline)
+    slow = hangs and smallest != program and not dies(smallest, asked.patience)
+    return program if slow else smallest
+
+
+def _script(program: FuzzProgram, result: Examined, asked: _Asked) -> dict[str, Any]:
+    """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
+    report = json.loads(result.report or "{}")
+    timeout = asked.patience if result.detail == _HANG else asked.timeout
+    repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
+    for path in map(Path, repros):
+        if path.is_file() and shows(path, timeout, result.detail):
+            return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
+    about = [result.message]
+    plain = render_script(program, asked.name, about)
+    scripts = [
+        (plain, ""),
+        (render_script(program, asked.name, about, again=True), ""),
+        (render_check(program, asked.name, asked.options, about), "FAIL: "),
+        (render_check(program, asked.name, asked.options, about, again=True), "FAIL: "),
+    ]
+    with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
+        path = Path(folder) / "repro.py"
+        for script, says in scripts:
+            path.write_text(script, encoding="utf-8")
+            if shows(path, timeout, result.detail, says):
+                return {"script": script, "script_shows": True}
+    return {"script": plain, "script_shows": False}
+
+
+def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
+    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words.
+
+    One of a bug that ends the process is ended by it.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
+        ended = subprocess.run(
+            [sys.executable, str(path)],
+            cwd=path.parent,
+            env=environment,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return detail == _HANG
+    except (OSError, SyntaxError, ValueError):
+        return False
+    if detail == _SIGNAL and not says:
+        return ended.returncode < 0
+    wanted = ended.returncode not in (0, 1) if detail == _EXIT and not says else ended.returncode == 1
+    return wanted and says.encode() in ended.stdout

@@ -1,0 +1,127 @@
+"""A failure is confirmed, made small, and gets a script that ends as the bug makes it end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checked_backend.fuzz import confirm as confirming
+from checked_backend.fuzz.confirm import confirm, shows
+from checked_backend.fuzz.examined import Examined
+from checked_backend.fuzz.groups import signature_of
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.sweep.status import Status
+from checked_backend.sweep.worker import AnswerFolder
+from tests.support.fuzz_tools import program_of
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.mark.parametrize(
+    ("script", "detail", "expected"),
+    [
+        ("raise SystemExit(1)", "logic", True),
+        ("raise SystemExit(0)", "logic", False),
+        ("raise SystemExit(2)", "logic", False),
+        (KILLED, "crash.signal", True),
+        (KILLED, "logic", False),
+        ("raise SystemExit(1)", "crash.signal", False),
+        ("raise SystemExit(7)", "crash.exit", True),
+        ("raise SystemExit(1)", "crash.exit", False),
+        ("import time; time.sleep(60)", "crash.hang", True),
+        ("import time; time.sleep(60)", "logic", False),
+        ("1 +", "logic", False),
+    ],
+)
+def test_a_script_shows_the_bug_that_it_is_of(tmp_path: Path, script: str, detail: str, expected: bool) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text(script)
+    assert shows(path, 3.0, detail) is expected
+
+
+def test_a_script_that_checks_must_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text("print('FAIL: x'); raise SystemExit(1)")
+    assert shows(path, 20.0, "logic", "FAIL: ")
+    path.write_text("raise SystemExit(1)")
+    assert not shows(path, 20.0, "logic", "FAIL: ")
+
+
+DEADLY = """
+import os, signal, time
+
+
+def _has_exp(gm):
+    return any("exp" in str(node.target) for node in gm.graph.nodes)
+
+
+def dies(gm, _):
+    if _has_exp(gm):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return gm.forward
+
+
+def hangs(gm, _):
+    if _has_exp(gm):
+        time.sleep(600)
+    return gm.forward
+
+
+def five_percent(gm, _):
+    return lambda *args: [r * 1.05 for r in gm(*args)] if _has_exp(gm) else gm(*args)
+"""
+
+
+def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, Examined, Any]:
+    path = folder / "mine.py"
+    path.write_text(DEADLY)
+    question = {
+        "program": encode_program(program_of("torch.neg", "torch.exp", "torch.sin", "torch.cos", "torch.tanh")),
+        "compiler": f"{path}:{name}",
+        "options": {},
+        "timeout": 60.0,
+        "seconds": 40.0,
+        "isolate": name != "five_percent",
+        "localize": False,
+        "scripts": True,
+    }
+    confirm(question, AnswerFolder(folder))
+    answer = json.loads((folder / "result.json").read_text())
+    return decode_program(answer["program"]), Examined.from_json(answer["result"]), answer
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("dies", "crash.signal"),
+        pytest.param("hangs", "crash.hang", marks=[pytest.mark.slow, pytest.mark.ci_sample]),  # it waits
+        ("five_percent", "logic"),
+    ],
+)
+def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, detail: str
+) -> None:
+    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
+    monkeypatch.setattr(confirming, "ISOLATED_SECONDS", 8.0)
+    program, result, answer = _confirmed(tmp_path, name)
+    assert program.ops == ("torch.exp",)
+    assert result.detail == detail
+    assert result.stage == "compiled"
+    assert answer["script_shows"]
+    group = signature_of(program, result)
+    assert group.op == "exp"
+    assert group.is_death == (detail != "logic")
+
+
+def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller program that only takes longer than one waits while reducing is not taken for the bug."""
+    monkeypatch.setattr(confirming, "death_of", lambda *asked: "crash.hang" if asked[-1] < 5 else "")
+    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
+    hung = Examined(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
+    monkeypatch.setattr(confirming, "check_program", lambda *_args, **_more: hung)
+    monkeypatch.setattr(confirming, "_script", lambda *_: {})
+    program, _, _ = _confirmed(tmp_path, "hangs")
+    assert len(program.ops) == 5
