@@ -31,6 +31,7 @@ Words = list[str] | None
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
+_MOST_GIB = 1e6
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -258,6 +259,8 @@ def _seconds(text: str) -> float:
 
 def _memory(gib: float | None, jobs: int) -> int | None:
     if gib is not None:
+        if not 0 < gib < _MOST_GIB:
+            raise FuzzError(f"--memory got {gib}; expected GiB, for example 8")
         return int(gib * 2**30)
     there = default_memory()
     return None if there is None else there // jobs

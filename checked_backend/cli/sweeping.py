@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +19,10 @@ from checked_backend.process.child import default_memory
 from checked_backend.process.interrupt import terminable
 from checked_backend.report.write import write_whole
 from checked_backend.sweep.case import Settings
-from checked_backend.sweep.database import Database
+from checked_backend.sweep.database import Database, Run
 from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.job import JobResources
-from checked_backend.sweep.plan import Request, Selection, parse_modes
+from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
 from checked_backend.sweep.render.data import render_csv, render_json
 from checked_backend.sweep.render.html import render_html
 from checked_backend.sweep.render.junit import render_junit
@@ -32,6 +33,7 @@ from checked_backend.sweep.summary import Summary, SweepComparison, compare, fin
 __all__ = ["Files", "refuse_outside_sweeps", "report_sweep", "sweep"]
 
 _STDOUT = "-"
+_MOST_GIB = 1e6
 
 Words = list[str] | None
 
@@ -111,6 +113,8 @@ def sweep(
         return None
     if engine not in ("local", "ray"):
         raise SuiteError(f"--engine got {engine!r}; expected local or ray")
+    if not math.isfinite(timeout):
+        raise SuiteError(f"--timeout got {timeout}; expected seconds")
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
@@ -127,7 +131,7 @@ def sweep(
         request=Request(
             ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
             devices=_devices(device or ["cpu"]),
-            compilers=list(dict.fromkeys(compiler or ["inductor"])),
+            compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
             dynamic=(dynamic,),
             settings=settings,
         ),
@@ -152,8 +156,12 @@ def sweep(
     with terminable(), warm_processes(asked) as forking:
         summary, ran = run_sweep(asked, console, forking=forking)
     print_text(render_json(summary) if as_json else render_text(summary))
+    if not summary.cases and asked.selection.shard != (1, 1):
+        console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)
+        return Verdict.PASS
     if not ran:
-        console.print(f"all of it had results in {db} already; --rerun runs cases again", soft_wrap=True)
+        again = "none of it ended so" if asked.rerun else "--rerun runs cases again"
+        console.print(f"all of it had results in {db} already; {again}", soft_wrap=True)
     return summary.verdict
 
 
@@ -218,12 +226,22 @@ def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -
             raise SuiteError(f"{path}: no runs in it")
         shown = runs[-1] if run is None else find_run(runs, run)
         earlier = [other for other in runs if other.number < shown.number]
-        before = find_run(runs, since) if since is not None else (earlier[-1] if earlier else None)
+        before = earlier[-1] if earlier else None
+        if since is not None:
+            before = find_run(earlier if _has_run(earlier, since) else runs, since)
         summary = summarize(database, shown)
         comparison = None if before is None else compare(summarize(database, before), summary)
     files.write(summary, comparison)
     print_text(render_json(summary, comparison) if files.prints_json else render_text(summary, comparison))
     return summary.verdict
+
+
+def _has_run(runs: Sequence[Run], word: str) -> bool:
+    try:
+        find_run(runs, word)
+    except SuiteError:
+        return False
+    return True
 
 
 def _compiler_options(words: Sequence[str]) -> dict[str, Any]:
@@ -256,6 +274,8 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _memory(gib: float | None, jobs: int) -> int | None:
     if gib is not None:
+        if not 0 < gib < _MOST_GIB:
+            raise SuiteError(f"--memory got {gib}; expected GiB, for example 8")
         return int(gib * 2**30)
     there = default_memory()
     return None if there is None else there // jobs

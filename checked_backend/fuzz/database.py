@@ -137,7 +137,7 @@ class Corpus(SqliteFile):
         there = self.settings()
         if not there:
             rows = [(name, value) for name, value in settings.items() if value]
-            with self._connection:
+            with self._writing():
                 self._connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", rows)
             return
         for name, value in settings.items():
@@ -155,7 +155,7 @@ class Corpus(SqliteFile):
     def add_programs(self, seed: int, made: Mapping[str, Any]) -> None:
         """Add generated programs, by their number."""
         rows = [(seed, int(n), one["program"], json.dumps(one["covers"]), one["alike"]) for n, one in made.items()]
-        with self._connection:
+        with self._writing():
             self._connection.executemany(
                 "INSERT OR IGNORE INTO program (seed, number, program, covers, alike) VALUES (?, ?, ?, ?, ?)", rows
             )
@@ -172,7 +172,7 @@ class Corpus(SqliteFile):
 
     def check_unsettled_again(self) -> None:
         """Let the programs wait again whose process ended while others shared it, and that were not checked alone."""
-        with self._connection:
+        with self._writing():
             self._connection.execute(
                 "UPDATE program SET status = '', result = '' WHERE status = 'inconclusive' AND instr(result, ?) > 0",
                 (f'"message": "{UNSETTLED}',),
@@ -192,7 +192,7 @@ class Corpus(SqliteFile):
 
     def add_result(self, number: int, result: Examined) -> None:
         """Write what came out for a program."""
-        with self._connection:
+        with self._writing():
             self._connection.execute(
                 "UPDATE program SET status = ?, result = ? WHERE id = ?",
                 (result.status.value, result.to_json(), number),
@@ -200,7 +200,7 @@ class Corpus(SqliteFile):
 
     def assign(self, number: int, bug: int | None) -> None:
         """Say to which group a program belongs; 0 for none, because its failure was not confirmed."""
-        with self._connection:
+        with self._writing():
             self._connection.execute("UPDATE program SET bug = ? WHERE id = ?", (bug, number))
 
     def unconfirmed(self) -> list[tuple[str, str]]:
@@ -262,7 +262,7 @@ class Corpus(SqliteFile):
             joined = there.joined(joined)
         content = json.dumps({name: getattr(joined, name) for name in _CONTENT})
         values = (joined.signature, content, encode_program(joined.program), joined.result.to_json())
-        with self._connection:
+        with self._writing():
             if joined.number:
                 self._connection.execute(
                     "UPDATE bug SET signature = ?, content = ?, program = ?, result = ? WHERE id = ?",

@@ -18,7 +18,7 @@ from checked_backend.sweep.file import Format, SqliteFile
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status
 
-__all__ = ["Attempt", "Database", "Run"]
+__all__ = ["Asked", "Attempt", "Database", "Run"]
 
 _MOST_ROWS = 10**9
 
@@ -33,8 +33,23 @@ CREATE TABLE again (
     run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
     UNIQUE (run, key, state, attempt));
 """
-_TABLES = frozenset({"run", "result", "again"})
-_FORMAT = Format(0x43425357, 1, _SCHEMA, _TABLES, "sweeps", "sweep", SuiteError)  # "CBSW"
+_ASKED = """
+CREATE TABLE asked (
+    run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, moment TEXT NOT NULL,
+    "case" TEXT NOT NULL, UNIQUE (run, key));
+"""
+_OLDER = frozenset({"run", "result", "again"})
+_FORMAT = Format(
+    0x43425357,  # "CBSW"
+    2,
+    _SCHEMA + _ASKED,
+    _OLDER | {"asked"},
+    "sweeps",
+    "sweep",
+    SuiteError,
+    older=_OLDER,
+    update=_ASKED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,21 @@ class Attempt:
     outcome: CaseResult
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The case as it was asked for last.
+
+    Attributes:
+        case: The case.
+        state: As of `Attempt`.
+        moment: When it was asked for.
+    """
+
+    case: Case
+    state: str
+    moment: str
+
+
 class Database(SqliteFile):
     """A file of results.
 
@@ -96,7 +126,7 @@ class Database(SqliteFile):
     def begin(self, name: str, versions: Mapping[str, str]) -> Run:
         """Return the run of these versions and this name. A new one is made if there is none."""
         text = json.dumps(dict(versions), sort_keys=True)
-        with self._connection:
+        with self._writing():
             self._connection.execute(
                 "INSERT OR IGNORE INTO run (name, versions, started) VALUES (?, ?, ?)", (name, text, _now())
             )
@@ -116,11 +146,15 @@ class Database(SqliteFile):
         return {str(name): str(value) for name, value in raw.items()}
 
     def add(self, run: Run, result: Attempt) -> None:
-        """Write a result and commit it. An existing result of the same attempt stays, but a rule's is replaced."""
+        """Write a result and commit it. One of the same attempt stays, unless a rule or a lost machine made it."""
         outcome = asdict(result.outcome)
         case = asdict(result.case)
         taken = "REPLACE" if result.outcome.status is Status.SKIPPED else "IGNORE"
-        with self._connection:
+        place = (run.number, result.case.key, result.state, result.attempt, Status.LOST.value)
+        with self._writing():
+            self._connection.execute(
+                "DELETE FROM result WHERE run = ? AND key = ? AND state = ? AND attempt = ? AND status = ?", place
+            )
             self._connection.execute(
                 f'INSERT OR {taken} INTO result (run, key, state, attempt, finished, status, "case", outcome) '
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -136,11 +170,36 @@ class Database(SqliteFile):
                 ),
             )
 
+    def ask(self, run: Run, wanted: Iterable[tuple[Case, str]]) -> None:
+        """Note the cases of a sweep, whether they run now or not, each with its state."""
+        now = _now()
+        self._ask(run, [Asked(case, state, now) for case, state in wanted])
+
+    def _ask(self, run: Run, wanted: Iterable[Asked]) -> None:
+        with self._writing():
+            self._connection.executemany(
+                'INSERT OR REPLACE INTO asked (run, key, state, moment, "case") VALUES (?, ?, ?, ?, ?)',
+                [(run.number, a.case.key, a.state, a.moment, json.dumps(asdict(a.case))) for a in wanted],
+            )
+
+    def asked(self, run: Run) -> dict[str, Asked]:
+        """The cases of a run as they were asked for last, by key; empty of a file of an earlier version."""
+        if self._is_older:
+            return {}
+        rows = self._query('SELECT "case", state, moment FROM asked WHERE run = ?', (run.number,))
+        found = [
+            Asked(decoded(Case, self._json(case, "case"), f"{self.path}: case"), str(state), str(moment))
+            for case, state, moment in rows
+        ]
+        return {one.case.key: one for one in found}
+
     def attempts(self, run: Run) -> dict[tuple[str, str], dict[int, str]]:
-        """The status of each attempt that has run, by case and state."""
+        """The status of each attempt that has run, by case and state. One whose machine was lost has not."""
         rows = self._query("SELECT key, state, attempt, status FROM result WHERE run = ? ORDER BY id", (run.number,))
         found: dict[tuple[str, str], dict[int, str]] = {}
         for key, state, attempt, status in rows:
+            if status == Status.LOST:
+                continue
             found.setdefault((str(key), str(state)), {})[self._whole(attempt)] = str(status)
         return found
 
@@ -168,32 +227,31 @@ class Database(SqliteFile):
         except SuiteError as error:
             raise SuiteError(f"{self.path}: {error}") from None
 
-    def ask_again(self, run: Run, wanted: Iterable[Job], sources: Mapping[str, str], which: Sequence[str]) -> list[Job]:
+    def ask_again(self, run: Run, jobs: Mapping[tuple[str, str], Job], which: Sequence[str]) -> list[Job]:
         """Request another attempt at cases by how their last attempt ended. Requests are kept until they have a result.
 
         Args:
             run: The run.
-            wanted: The cases that may be run again.
-            sources: Fingerprints of suites by label.
+            jobs: The cases that may be run again, by key and state.
             which: Statuses of last attempts that ask for another. If earlier requests have no result yet, these
                 are returned and none is added.
         """
         attempts = self.attempts(run)
-        jobs = {(job.case.key, job.settings.digest(sources[job.case.suite])): job for job in wanted}
-        open_ = self._open(run, attempts)
+        open_ = [one for one in self._open(run, attempts) if one[0] in jobs]
         if not open_:
             for key, made in attempts.items():
                 last = max(made)
                 if key in jobs and made[last] in which:
                     open_.append((key, last + 1))
-            with self._connection:
-                self._connection.executemany(
-                    "INSERT OR IGNORE INTO again (run, key, state, attempt) VALUES (?, ?, ?, ?)",
-                    [(run.number, *key, attempt) for key, attempt in open_],
-                )
-        return [
-            Job(jobs[key].spec, jobs[key].case, jobs[key].settings, attempt) for key, attempt in open_ if key in jobs
-        ]
+            self._again(run, open_)
+        return [Job(jobs[key].spec, jobs[key].case, jobs[key].settings, attempt) for key, attempt in open_]
+
+    def _again(self, run: Run, wanted: Iterable[tuple[tuple[str, str], int]]) -> None:
+        with self._writing():
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO again (run, key, state, attempt) VALUES (?, ?, ?, ?)",
+                [(run.number, *key, attempt) for key, attempt in wanted],
+            )
 
     def _open(
         self, run: Run, attempts: Mapping[tuple[str, str], Mapping[int, str]]
@@ -223,6 +281,11 @@ class Database(SqliteFile):
             mine = self.begin(theirs.name, theirs.versions)
             have = {(r.case.key, r.state, r.finished, r.outcome.host) for r in self.results(mine)}
             attempts = self.attempts(mine)
+            asked, reruns = self.asked(mine), other.reruns(theirs)
+            later = [
+                one for key, one in other.asked(theirs).items() if key not in asked or asked[key].moment < one.moment
+            ]
+            self._ask(mine, later)
             for result in other.results(theirs):
                 if (result.case.key, result.state, result.finished, result.outcome.host) in have:
                     continue
@@ -230,6 +293,8 @@ class Database(SqliteFile):
                 attempt = result.attempt if result.attempt not in taken else max(taken) + 1
                 taken[attempt] = result.outcome.status.value
                 self.add(mine, Attempt(result.case, attempt, result.finished, result.state, result.outcome))
+                if result.attempt in reruns.get((result.case.key, result.state), ()):
+                    self._again(mine, [((result.case.key, result.state), attempt)])
                 new += 1
         return new
 

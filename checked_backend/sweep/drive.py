@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.database import Attempt, Database, Run
 from checked_backend.sweep.engine import Engine, LocalEngine
 from checked_backend.sweep.job import Forking, Job, JobResources, run_job
-from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
+from checked_backend.sweep.plan import Listed, Request, Selection, fingerprint_of, list_suite, planned
 from checked_backend.sweep.progress import Progress
 from checked_backend.sweep.ray_engine import RayEngine
 from checked_backend.sweep.rules import Rules
@@ -71,16 +71,20 @@ class Plan:
     """The cases of a sweep, and the versions they run under.
 
     Attributes:
-        jobs: All cases of the sweep, in order, each with its settings.
+        jobs: The cases of this part of the sweep, in order, each with its settings.
         sources: Fingerprints of suites by label.
         versions: Versions of the libraries that results depend on.
         devices: The number of CUDA devices here.
+        compilers: Fingerprints of the files of compilers, by their names; empty of one that is a backend's name.
+        others: The cases of other parts.
     """
 
     jobs: Sequence[Job]
     sources: Mapping[str, str]
     versions: Mapping[str, str]
     devices: int
+    compilers: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[Job] = ()
 
 
 def warm_processes(asked: Sweep) -> AbstractContextManager[Forking | None]:
@@ -111,9 +115,19 @@ def plan_sweep(asked: Sweep, forking: Forking | None = None) -> Plan:
     devices = max(suite.devices for suite in listed)
     if "cuda" in asked.request.devices and not devices and asked.engine == _LOCAL:
         raise SuiteError("--device cuda: torch finds no CUDA device here")
+    asked.selection.refuse_unknown([str(model["name"]) for suite in listed for model in suite.models])
     jobs = [job for suite in listed for job in planned(suite, asked.request, asked.rules, asked.selection)]
+    all_parts, mine = replace(asked.selection, shard=(1, 1)), {job.case.key for job in jobs}
+    whole = [job for suite in listed for job in planned(suite, asked.request, asked.rules, all_parts)]
     versions = {name: version for suite in listed for name, version in suite.versions.items()}
-    return Plan(jobs, {suite.label: suite.fingerprint for suite in listed}, versions, devices)
+    return Plan(
+        jobs,
+        {suite.label: suite.fingerprint for suite in listed},
+        versions,
+        devices,
+        {compiler: fingerprint_of(compiler) for compiler in asked.request.compilers},
+        [job for job in whole if job.case.key not in mine],
+    )
 
 
 def run_sweep(
@@ -141,6 +155,7 @@ def run_sweep(
     plan = plan or plan_sweep(asked, forking)
     with Database(asked.db, write=True) as database:
         run = database.begin(asked.name, plan.versions)
+        database.ask(run, [(job.case, _state(job, plan)) for job in (*plan.jobs, *plan.others)])
         todo = _todo(asked, plan, database, run)
         engine = engine or _engine(asked, plan, forking)
         progress = Progress(len(todo), len(plan.jobs) - len(todo), console)
@@ -148,9 +163,8 @@ def run_sweep(
             for job, outcome in outcomes:
                 database.add(run, _result(job, outcome, plan))
                 progress.done(job, outcome)
-        keys = {job.case.key for job in plan.jobs}
-        summary = summarize(database, run)
-    return Summary(run, [case for case in summary.cases if case.case.key in keys]), len(todo)
+        summary = summarize(database, run).of({job.case.key for job in plan.jobs})
+    return summary, len(todo)
 
 
 def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
@@ -160,10 +174,11 @@ def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
             database.add(run, _result(job, CaseResult(Status.SKIPPED, job.settings.skip), plan))
         else:
             runnable.append(job)
+    again: list[Job] = []
     if asked.rerun:
-        return database.ask_again(run, runnable, plan.sources, asked.rerun)
+        again = database.ask_again(run, {(job.case.key, _state(job, plan)): job for job in runnable}, asked.rerun)
     made = database.attempts(run)
-    return [
+    return again + [
         Job(job.spec, job.case, job.settings, attempt)
         for attempt in range(asked.repeats)
         for job in runnable
@@ -176,7 +191,8 @@ def _result(job: Job, outcome: CaseResult, plan: Plan) -> Attempt:
 
 
 def _state(job: Job, plan: Plan) -> str:
-    state = job.settings.digest(plan.sources[job.case.suite])
+    compiler = plan.compilers.get(job.case.compiler, "")
+    state = job.settings.digest(plan.sources[job.case.suite] + (compiler and f", compiled by {compiler}"))
     return state if job.settings.skip is None else f"skipped {state}"
 
 

@@ -104,8 +104,9 @@ class _Crew:
             self._begun(job)
             try:
                 outcome = self._runner(job, place, started)
-            except Exception:  # an exception in one job must not stop the others
-                outcome = CaseResult(Status.LOST, "the engine failed", log=traceback.format_exc())
+            except Exception as error:  # an exception in one job must not stop the others
+                words = f"the engine failed: {type(error).__name__}: {error}"
+                outcome = CaseResult(Status.LOST, words, log=traceback.format_exc())
             with self._lock:
                 self._alive.difference_update(mine)
             mine.clear()

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from checked_backend._torch.pytree import tree_leaves
 from checked_backend.checking import check
 from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
@@ -35,6 +36,8 @@ _SEED_OF_CHECK = 6_031_769
 """No seed that a compiler would set: it would not show."""
 
 _LONGEST = 600
+_EMPTY = "what it returns has no elements, so nothing was compared: does the batch size leave any?"
+_NOT_BROUGHT = "a function's own tensors cannot be brought to {}"
 _SHRUNK = "as small as this suite makes it, it does not run in eager"
 
 
@@ -80,22 +83,29 @@ def examine(
         built = suite_of(spec).build(case, settings)
         program = prepare(built, case.mode, settings.run_as or case.dtype, case.device)
         noted("running the model in eager")
-        _refuse_what_eager_refuses(program)
+        empty = _runs_in_eager(program)
     except (Exception, SystemExit) as error:
         refused = _refused(error, stage)
         if built is not None and built.shrunk and refused.status is Status.ERROR:
             refused = replace(refused, status=Status.UNSUPPORTED, message=f"{_SHRUNK}: {refused.message}")
+        wanted = settings.run_as or case.dtype
+        function = built is not None and not built.ready and not isinstance(built.function, torch.nn.Module)
+        if function and wanted in ("bfloat16", "float16") and refused.status is Status.ERROR:
+            message = f"{_NOT_BROUGHT.format(wanted)}: {refused.message}"
+            refused = replace(refused, status=Status.UNSUPPORTED, message=message)
         answer(replace(refused, peak=peak_of_process()))
         return
     try:
         noted("checking the compiled program")
         _seed(_SEED_OF_CHECK)
         report = override(_checked(built, program, case, settings), settings)
+        outcome = replace(_outcome_of(report, settings), peak=peak_of_process())
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         answer(replace(_unchecked(error, stage), peak=peak_of_process()))
         return
-    outcome = replace(_outcome_of(report, settings), peak=peak_of_process())
+    if empty and outcome.status is Status.PASS:
+        outcome = replace(outcome, status=Status.INCONCLUSIVE, message=_EMPTY)
     answer(outcome)
     if speed:
         noted(DONE_TIMING)
@@ -108,8 +118,12 @@ def _seed(seed: int = _SEED) -> None:
     torch.manual_seed(seed)
 
 
-def _refuse_what_eager_refuses(program: Prepared) -> None:
-    """Run the program once in eager, on copies: the check must start from the program's unchanged state."""
+def _runs_in_eager(program: Prepared) -> bool:
+    """Run the program once in eager, on copies: the check must start from the program's unchanged state.
+
+    Returns:
+        Whether what it returns are tensors without elements, so that there is nothing to compare.
+    """
     try:
         copied = copy.deepcopy(program)
     except Exception:  # some models cannot be copied; the check reports that itself
@@ -117,6 +131,8 @@ def _refuse_what_eager_refuses(program: Prepared) -> None:
     results = copied.step(copied.function)
     if program.training and scalar_loss(results) is None:
         raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
+    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
 def _checked(built: Built, program: Prepared, case: Case, settings: Settings) -> Report:
@@ -170,7 +186,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
+    try:
+        text = str(error)
+    except Exception as other:  # a model's own exception
+        text = f"its text raises {type(other).__name__}"
+    lines = text.strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:_LONGEST]
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -36,6 +37,8 @@ class Format:
         of: The things that it is a database of: ``sweeps``.
         writer: The verb that writes to it: ``sweep``.
         error: The exception for a file that cannot be used.
+        older: The tables of the version before, which is read, too; none if there is none.
+        update: The SQL that makes a file of that version one of this.
     """
 
     application: int
@@ -45,6 +48,8 @@ class Format:
     of: str
     writer: str
     error: type[CheckedBackendError]
+    older: frozenset[str] = frozenset()
+    update: str = ""
 
 
 def is_database(path: Path, application: int | None = None) -> bool:
@@ -79,6 +84,7 @@ class SqliteFile:
     def __init__(self, path: Path, form: Format, *, write: bool) -> None:
         self.path = path
         self._form = form
+        self._is_older = False
         self._lock: IO[bytes] | None = None
         if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
             raise form.error(f"{path}: not a database of {form.of}")
@@ -110,13 +116,18 @@ class SqliteFile:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         names = {name for kind, name, _ in rows if kind == "table"}
         strange = sorted(str(name) for kind, name, _ in rows if kind not in ("table", "index"))
-        if application != form.application or not names >= form.tables or strange:
+        self._is_older = bool(form.older) and version == form.version - 1
+        expected = form.older if self._is_older else form.tables
+        if application != form.application or not names >= expected or strange:
             raise form.error(f"{self.path}: not a database of {form.of}")
-        if version != form.version:
+        if version != form.version and not self._is_older:
             raise form.error(f"{self.path}: of version {version}; this checked_backend reads version {form.version}")
-        tables = {name: sql for kind, name, sql in rows if kind == "table" and name in form.tables}
-        if tables != _tables_of(form):  # a generated column may be of any size, a constraint may refuse each row
+        tables = {name: sql for kind, name, sql in rows if kind == "table" and name in expected}
+        if tables != _tables_of(form, expected):  # a generated column may be of any size, a constraint refuse each row
             raise form.error(f"{self.path}: not a database of {form.of}: its tables are made otherwise")
+        if self._is_older and fresh:
+            self._connection.executescript(f"BEGIN; {form.update} PRAGMA user_version={form.version}; COMMIT;")
+            self._is_older = False
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -130,6 +141,19 @@ class SqliteFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction.
+
+        Raises:
+            CheckedBackendError: As in ``form.error``: it cannot be written; the disk is full, for example.
+        """
+        try:
+            with self._connection:
+                yield
+        except sqlite3.Error as error:
+            raise self._form.error(f"{self.path}: cannot be written: {error}. What is in it stays.") from error
+
     def _query(self, text: str, values: tuple[object, ...] = ()) -> list[Any]:
         try:
             return self._connection.execute(text, values).fetchall()
@@ -137,12 +161,12 @@ class SqliteFile:
             raise self._form.error(f"{self.path}: cannot be read: {error}") from error
 
 
-def _tables_of(form: Format) -> dict[str, str]:
-    """The SQL of a format's tables, as a file keeps it."""
+def _tables_of(form: Format, names: frozenset[str]) -> dict[str, str]:
+    """The SQL of some of a format's tables, as a file keeps it."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(form.schema)
         found = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    return {name: sql for name, sql in found if name in form.tables}
+    return {name: sql for name, sql in found if name in names}
 
 
 def _connected(path: Path, write: bool) -> sqlite3.Connection:

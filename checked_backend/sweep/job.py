@@ -37,6 +37,7 @@ __all__ = [
     "run_worker",
 ]
 
+_BEFORE_THE_MODEL = ("starting", "importing torch")
 DONE_TIMING = "timing the compiled program"
 """The stage of a worker that has given a verdict and is timing."""
 
@@ -165,6 +166,9 @@ def _outcome(answer: Answer, timeout: float) -> CaseResult:
         status = Status.HANG
     elif ran_out_of_memory(answer):
         status = Status.OUT_OF_MEMORY
+    elif answer.ended.stage in _BEFORE_THE_MODEL and answer.ended.status > 0:  # that says nothing of the model
+        status = Status.LOST
+        words += f": {(answer.log.strip().splitlines() or [''])[-1]}"
     before = told or CaseResult(status)
     return replace(
         before, status=status, message=words, stage=answer.ended.stage, seconds=answer.seconds, log=answer.log

@@ -9,7 +9,7 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.report import Report
 from checked_backend.subjects import Subject
 from checked_backend.sweep.case import Settings
-from checked_backend.sweep.rules import pattern
+from checked_backend.sweep.rules import Pattern
 
 __all__ = ["override"]
 
@@ -45,7 +45,7 @@ def override(report: Report, settings: Settings) -> Report:
 
 def _matching(subject: str, names: Mapping[str, object]) -> str | None:
     bare = Subject.of(subject).text
-    return next((name for name in names if pattern(name).fullmatch(bare)), None)
+    return next((name for name in names if Pattern(name).fullmatch(bare)), None)
 
 
 def _ignored(subject: str, names: Mapping[str, str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
 from checked_backend.sweep.job import Answer, Forking, Job, JobResources, run_worker
-from checked_backend.sweep.rules import TAGS, Rules, pattern
+from checked_backend.sweep.rules import TAGS, Pattern, Rules
 
 __all__ = [
     "FIXED",
@@ -19,9 +20,11 @@ __all__ = [
     "Listed",
     "Request",
     "Selection",
+    "fingerprint_of",
     "list_suite",
     "parse_modes",
     "planned",
+    "resolved_compiler",
     "spec_of",
 ]
 
@@ -55,8 +58,18 @@ class Selection:
 
     def has(self, model: str) -> bool:
         """Whether the patterns select a model."""
-        wanted = not self.only or any(pattern(name).fullmatch(model) for name in self.only)
-        return wanted and not any(pattern(name).fullmatch(model) for name in self.exclude)
+        wanted = not self.only or any(Pattern(name).fullmatch(model) for name in self.only)
+        return wanted and not any(Pattern(name).fullmatch(model) for name in self.exclude)
+
+    def refuse_unknown(self, models: Sequence[str]) -> None:
+        """Raise if a pattern of ``only`` selects no model of any suite: it is misspelt.
+
+        Raises:
+            SuiteError: There is such a pattern.
+        """
+        for name in self.only:
+            if not any(Pattern(name).fullmatch(model) for model in models):
+                raise SuiteError(f"--only got {name!r}, which no model matches; there are {', '.join(models[:8])}, ...")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,20 @@ def spec_of(text: str) -> tuple[str, str]:
     return f"{kind}:{path}", kind if kind == "torchbench" else f"{kind}:{path.name}"
 
 
+def resolved_compiler(text: str) -> str:
+    """A compiler as it is found from any folder: ``FILE.py:NAME`` with the whole path; a backend's name as it is."""
+    path, _, name = text.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if path.endswith(".py") else text
+
+
+def fingerprint_of(compiler: str) -> str:
+    """A text that changes when the file of ``FILE.py:NAME`` does; empty for the name of a backend."""
+    path, _, _ = compiler.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        return ""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def list_suite(text: str, compilers: Sequence[str], place: JobResources, forking: Forking | None = None) -> Listed:
     """List a suite's models, in a separate process, because listing may run the code of the suite's authors.
 
@@ -131,6 +158,10 @@ def list_suite(text: str, compilers: Sequence[str], place: JobResources, forking
     raw = _read(answer, text)
     if "error" in raw:
         raise SuiteError(str(raw["error"]))
+    names = [str(model["name"]) for model in raw["models"]]
+    for name in names:
+        if not name.isprintable() or names.count(name) > 1:
+            raise SuiteError(f"suite {text}: a model is called {name!r}; expected a printable name that no other has")
     return Listed(spec, label, raw["models"], raw["fingerprint"], raw["versions"], raw["devices"])
 
 

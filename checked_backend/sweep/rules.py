@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +37,7 @@ class Rule:
         change: Changes the settings of such a case.
     """
 
-    models: tuple[re.Pattern[str], ...]
+    models: tuple[Pattern, ...]
     suite: str | None
     when: Mapping[str, tuple[object, ...]]
     change: Callable[[Settings], Settings]
@@ -114,7 +113,7 @@ def _rule(entry: Lined) -> Rule:
 
     names = _texts(parts["models"], "models")
     suite = _suite(parts["suite"]) if "suite" in parts else None
-    return Rule(tuple(pattern(name) for name in names), suite, _when(parts.get("when")), change)
+    return Rule(tuple(Pattern(name) for name in names), suite, _when(parts.get("when")), change)
 
 
 def _suite(entry: Lined) -> str:
@@ -124,9 +123,32 @@ def _suite(entry: Lined) -> str:
     return kind
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    """Compile a pattern in which only ``*`` is special. ``fnmatch`` does not fit, because names have brackets."""
-    return re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+class Pattern:
+    """A pattern in which only ``*`` is special. ``fnmatch`` does not fit, because names have brackets.
+
+    Nor does a regular expression: it takes time that grows exponentially with the number of stars.
+
+    Args:
+        name: The pattern.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._first, *self._others = name.split("*")
+
+    def fullmatch(self, text: str) -> bool:
+        """Whether it matches all of a text."""
+        if not self._others:
+            return text == self._first
+        *middle, last = self._others
+        if len(text) < len(self._first) + len(last) or not (text.startswith(self._first) and text.endswith(last)):
+            return False
+        place, end = len(self._first), len(text) - len(last)
+        for part in middle:
+            found = text.find(part, place, end)
+            if found < 0:
+                return False
+            place = found + len(part)
+        return True
 
 
 def _when(entry: Lined | None) -> Mapping[str, tuple[object, ...]]:
@@ -164,9 +186,12 @@ def _positive(value: Lined, name: str, _reason: str) -> SettingsChange:
     return partial(replace, **{name: number})
 
 
+_MOST_SECONDS = 1e9
+
+
 def _seconds(value: Lined, name: str, _reason: str) -> SettingsChange:
     number = value.value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < _MOST_SECONDS:
         raise value.error(f"{name} got {value.shown}; expected seconds")
     return partial(replace, **{name: float(number)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from checked_backend.errors import SuiteError
@@ -74,10 +74,17 @@ class Summary:
     Attributes:
         run: The run.
         cases: Its cases, sorted by suite, model and way.
+        waiting: The cases that were asked for and have no result, as they are now.
     """
 
     run: Run
     cases: Sequence[CaseSummary]
+    waiting: Sequence[Case] = ()
+
+    def of(self, keys: Container[str]) -> Summary:
+        """The same for some cases only."""
+        cases = [case for case in self.cases if case.case.key in keys]
+        return Summary(self.run, cases, [case for case in self.waiting if case.key in keys])
 
     @property
     def counts(self) -> Mapping[Status, int]:
@@ -87,8 +94,9 @@ class Summary:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict that counts; inconclusive if nothing was checked."""
-        return Verdict.worst(case.outcome.verdict for case in self.cases) or Verdict.INCONCLUSIVE
+        """The worst verdict that counts; inconclusive if nothing was checked, or something was not."""
+        verdicts = [case.outcome.verdict for case in self.cases]
+        return Verdict.worst([*verdicts, *[Verdict.INCONCLUSIVE] * bool(self.waiting)]) or Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,10 @@ class CaseChange:
         """The change, in words."""
         if self.factor is not None:
             return f"{self.factor:.2g} times"
+        kinds = _kind(self.before.outcome), _kind(self.after.outcome)
+        if self.before.status is self.after.status and self.after.status.failed:
+            known = " (known)" if self.before.outcome.expected else ""
+            return f"{kinds[0]}{known} -> {kinds[1]}"
         if self.before.status is self.after.status:
             return f"equal bits -> noise of {self.after.outcome.noise:.2g}"
         return f"{self.before.status} -> {self.after.status}"
@@ -149,15 +161,18 @@ class SweepComparison:
 def summarize(database: Database, run: Run) -> Summary:
     """Summarize each case of a run.
 
-    If a case's source or rules have changed, only results of the last state count. Attempts that ``--rerun`` requested
-    replace earlier ones.
+    If a case's source, compiler or rules have changed, only results of the state count that was asked for last.
+    Attempts that ``--rerun`` requested replace earlier ones.
     """
-    reruns = database.reruns(run)
+    reruns, asked = database.reruns(run), database.asked(run)
     by_case: dict[str, list[Attempt]] = {}
-    for result in database.results(run):
-        by_case.setdefault(result.case.key, []).append(result)
+    for result in sorted(database.results(run), key=lambda one: one.finished):
+        wanted = asked.get(result.case.key)
+        if wanted is None or result.state == wanted.state:
+            by_case.setdefault(result.case.key, []).append(result)
     cases = [_summary(results, reruns) for results in by_case.values()]
-    return Summary(run, sorted(cases, key=lambda c: c.case.key.lower()))
+    waiting = [one.case for key, one in asked.items() if key not in by_case]
+    return Summary(run, sorted(cases, key=lambda c: c.case.key.lower()), sorted(waiting, key=lambda c: c.key.lower()))
 
 
 def _summary(results: Sequence[Attempt], reruns: Mapping[tuple[str, str], set[int]]) -> CaseSummary:
@@ -188,9 +203,9 @@ def compare(before: Summary, after: Summary) -> SweepComparison:
     old = {case.case.key: case for case in before.cases}
     now = {case.case.key: case for case in after.cases}
     both = [CaseChange(old[key], now[key]) for key in now if key in old]
-    same = [change for change in both if change.before.status is change.after.status]
-    other = [change for change in both if change.before.status is not change.after.status]
-    failing = [change for change in other if change.after.status.failed and not change.before.status.failed]
+    same = [change for change in both if _alike(change.before.outcome, change.after.outcome)]
+    other = [change for change in both if not _alike(change.before.outcome, change.after.outcome)]
+    failing = [change for change in other if _fails(change.after.outcome) and not _fails(change.before.outcome)]
     fixed = [change for change in other if change.before.status.failed and change.after.status is Status.PASS]
     rest = [change for change in other if change not in failing and change not in fixed]
     return SweepComparison(
@@ -208,6 +223,20 @@ def compare(before: Summary, after: Summary) -> SweepComparison:
         new=[now[key] for key in now if key not in old],
         gone=[old[key] for key in old if key not in now],
     )
+
+
+def _fails(outcome: CaseResult) -> bool:
+    """Whether an outcome fails, and no rule expects it."""
+    return outcome.status.failed and not outcome.expected
+
+
+def _kind(outcome: CaseResult) -> str:
+    """The kind of a failure, of which its message begins; else the status."""
+    return outcome.message.partition(":")[0] if outcome.status is Status.FAIL else str(outcome.status)
+
+
+def _alike(before: CaseResult, after: CaseResult) -> bool:
+    return before.status is after.status and _fails(before) == _fails(after) and _kind(before) == _kind(after)
 
 
 def _no_longer_equal(changes: Sequence[CaseChange]) -> list[CaseChange]:

@@ -228,3 +228,27 @@ def children(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(word) for word in (task / "children").read_text().split()]
     return found
+
+
+@pytest.mark.parametrize("words", [["--timeout", "inf"], ["--timeout", "nan"], ["--memory", "nan"], ["--memory", "-1"]])
+def test_limits_are_numbers(run: Run, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    code, _, err = run("sweep", f"python:{tmp_path / 'models.py'}", "--db", tmp_path / "s.db", *words)
+    assert code == 3
+    assert f"{words[0]} got " in err or "Invalid value for" in err
+
+
+def test_a_part_without_cases_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "eager", "--db", tmp_path / "s.db"]
+    code, _, err = run(*words, "--shard", "3/3", "--threads", "1")
+    assert code == 0
+    assert "part 3/3 has no cases: there are fewer cases than parts" in err
+
+
+def test_names_that_forge_lines_are_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "models.py"
+    path.write_text(MODELS + "\nMODELS = {'a\\nPASS': linear}\n")
+    code, _, err = run("sweep", f"python:{path}", "--compiler", "eager", "--db", tmp_path / "s.db")
+    assert code == 3
+    assert "a model is called 'a\\nPASS'; expected a printable name that no other has" in err

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,12 @@ from checked_backend.sweep.database import Attempt, Database
 from checked_backend.sweep.drive import Plan, merge, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.engine import LocalEngine
 from checked_backend.sweep.job import Job, JobResources, environment_of
-from checked_backend.sweep.plan import Request
-from checked_backend.sweep.summary import Summary
+from checked_backend.sweep.plan import Request, Selection, fingerprint_of
+from checked_backend.sweep.render.data import render_json
+from checked_backend.sweep.render.html import render_html
+from checked_backend.sweep.render.junit import render_junit
+from checked_backend.sweep.render.text import render_text
+from checked_backend.sweep.summary import Summary, summarize
 from tests.support.sweep_tools import VERSIONS, asked, jobs_of, outcome, plan_of, scripted
 
 MODELS = ("a", "b", "c", "d")
@@ -98,7 +104,8 @@ def test_a_rerun_that_was_stopped_goes_on_and_repeats_nothing(tmp_path: Path) ->
     with Database(tmp_path / "sweep.db", write=True) as database:
         plan = plan_of(jobs_of(*MODELS))
         run = database.runs()[0]
-        again = database.ask_again(run, plan.jobs, plan.sources, ["fail"])
+        jobs = {(job.case.key, job.settings.digest("a")): job for job in plan.jobs}
+        again = database.ask_again(run, jobs, ["fail"])
         assert [job.attempt for job in again] == [1] * 4
         state = again[0].settings.digest("a")
         database.add(run, Attempt(again[0].case, 1, "", state, outcome("fail")))
@@ -221,3 +228,107 @@ def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:
         statuses_of(["bad"])
     assert statuses_of(["out_of_memory", "hang"]) == ["out of memory", "hang"]
     assert "skipped" not in statuses_of(["all"])
+
+
+def test_a_state_that_comes_back_counts_and_not_the_one_in_between(tmp_path: Path) -> None:
+    answers = {"a": "error"}
+    sweep(tmp_path, answers, jobs_planned=jobs_of("a"), source="broken")
+    assert sweep(tmp_path, {}, jobs_planned=jobs_of("a"), source="mended")[0].verdict is Verdict.PASS
+    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a"), source="broken")
+    assert (by_model(summary), ran) == ({"a": "error"}, [])
+    with Database(tmp_path / "sweep.db") as database:
+        assert summarize(database, database.runs()[0]).verdict is Verdict.FAIL
+
+
+def test_a_case_that_was_skipped_in_between_shows_its_result_again(tmp_path: Path) -> None:
+    sweep(tmp_path, {"a": "error"}, jobs_planned=jobs_of("a"))
+    skipped, _ = sweep(tmp_path, {}, jobs_planned=jobs_of("a", settings=Settings(skip="for now")))
+    assert by_model(skipped) == {"a": "skipped"}
+    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a"))
+    assert (by_model(summary), ran) == ({"a": "error"}, [])
+
+
+def test_a_compilers_file_is_part_of_the_state(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    compiler = f"{path}:mine"
+    jobs = [replace(job, case=replace(job.case, compiler=compiler)) for job in jobs_of("a")]
+
+    def swept(answer: str) -> tuple[str, list[str]]:
+        ran: list[str] = []
+        plan = replace(plan_of(jobs), compilers={compiler: fingerprint_of(compiler)})
+        engine = LocalEngine(1, JobResources(), runner=scripted({"a": answer}, ran))
+        summary, _ = run_sweep(asked(tmp_path), Console(file=io.StringIO()), plan, engine)
+        return by_model(summary)["a"], ran
+
+    path.write_text("def mine(gm, _): return gm.forward")
+    assert swept("pass") == ("pass", ["a"])
+    assert swept("fail") == ("pass", [])
+    path.write_text("def mine(gm, _): return lambda *a: gm(*a) * 2")
+    assert swept("fail") == ("fail", ["a"])
+
+
+def test_a_rerun_of_another_state_hinders_no_later_one(tmp_path: Path) -> None:
+    sweep(tmp_path, dict.fromkeys(MODELS, "fail"))
+    with Database(tmp_path / "sweep.db", write=True) as database:
+        jobs = {(job.case.key, job.settings.digest("a")): job for job in jobs_of(*MODELS)}
+        assert len(database.ask_again(database.runs()[0], jobs, ["fail"])) == 4  # and then it was killed
+    sweep(tmp_path, dict.fromkeys(MODELS, "fail"), source="b")
+    _, ran = sweep(tmp_path, {}, source="b", rerun=statuses_of(["failed"]))
+    assert ran == list(MODELS)
+
+
+def test_a_rerun_also_runs_what_has_no_result(tmp_path: Path) -> None:
+    sweep(tmp_path, {"a": "fail"}, jobs_planned=jobs_of("a"))
+    _, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a", "b"), rerun=statuses_of(["failed"]))
+    assert ran == ["a", "b"]
+
+
+def test_a_lost_case_runs_again_by_itself(tmp_path: Path) -> None:
+    sweep(tmp_path, {"b": "lost"})
+    summary, ran = sweep(tmp_path, {})
+    assert (by_model(summary)["b"], ran) == ("pass", ["b"])
+
+
+def test_what_a_part_reran_is_rerun_where_it_is_merged(tmp_path: Path) -> None:
+    sweep(tmp_path, {"b": "error"})
+    sweep(tmp_path, {}, rerun=statuses_of(["failed"]))
+    for _ in range(2):
+        merge(tmp_path / "all.db", [tmp_path / "sweep.db"], lambda _: None)
+    with Database(tmp_path / "all.db") as database:
+        assert summarize(database, database.runs()[0]).verdict is Verdict.PASS
+
+
+def test_the_newer_state_counts_whatever_the_order_of_merging(tmp_path: Path) -> None:
+    for name, source, answer in (("old", "x", "pass"), ("new", "y", "fail")):
+        (tmp_path / name).mkdir()
+        sweep(tmp_path / name, {"a": answer}, jobs_planned=jobs_of("a"), source=source)
+    for order in (("old", "new"), ("new", "old")):
+        merge(tmp_path / f"{order[0]}.db", [tmp_path / name / "sweep.db" for name in order], lambda _: None)
+        with Database(tmp_path / f"{order[0]}.db") as database:
+            assert summarize(database, database.runs()[0]).verdict is Verdict.FAIL
+
+
+def test_a_part_that_is_missing_is_no_pass(tmp_path: Path) -> None:
+    jobs = jobs_of("a", "b")
+    plan = replace(plan_of(jobs[1:]), others=jobs[:1])
+    engine = LocalEngine(1, JobResources(), runner=scripted({}, []))
+    summary, _ = run_sweep(asked(tmp_path), Console(file=io.StringIO()), plan, engine)
+    assert summary.verdict is Verdict.PASS  # of its own part
+    merge(tmp_path / "all.db", [tmp_path / "sweep.db"], lambda _: None)
+    with Database(tmp_path / "all.db") as database:
+        merged = summarize(database, database.runs()[0])
+    assert merged.verdict is Verdict.INCONCLUSIVE
+    assert [case.model for case in merged.waiting] == ["a"]
+    text = render_text(merged)
+    assert "1 pass, 1 without a result" in text
+    assert "sweep again with the same --db, or merge the other parts" in text
+    assert json.loads(render_json(merged))["waiting"][0][1] == "a"
+    assert 'errors="1"' in render_junit(merged)
+    assert "1 without a result" in render_html(merged)
+
+
+def test_a_misspelt_model_is_told(tmp_path: Path) -> None:
+    chosen = Selection(only=("a*", "typo"))
+    with pytest.raises(SuiteError, match="--only got 'typo', which no model matches; there are a1, b"):
+        chosen.refuse_unknown(["a1", "b"])
+    Selection(only=("a*",)).refuse_unknown(["a1", "b"])

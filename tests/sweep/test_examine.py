@@ -56,6 +56,20 @@ def shouts():
 
 def wrong_shape():
     return 3
+
+def empty(batch_size=8):
+    return torch.nn.Linear(4, 4), (torch.randn(batch_size // 16, 4),)
+
+def closure():
+    weight = torch.randn(4, 4)
+    return lambda x: x @ weight, (torch.randn(2, 4),)
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+def unspeakable():
+    raise Unspeakable
 """
 
 
@@ -165,6 +179,8 @@ def test_errors_within_a_rules_noise_fail_nothing(models: Path, limit: float, st
         ("misfit", "inference", "error", "mat1 and mat2 shapes cannot be multiplied"),
         ("leaves", "inference", "error", "SystemExit: 0"),
         ("shouts", "inference", "error", "ValueError"),
+        ("unspeakable", "inference", "error", "its text raises ValueError"),
+        ("empty", "inference", "inconclusive", "what it returns has no elements, so nothing was compared"),
         ("wrong_shape", "inference", "error", "it must return (fn_or_module, args, kwargs)"),
         ("function", "training", "unsupported", "there is nothing to train"),
         ("none", "inference", "error", "has no model 'none'; it has linear, two"),
@@ -174,6 +190,13 @@ def test_what_cannot_be_run_says_why(models: Path, model: str, mode: str, status
     found = examined(models, model, mode=mode)
     assert found.status.value == status
     assert why in found.message
+
+
+def test_a_function_with_tensors_of_its_own_is_not_blamed_for_another_dtype(models: Path) -> None:
+    found = examined(models, "closure", dtype="bfloat16")
+    assert found.status.value == "unsupported"
+    assert "a function's own tensors cannot be brought to bfloat16: " in found.message
+    assert examined(models, "closure").status.value == "pass"
 
 
 def test_an_unknown_option_of_the_compiler_is_no_pass(models: Path) -> None:

@@ -87,3 +87,12 @@ def test_what_a_worker_leaves_behind_becomes_an_outcome(left: Answer, status: st
     found = outcome_of(left, 60.0)
     assert found.status.value == status
     assert found.message.startswith(message)
+
+
+def test_what_ends_before_the_model_says_nothing_of_it() -> None:
+    log = "OSError: [Errno 28] No space left on device"
+    found = outcome_of(Answer("", Ended(1, "importing torch", None), log, 1.0, starved=False), 60.0)
+    assert found.status is Status.LOST
+    assert found.message == f"the process exited with status 1 while importing torch: {log}"
+    crash = outcome_of(Answer("", Ended(1, "building the model", None), log, 1.0, starved=False), 60.0)
+    assert crash.status is Status.CRASH

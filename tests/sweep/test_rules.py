@@ -9,7 +9,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case, Settings
-from checked_backend.sweep.rules import Rules, load_rules
+from checked_backend.sweep.rules import Pattern, Rules, load_rules
 
 CASE = Case("torchbench", "resnet", "training", "float16", "cpu", "inductor")
 
@@ -154,3 +154,30 @@ def test_errors_of_the_whole_file(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(SuiteError) as caught:
         load_rules([path])
     assert str(caught.value).startswith(f"{path}{why}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("a", ["a"], ["", "ab", "ba"]),
+        ("a*", ["a", "ab", "a\nb"], ["ba"]),
+        ("*a*b", ["ab", "xaxb", "aab"], ["ba", "a", "abx"]),
+        ("a*a", ["aa", "aba"], ["a"]),
+        ("b[0]*", ["b[0]", "b[0]x"], ["b0"]),
+        ("*", ["", "x"], []),
+    ],
+)
+def test_only_a_star_is_special(pattern: str, matching: list[str], others: list[str]) -> None:
+    assert all(Pattern(pattern).fullmatch(name) for name in matching)
+    assert not any(Pattern(pattern).fullmatch(name) for name in others)
+
+
+def test_many_stars_take_no_time() -> None:
+    assert not Pattern("*a" * 30 + "*b").fullmatch("a" * 2000)
+
+
+def test_a_time_beyond_all_numbers_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(f"version: 1\nrules:\n  - models: a\n    timeout: 1{'0' * 400}\n    reason: x\n")
+    with pytest.raises(SuiteError, match=r"rules\.yaml:4: timeout got 1000"):
+        load_rules([path])

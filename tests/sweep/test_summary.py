@@ -131,3 +131,14 @@ def test_runs_are_found_by_number_name_and_torch_version(tmp_path: Path) -> None
     with pytest.raises(SuiteError, match=r"no run '3'; give a number, a name or a torch version\. There are: run 1"):
         find_run(runs, "3")
     assert replace(second, name="x").title.startswith("run 2 'x' (torch 2.13.0, ")
+
+
+def test_a_failure_of_another_kind_is_a_change_and_one_that_no_rule_knows_is_new(tmp_path: Path) -> None:
+    def failed(kind: str, expected: str = "") -> CaseResult:
+        return outcome("fail", message=f"{kind}: output[0]: wrong", expected=expected)
+
+    before = {"known": failed("logic", "#1"), "other": failed("logic"), "same": failed("logic")}
+    after = {"known": failed("alias"), "other": failed("crash"), "same": failed("logic")}
+    found = compared(tmp_path, before, after)
+    assert [(c.after.case.model, c.words) for c in found.newly_failing] == [("known", "logic (known) -> alias")]
+    assert [(c.after.case.model, c.words) for c in found.changed] == [("other", "logic -> crash")]

@@ -30,6 +30,7 @@ def render_json(summary: Summary, comparison: SweepComparison | None = None) -> 
             {**_finite(row(case)), "report": _report(case.outcome.report), "log": case.outcome.log}
             for case in summary.cases
         ],
+        "waiting": [json.loads(case.key) for case in summary.waiting],
     }
     if comparison is not None:
         before = comparison.before

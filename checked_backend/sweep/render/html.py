@@ -70,9 +70,10 @@ def render_html(summary: Summary, comparison: SweepComparison | None = None) -> 
     script = source.replace("\r\n", "\n")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     pages = _pages(summary)
+    waiting = f", {len(summary.waiting)} without a result" if summary.waiting else ""
     return environment.get_template("sweep.html.j2").render(
         summary=summary,
-        title=f"{summary.verdict.value.upper()}: {summary.run.title}",
+        title=f"{summary.verdict.value.upper()}: {summary.run.title}{waiting}",
         statuses=[status for status in Status if summary.counts.get(status)],
         pages=pages,
         comparison=comparison,

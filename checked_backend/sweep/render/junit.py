@@ -16,7 +16,7 @@ def render_junit(summary: Summary) -> str:
     """Return a run as JUnit XML: a test case for each case.
 
     A *fail* is a ``failure``. A case without a verdict is an ``error``. A case is ``skipped`` only if a rule skips it
-    or expects its status.
+    or expects its status. A case without a result is an ``error``, too.
     """
     suite = ElementTree.Element("testsuite", name="checked_backend sweep")
     counted = {"failure": 0, "error": 0, "skipped": 0}
@@ -34,8 +34,15 @@ def render_junit(summary: Summary) -> str:
         counted[tag] += 1
         problem = ElementTree.SubElement(entry, tag, type=case.status.value, message=xml_text(_message(case)))
         problem.text = xml_text("\n".join(part for part in (_message(case), case.outcome.log) if part))
+    for waiting in summary.waiting:
+        name, why = xml_text(str(waiting)), "it has no result yet"
+        entry = ElementTree.SubElement(suite, "testcase", classname=xml_text(waiting.suite), name=name, time="0")
+        ElementTree.SubElement(entry, "error", type="waiting", message=why).text = why
+        counted["error"] += 1
     numbers = {"failures": counted["failure"], "errors": counted["error"], "skipped": counted["skipped"]}
-    suite.attrib.update(tests=str(len(summary.cases)), **{name: str(count) for name, count in numbers.items()})
+    suite.attrib.update(
+        tests=str(len(summary.cases) + len(summary.waiting)), **{name: str(count) for name, count in numbers.items()}
+    )
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)

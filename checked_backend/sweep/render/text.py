@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checked_backend.report.clean import clean
+from checked_backend.report.clean import clean, plural
 from checked_backend.sweep.render.table import sections_of
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.summary import CaseSummary, Summary, SweepComparison
@@ -21,10 +21,17 @@ def render_text(summary: Summary, comparison: SweepComparison | None = None) -> 
 
 def _lines(summary: Summary, comparison: SweepComparison | None) -> Iterator[str]:
     counts = ", ".join(f"{count} {status}" for status, count in summary.counts.items()) or "no cases"
+    if summary.waiting:
+        counts += f", {len(summary.waiting)} without a result"
     yield f"{summary.verdict.value.upper()}: {clean(summary.run.title)}: {counts}"
     for status in Status:
         if status is not Status.PASS:
             yield from _of_status(status, [case for case in summary.cases if case.status is status])
+    if summary.waiting:
+        yield f"\nwithout a result ({len(summary.waiting)}): sweep again with the same --db, or merge the other parts"
+        yield from (f"  {clean(str(case))}" for case in summary.waiting[:_SHOWN])
+        if len(summary.waiting) > _SHOWN:
+            yield f"  and {len(summary.waiting) - _SHOWN} more"
     flaky = [case for case in summary.cases if case.flaky]
     if flaky:
         yield f"\nflaky ({len(flaky)})"
@@ -34,7 +41,8 @@ def _lines(summary: Summary, comparison: SweepComparison | None) -> Iterator[str
     speedups = sorted(case.outcome.speed.speedup for case in summary.cases if case.outcome.speed.speedup)
     if speedups:
         middle = speedups[len(speedups) // 2]
-        yield f"\nspeed of {len(speedups)} cases: {middle:.2f} times eager's (median), {speedups[0]:.2f} at the least"
+        cases = plural(len(speedups), "case")
+        yield f"\nspeed of {cases}: {middle:.2f} times eager's (median), {speedups[0]:.2f} at the least"
     if comparison is not None:
         yield from _changes(comparison)
 
@@ -63,5 +71,9 @@ def _changes(comparison: SweepComparison) -> Iterator[str]:
             yield f"    and {len(changes) - _SHOWN} more"
     if not sections:
         yield "  nothing changed"
-    if comparison.new or comparison.gone:
-        yield f"  only in the later run: {len(comparison.new)}; only in the earlier: {len(comparison.gone)}"
+    for words, cases in (("only in the later run", comparison.new), ("only in the earlier run", comparison.gone)):
+        if cases:
+            yield f"  {words} ({len(cases)})"
+            yield from (f"    {clean(str(case.case))}: {case.status}" for case in cases[:_SHOWN])
+            if len(cases) > _SHOWN:
+                yield f"    and {len(cases) - _SHOWN} more"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checked_backend.checking.replay import replay
+from checked_backend.checking.target import load_compiler
 from checked_backend.dump import load_dump, rehearse
 from checked_backend.errors import DumpError, SuiteError
 from checked_backend.sweep.case import Case, Settings
@@ -49,6 +50,8 @@ class Dumps:
             raise SuiteError(f"{case.model!r} is not in {self._folder}")
         if settings.compiler_options:
             raise Unsupported("a dumped graph is replayed without compiler options")
+        if settings.batch_size is not None:
+            raise Unsupported("a dumped graph keeps its sizes, and a rule or --batch-size sets one")
         dump = load_dump(folder)
         try:
             rehearse(dump, 0)
@@ -59,5 +62,5 @@ class Dumps:
             dump.module,
             inputs,
             ready=True,
-            check=lambda: replay(dump, compiler=case.compiler, rehearsed=True),
+            check=lambda: replay(dump, compiler=load_compiler(case.compiler), rehearsed=True),
         )

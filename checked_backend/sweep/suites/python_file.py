@@ -65,7 +65,10 @@ class PythonFile:
             return _public(module)
         if not isinstance(named, Mapping) or not all(callable(factory) for factory in named.values()):
             raise SuiteError(f"{self._path}: {_NAMED} is no mapping of names to functions")
-        return {str(name): factory for name, factory in named.items()}
+        found = {str(name): factory for name, factory in named.items()}
+        if len(found) < len(named):
+            raise SuiteError(f"{self._path}: {_NAMED} has two models of one name")
+        return found
 
 
 def _public(module: ModuleType) -> Mapping[str, Callable[..., Any]]:

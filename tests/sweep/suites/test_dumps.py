@@ -58,3 +58,15 @@ def test_a_broken_dump_is_no_pass(folder: Path) -> None:
     examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "error"
     assert "DumpError" in answers[-1].message
+
+
+def test_a_compiler_of_a_file_checks_a_dump(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def off(gm, _):\n    return lambda *args: [r * 1.05 for r in gm(*args)]\n")
+    answers: list[CaseResult] = []
+    case = Case("dumps:dumps", Dumps(str(folder)).models()[0].name, "as dumped", "as dumped", compiler=f"{path}:off")
+    examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
+    assert answers[-1].status.value == "fail"
+    sized = Settings(batch_size=3)
+    examine(f"dumps:{folder}", case, sized, speed=False, note=lambda _: None, answer=answers.append)
+    assert answers[-1].status.value == "unsupported"
