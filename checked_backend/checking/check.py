@@ -191,16 +191,18 @@ class _Plan:
 
     def _repeated(self) -> Program:
         first = self.program.calls[0]
-        count = 1 + len(self.effort.further)
+        given = [(args, None) for args in self.effort.further] + [(args, first) for args in self.effort.refilled]
         further = [
-            ProgramCall(args, first.kwargs, f"in call {number} of {count}")
-            for number, args in enumerate(self.effort.further, 2)
+            ProgramCall(args, first.kwargs, f"in call {number} of {1 + len(given)}", refills=held)
+            for number, (args, held) in enumerate(given, 2)
         ]
         return replace(self.program, optimizer=self.optimizer, calls=[*[first] * self.iterations, *further])
 
     def _runs(self, keep: Keep) -> Iterator[ProgramRun]:
         varies = self.vary_data or self.vary_layout or self.dynamic is True
-        repeated = self.iterations > 1 or self.optimizer is not None or bool(self.effort.further)
+        repeated = (
+            self.iterations > 1 or self.optimizer is not None or bool(self.effort.further or self.effort.refilled)
+        )
         if repeated:
             yield run_program(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
         if varies:

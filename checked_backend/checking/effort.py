@@ -18,13 +18,16 @@ class Effort:
         tiles: How many calls with sizes around powers of two there are at most; None: as many as their time allows.
         levels: Whether to find the level at which a failure arises, with the calls compiled again for each level.
         further: Positional arguments of further calls, each with copies of its own: what goes wrong in a later call, or
-            writes to the results of an earlier one, shows there.
+            writes to what an earlier one was given or has returned, shows there.
+        refilled: Positional arguments of calls after those, with their values in the tensors of the first call: what
+            remembers a tensor by its address shows there.
     """
 
     sizes: int = 32
     tiles: int | None = None
     levels: bool = True
     further: Sequence[Sequence[Any]] = ()
+    refilled: Sequence[Sequence[Any]] = ()
 
 
 THOROUGH = Effort()

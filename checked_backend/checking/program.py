@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.cotangents import Incoming
 from checked_backend.checking.original import called_inside
 from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.refill import refill
 from checked_backend.checking.stance import eager_stance, no_warning_is_an_error
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
@@ -42,9 +44,10 @@ class ProgramCall:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
         label: How the call differs from the user's own, for people; "" for that one.
-        cotangents: The kind of the gradients that enter at its outputs. If they are not contiguous or not of the usual
-            magnitude, the call is about its gradients alone, and no optimizer takes a step.
-        dtypes: The dtypes of eager's outputs, by name, once eager has run.
+        cotangents: The kind of the gradients that enter at its outputs. The call is about its gradients alone, and no
+            optimizer takes a step, if they are not contiguous or not of the usual magnitude.
+        dtypes: The dtypes of eager's outputs, by name, once it has run.
+        refills: An earlier call whose tensors this one is given, with its own values in them (`refill`).
     """
 
     args: Sequence[Any]
@@ -52,6 +55,7 @@ class ProgramCall:
     label: str = ""
     cotangents: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    refills: ProgramCall | None = None
 
     @property
     def relaid(self) -> bool:
@@ -225,11 +229,12 @@ class ProgramCopy:
     # before a call
 
     def _copies(self, call: ProgramCall) -> tuple[list[Any], dict[str, Any]]:
-        known = self._arguments.get(call)
-        if known is None:
-            known = self._copier.arguments(self._program.function, call.args, call.kwargs)
-            self._arguments[call] = known
-        return known
+        if call not in self._arguments:
+            made = self._copier.arguments(self._program.function, call.args, call.kwargs)
+            held = self._arguments.get(call.refills) if call.refills is not None else None
+            leaves = partial(argument_leaves, self._program.function)
+            self._arguments[call] = held if held is not None and refill(leaves(*held), leaves(*made)) else made
+        return self._arguments[call]
 
     def _prepare(self, state: State) -> None:
         """Put the state back to where the first call found it, forget gradients, make the optimizer."""

@@ -19,6 +19,7 @@ from checked_backend._torch.dynamo import (
 )
 from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare_runs import Comparison, compare_runs
+from checked_backend.checking.late_writes import late_writes
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.relaid import Allowance, ContiguousGradients, note_relaid, of_relaid, relaid_calls
@@ -214,6 +215,9 @@ class _Pair:
             trained=self.program.optimizer is not None,
         )
         self.found += self._learned.found
+        if self.going_on:
+            sides = (self.reference, self.references), (self.candidate, self.candidates)
+            self.found += late_writes(self.calls, *sides)
         if self.references:
             unreached, is_copy = self.references[0].unreached, self.reference.is_copy
             for skip in not_differentiated(unreached, is_copy, lambda: made.run().unreached):

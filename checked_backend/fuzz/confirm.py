@@ -19,7 +19,7 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import DEATHS
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.shrink import shrink
-from checked_backend.fuzz.text import render_check, render_script
+from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING
 from checked_backend.sweep.worker import AnswerFolder
 
@@ -130,8 +130,8 @@ def _script(program: FuzzProgram, result: Examined, asked: _Asked) -> dict[str, 
     about = [result.message]
     plain = render_script(program, asked.name, about)
     scripts = [
-        (plain, ""),
-        (render_script(program, asked.name, about, again=True), ""),
+        (plain, DIFFERS),
+        (render_script(program, asked.name, about, again=True), DIFFERS),
         (render_check(program, asked.name, asked.options, about), "FAIL: "),
         (render_check(program, asked.name, asked.options, about, again=True), "FAIL: "),
     ]
@@ -145,9 +145,13 @@ def _script(program: FuzzProgram, result: Examined, asked: _Asked) -> dict[str, 
 
 
 def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
-    """Whether a script ends as it does while the bug is there, in a fresh process, and prints some words.
+    """Whether a script ends as it does while the bug is there, in a fresh process.
 
-    One of a bug that ends the process is ended by it.
+    Args:
+        path: The script.
+        timeout: Seconds that it has.
+        detail: The finer kind of the failure. A script of a bug that ends its process is ended by it.
+        says: What it prints in other cases; an error of its own would end it, too.
     """
     environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
@@ -164,7 +168,8 @@ def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
         return detail == _HANG
     except (OSError, SyntaxError, ValueError):
         return False
-    if detail == _SIGNAL and not says:
+    if detail == _SIGNAL:
         return ended.returncode < 0
-    wanted = ended.returncode not in (0, 1) if detail == _EXIT and not says else ended.returncode == 1
-    return wanted and says.encode() in ended.stdout
+    if detail == _EXIT:
+        return ended.returncode not in (0, 1)
+    return ended.returncode == 1 and says.encode() in ended.stdout

@@ -38,6 +38,7 @@ _FORMAT = Format(FUZZ, 1, _SCHEMA, frozenset({"setting", "program", "bug"}), "fu
 UNSETTLED = "the process that checked it together with others ended, and alone it was not checked"
 """How the message of such a program begins."""
 
+_MOST_MET = 10**12
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _CONTENT: Mapping[str, type] = MappingProxyType(
     {
@@ -168,7 +169,7 @@ class Corpus(SqliteFile):
     def waiting(self) -> list[Entry]:
         """The programs that were not checked yet."""
         rows = self._query("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
-        return [Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)) for i, seed, n, text, alike in rows]
+        return [Entry(int(i), self._name(seed, n), str(text), str(alike)) for i, seed, n, text, alike in rows]
 
     def check_unsettled_again(self) -> None:
         """Let the programs wait again whose process ended while others shared it, and that were not checked alone."""
@@ -186,7 +187,7 @@ class Corpus(SqliteFile):
             (),
         )
         return [
-            (Entry(int(i), f"seed {seed}, program {n}", str(text), str(alike)), Examined.from_json(result))
+            (Entry(int(i), self._name(seed, n), str(text), str(alike)), Examined.from_json(result))
             for i, seed, n, text, alike, result in rows
         ]
 
@@ -206,7 +207,7 @@ class Corpus(SqliteFile):
     def unconfirmed(self) -> list[tuple[str, str]]:
         """The programs whose failures did not show again, each with what failed."""
         rows = self._query("SELECT seed, number, result FROM program WHERE bug = 0", ())
-        return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
+        return [(self._name(seed, n), Examined.from_json(result).message) for seed, n, result in rows]
 
     def totals(self) -> Totals:
         """Counts over the programs that were checked."""
@@ -224,7 +225,7 @@ class Corpus(SqliteFile):
         rows = self._query(
             "SELECT seed, number, result FROM program WHERE status IN ('inconclusive', 'out of memory')", ()
         )
-        return [(f"seed {seed}, program {n}", Examined.from_json(result).message) for seed, n, result in rows]
+        return [(self._name(seed, n), Examined.from_json(result).message) for seed, n, result in rows]
 
     # groups
 
@@ -245,6 +246,8 @@ class Corpus(SqliteFile):
         for name, kind in _CONTENT.items():
             if not isinstance(given[name], kind):
                 raise FuzzError(f"{self.path}: a group: {name} got {given[name]!r:.80}, of a wrong type")
+        if not 1 <= given["met"] < _MOST_MET:
+            raise FuzzError(f"{self.path}: a group: met got {given['met']!r:.80}; expected a count")
         program = _callable_program(str(program))
         return Group(**given, program=program, result=Examined.from_json(str(result)), number=self._whole(number))
 
@@ -288,6 +291,9 @@ class Corpus(SqliteFile):
     def signatures(self) -> set[str]:
         """The signatures of all confirmed groups."""
         return {group.signature for group in self.groups() if group.confirmed}
+
+    def _name(self, seed: object, number: object) -> str:
+        return f"seed {self._whole(seed)}, program {self._whole(number)}"
 
     def _whole(self, raw: object) -> int:
         if not isinstance(raw, int):

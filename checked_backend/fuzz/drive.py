@@ -158,7 +158,9 @@ class _Run:
             return GenerateTask(self.corpus.next_number(self.asked.seed), _GENERATED_AT_ONCE)
         if not waiting:
             return None
-        alike = waiting[0].alike
+        counts = Counter(entry.alike for entry in waiting)
+        full = (entry.alike for entry in waiting if counts[entry.alike] >= self.asked.batch)
+        alike = next(full, waiting[0].alike)  # a compile that few share costs as much as one that many do
         size = self.asked.chunk
         if self.programs is not None:
             size = min(size, self.programs - self._begun_to_check())

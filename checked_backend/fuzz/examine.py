@@ -31,6 +31,7 @@ from checked_backend.fuzz.generate.defined import on_other_values
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
+from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
 from checked_backend.sweep.status import Status
 
@@ -71,7 +72,7 @@ _SEED = 6_031_769
 CHECK_FAILED = "the check itself failed"
 """How the message of a program begins whose check raised an exception."""
 
-_PLANTED = "planted:"
+_PLANTED = f"{PLANTED}:"
 _PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
 
 
@@ -301,7 +302,7 @@ def _checked(
             gradients=programs[0].gradients,
             dynamic=programs[0].dynamic or None,
             compiler_options=dict(options or {}),
-            effort=replace(effort, further=_further(programs)),
+            effort=_called_again(effort, programs),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
@@ -321,9 +322,10 @@ def _checked(
     return _examined(report, time.monotonic() - began, alone=len(programs) == 1), report
 
 
-def _further(programs: Sequence[FuzzProgram]) -> Sequence[Sequence[torch.Tensor]]:
-    """The inputs of two further calls: other values, and those of the first call again."""
-    return [inputs_for([on_other_values(program) for program in programs]), inputs_for(programs)]
+def _called_again(effort: Effort, programs: Sequence[FuzzProgram]) -> Effort:
+    """The same with two further calls, on other values: one in other tensors, one in those of the first call."""
+    others = [on_other_values(program) for program in programs]
+    return replace(effort, further=[inputs_for(others)], refilled=[inputs_for(others)])
 
 
 def worst_finding(report: Report) -> Finding | None:

@@ -15,7 +15,13 @@ from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
 from checked_backend.report.clean import clean
 
-__all__ = ["describe_inputs", "render_check", "render_function", "render_script"]
+__all__ = ["DIFFERS", "PLANTED", "describe_inputs", "render_check", "render_function", "render_script"]
+
+DIFFERS = "eager and compiled differ"
+"""The last line that a script of torch alone prints where the bug is."""
+
+PLANTED = "planted"
+"""The word in front of the name of a planted fault, with a colon between them."""
 
 _FEW_VALUES = 64
 
@@ -64,10 +70,10 @@ def render_script(
     lines = [*_head(program, about, imports=("import traceback", *imports))]
     if again:
         lines += _inputs(on_other_values(program), "other_inputs", seed=1)
-        calls = f"compiled_program = {compiled}\n{_CALL_AGAIN}"
+        calls = _CALL_AGAIN.replace("{compiled}", compiled)
     else:
         calls = f"eager = run(program, inputs)\ncompiled = run({compiled}, inputs)"
-    return "\n".join([*lines, call, _RUN, calls, _COMPARE])
+    return "\n".join([*lines, call, _RUN, calls, _COMPARE.replace("{DIFFERS}", DIFFERS)])
 
 
 def render_check(
@@ -85,7 +91,7 @@ def render_check(
         compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         options: The compiler's options.
         about: Lines for its docstring.
-        again: Whether to call it three times.
+        again: Whether to call it again, as fuzz does.
     """
     imports, backend = _backend(compiler)
     given = {
@@ -94,11 +100,14 @@ def render_check(
         "gradients": repr(program.gradients),
         "dynamic": repr(program.dynamic or None),
         "localize": "False",
-        **({"iterations": "3"} if again else {}),
+        **({"effort": "Effort(further=[other_inputs()], refilled=[other_inputs()])"} if again else {}),
     }
     arguments = "".join(f"    {name}={value},\n" for name, value in given.items())
     check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
-    head = _head(program, [*about, _NEEDS], exact=True, imports=("import checked_backend", *imports))
+    needed = ("import checked_backend", *(["from checked_backend.checking.effort import Effort"] if again else []))
+    head = [*_head(program, [*about, _NEEDS], exact=True, imports=(*needed, *imports))]
+    if again:
+        head += _inputs(on_other_values(program), "other_inputs", exact=True)
     return "\n".join([*head, check, 'raise SystemExit(1 if report.verdict == "fail" else 0)', ""])
 
 
@@ -107,6 +116,8 @@ def _backend(compiler: str) -> tuple[Sequence[str], str]:
     path, colon, name = compiler.rpartition(":")
     if not colon:
         return (), repr(compiler)
+    if path == PLANTED:
+        return ("from checked_backend.fuzz.planted import FAULTS",), f"FAULTS[{name!r}].compiler"
     folder = str(Path(path).parent)
     imports = ("import sys", "from runpy import run_path", f"\nsys.path.insert(0, {folder!r})")
     return imports, f"run_path({path!r})[{name!r}]"
@@ -178,9 +189,26 @@ def run(function, inputs):
         return [error]
 """
 
-_CALL_AGAIN = """calls = (inputs, other_inputs, inputs)
-eager = [value for make in calls for value in run(program, make)]
-compiled = [value for make in calls for value in run(compiled_program, make)]"""
+_CALL_AGAIN = """
+def run_again(function):
+    held, other = inputs(), other_inputs()
+
+    def refilled():
+        for old, new in zip(held, other_inputs()):
+            if (old.shape, old.stride()) == (new.shape, new.stride()):
+                old.untyped_storage().copy_(new.untyped_storage())
+        return held
+
+    then, now = [], []
+    for make in (lambda: held, lambda: other, refilled):
+        results = run(function, make)
+        then += [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in results]
+        now += results
+    return then + now
+
+
+eager = run_again(program)
+compiled = run_again({compiled})"""
 
 _COMPARE = """wrong = 0
 for number, (a, b) in enumerate(zip(eager, compiled)):
@@ -207,6 +235,7 @@ shared = [[(i, j) for i, a in enumerate(side) for j, b in enumerate(side[:i]) if
 if shared[0] != shared[1]:
     wrong += 1
     print("values that share memory: eager", shared[0], "compiled", shared[1])
+print("{DIFFERS}" if wrong else "eager and compiled agree")
 raise SystemExit(1 if wrong else 0)
 """
 

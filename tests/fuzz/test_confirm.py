@@ -13,6 +13,7 @@ from checked_backend.fuzz.confirm import confirm, shows
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import signature_of
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.text import DIFFERS
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.worker import AnswerFolder
 from tests.support.fuzz_tools import program_of
@@ -48,6 +49,8 @@ def test_a_script_that_checks_must_say_so(tmp_path: Path) -> None:
     assert shows(path, 20.0, "logic", "FAIL: ")
     path.write_text("raise SystemExit(1)")
     assert not shows(path, 20.0, "logic", "FAIL: ")
+    path.write_text("import nowhere_to_be_found")
+    assert not shows(path, 20.0, "logic", DIFFERS)
 
 
 DEADLY = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from contextlib import closing
@@ -144,3 +145,29 @@ def test_tables_that_are_made_otherwise_are_refused(path: Path) -> None:
         connection.execute("CREATE TABLE setting (name TEXT, value AS (printf('%.*c', 900000000, 'x')))")
     with pytest.raises(FuzzError, match="its tables are made otherwise"):
         Corpus(path)
+
+
+@pytest.mark.parametrize("status", ["", "fail", "inconclusive"])
+def test_a_seed_that_is_no_number_is_refused(path: Path, status: str) -> None:
+    with Corpus(path, write=True) as corpus:
+        filled(corpus, [program_of("torch.exp")])
+        corpus.add_result(corpus.waiting()[0].number, failing())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE program SET seed = 'evil\n\x1b[31mPASS', status = ?", (status,))
+    with Corpus(path) as corpus:
+        for read in (corpus.waiting, corpus.failures, corpus.inconclusive):
+            with contextlib.suppress(FuzzError):
+                assert "evil" not in str(read())
+        with pytest.raises(FuzzError, match="expected a whole number"):
+            {"": corpus.waiting, "fail": corpus.failures, "inconclusive": corpus.inconclusive}[status]()
+
+
+@pytest.mark.parametrize("met", [-5, 0, 10**400])
+def test_a_count_that_is_none_is_refused(path: Path, met: int) -> None:
+    with Corpus(path, write=True) as corpus:
+        corpus.put(group_of("torch.exp"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (text,) = connection.execute("SELECT content FROM bug").fetchone()
+        connection.execute("UPDATE bug SET content = ?", (json.dumps({**json.loads(text), "met": met}),))
+    with Corpus(path) as corpus, pytest.raises(FuzzError, match=r"met got .*; expected a count"):
+        corpus.groups()

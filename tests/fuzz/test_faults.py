@@ -180,6 +180,8 @@ PLANTED: dict[str, Planted] = {
     "remembers_its_first_results": _planted(
         lambda: where_it_fits(faults.remembers_its_first_results, _starts_with_floats)
     ),
+    "writes_to_earlier_inputs": _planted(lambda: faults.writes_to_earlier_inputs, training=False),
+    "remembers_by_address": _planted(lambda: where_it_fits(faults.remembers_by_address, _starts_with_floats)),
     "same_memory_for_all_calls": _planted(
         lambda: where_it_fits(faults.same_memory_for_all_calls, _starts_with_floats), "alias structure"
     ),

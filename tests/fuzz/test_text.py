@@ -162,10 +162,17 @@ def test_a_script_that_calls_again_shows_what_one_call_does_not(tmp_path: Path, 
     assert _ended(render_script(program, compiler), tmp_path).returncode == 0
     ended = _ended(render_script(program, compiler, again=True), tmp_path)
     assert ended.returncode == 1, ended.stderr
-    assert "value " in ended.stdout
-    assert _ended(render_script(program, "eager", again=True), tmp_path).returncode == 0
+    assert ended.stdout.endswith("eager and compiled differ\n")
+    right = _ended(render_script(program, "eager", again=True), tmp_path)
+    assert (right.returncode, right.stdout) == (0, "eager and compiled agree\n")
     checked = _ended(render_check(program, compiler, {}, again=True), tmp_path)
     assert "FAIL: " in checked.stdout
+
+
+def test_a_script_names_a_planted_fault(tmp_path: Path) -> None:
+    ended = _ended(render_script(program_of("torch.exp"), "planted:later", again=True), tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.endswith("eager and compiled differ\n")
 
 
 def test_a_script_shows_an_exception_that_only_one_side_raises(tmp_path: Path) -> None:

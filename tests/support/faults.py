@@ -21,6 +21,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from tests.support.call_faults import (
+    from_call,
+    only_in_call,
+    remembers_by_address,
+    remembers_its_first_results,
+    same_memory_for_all_calls,
+    writes_to_earlier_inputs,
+)
 from tests.support.operator_faults import (
     left_out,
     refuses,
@@ -90,6 +98,7 @@ __all__ = [
     "other_random_numbers",
     "overwritten_cotangent",
     "refuses",
+    "remembers_by_address",
     "remembers_its_first_results",
     "reseeded",
     "restrided",
@@ -102,6 +111,7 @@ __all__ = [
     "too_many_random_numbers",
     "unwanted_mutation",
     "with_nan",
+    "writes_to_earlier_inputs",
     "wrong_dtype",
     "wrong_for_readers",
     "wrong_if_compiled_together",
@@ -122,51 +132,6 @@ def clean(how: How = "python") -> Compiler:
     if how == "aot":
         return compiled_by_aot()
     return lambda gm, _example_inputs: gm.forward
-
-
-def from_call(first: int, faulty: Compiler) -> Compiler:
-    """A compiler whose programs are right until a call of them, counted from 1, and wrong from that one on."""
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        wrong, number = faulty(gm, example_inputs), itertools.count(1)
-        return lambda *args: wrong(*args) if next(number) >= first else gm.forward(*args)
-
-    return compiler
-
-
-def only_in_call(number: int, faulty: Compiler) -> Compiler:
-    """A compiler whose programs are wrong in one call of them, counted from 1, and right before and after it."""
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        wrong, calls = faulty(gm, example_inputs), itertools.count(1)
-        return lambda *args: wrong(*args) if next(calls) == number else gm.forward(*args)
-
-    return compiler
-
-
-def same_memory_for_all_calls(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler whose programs return the results of all calls in the same memory."""
-    kept: list[torch.Tensor] = []
-
-    def run(*args: Any) -> Any:
-        results = gm.forward(*args)
-        if not kept:
-            kept.extend(torch.empty_like(result) for result in results)
-        return [memory.copy_(result) for memory, result in zip(kept, results, strict=True)]
-
-    return run
-
-
-def remembers_its_first_results(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler whose programs return copies of the first call's results, whatever they are given."""
-    kept: list[torch.Tensor] = []
-
-    def run(*args: Any) -> Any:
-        if not kept:
-            kept.extend(result.clone() for result in gm.forward(*args))
-        return [result.clone() for result in kept]
-
-    return run
 
 
 def once(number: int, spoil: Spoil) -> Spoil:

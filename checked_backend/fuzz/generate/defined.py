@@ -55,24 +55,25 @@ def is_usable(value: Any) -> bool:
 
 
 def on_other_values(program: FuzzProgram) -> FuzzProgram:
-    """The same program on other floating-point values; on its own where torch would not define the result of others.
+    """The same program on other values; where torch would not define the result, on its own integers, or as it is."""
+    for dtypes in (DTYPES, [name for name in DTYPES if name.startswith(("float", "bfloat", "complex"))]):
+        inputs = tuple(
+            replace(given, seed=given.seed + _OTHER) if given.dtype in dtypes else given for given in program.inputs
+        )
+        other = replace(program, inputs=inputs)
+        if inputs != program.inputs and _is_defined(other):
+            return other
+    return program
 
-    Integers stay: they may be indices.
-    """
-    inputs = tuple(
-        replace(given, seed=given.seed + _OTHER) if given.dtype.startswith(("float", "bfloat", "complex")) else given
-        for given in program.inputs
-    )
-    other = replace(program, inputs=inputs)
-    if inputs == program.inputs:
-        return program
+
+def _is_defined(program: FuzzProgram) -> bool:
     try:
         with random_untouched():
             torch.manual_seed(0)
-            run_defined(other)
-            return other if runs_alike(other) else program
+            run_defined(program)
+            return runs_alike(program)
     except Exception:  # whatever torch raises: eager refuses these values
-        return program
+        return False
 
 
 def runs_alike(program: FuzzProgram) -> bool:

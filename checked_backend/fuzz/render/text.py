@@ -13,7 +13,7 @@ _SHOWN = 5
 
 def render_text(summary: Summary) -> str:
     """The report as text."""
-    lines = [clean(summary.title), clean(summary.counts), *summary.doubts]
+    lines = [_line(summary.title), _line(summary.counts), *summary.doubts]
     for number, shown in enumerate(summary.groups, 1):
         lines += ["", *_told(number, shown)]
     for programs, words in (
@@ -22,8 +22,13 @@ def render_text(summary: Summary) -> str:
     ):
         if programs:
             lines += ["", f"{len(programs)} {words}, for example:"]
-            lines += [f"  {name}: {' '.join(clean(reason).split())[:200]}" for name, reason in programs[:_SHOWN]]
+            lines += [f"  {name}: {_line(reason)[:200]}" for name, reason in programs[:_SHOWN]]
     return "\n".join(lines)
+
+
+def _line(text: str) -> str:
+    """A stranger's text in one line: it forges no other."""
+    return clean(text).replace("\n", " ")
 
 
 def ways(shown: Shown) -> str:
@@ -34,8 +39,8 @@ def ways(shown: Shown) -> str:
 def _told(number: int, shown: Shown) -> list[str]:
     group = shown.group
     met = f"met {group.met} time{'s' * (group.met != 1)}"
-    lines = [f"{number}. {clean(group.signature)} ({shown.standing}: {shown.why}; {met})"]
-    lines.append(f"   {' '.join(clean(group.result.message).split())[:300]}")
+    lines = [f"{number}. {_line(group.signature)} ({shown.standing}: {shown.why}; {met})"]
+    lines.append(f"   {_line(group.result.message)[:300]}")
     if shown.source:
         lines.append(f"   documented at {shown.source}")
     lines += [f"     # {line}" for line in describe_inputs(group.program)]

@@ -14,15 +14,26 @@ FLOATS = Input("float32", (4,), (1,), seed=3)
 INTEGERS = Input("int64", (4,), (1,), fill="range", low=0, high=3, seed=4)
 
 
-def test_other_values_are_other_floats_and_the_same_integers() -> None:
+def test_other_values_are_other_floats_and_other_integers_of_the_same_range() -> None:
     program = FuzzProgram((FLOATS, INTEGERS), (Statement("torch.take", (Ref(0), Ref(1))),), (2,))
-    (floats, integers), (others, same) = (inputs_for([one]) for one in (program, on_other_values(program)))
+    (floats, integers), (others, indices) = (inputs_for([one]) for one in (program, on_other_values(program)))
     assert not torch.equal(floats, others)
-    assert torch.equal(integers, same)
+    assert not torch.equal(integers, indices)
+    assert ((indices >= 0) & (indices <= 3)).all()
 
 
-def test_a_program_of_integers_has_no_others() -> None:
-    program = FuzzProgram((INTEGERS,), (Statement("torch.neg", (Ref(0),)),), (1,))
+def test_integers_stay_where_others_are_not_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def defined(program: FuzzProgram) -> bool:
+        calls.append(program)
+        return len(calls) > 1
+
+    monkeypatch.setattr("checked_backend.fuzz.generate.defined._is_defined", defined)
+    program = FuzzProgram((FLOATS, INTEGERS), (Statement("torch.take", (Ref(0), Ref(1))),), (2,))
+    other = on_other_values(program)
+    assert (other.inputs[0] != FLOATS, other.inputs[1]) == (True, INTEGERS)
+    monkeypatch.setattr("checked_backend.fuzz.generate.defined._is_defined", lambda _: False)
     assert on_other_values(program) == program
 
 

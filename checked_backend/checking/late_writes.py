@@ -1,0 +1,58 @@
+"""Find writes to the arguments of a call that come after it: the compiled program kept them, and changed them later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.program import ProgramCall, ProgramCopy
+from checked_backend.findings import Finding, Kind
+from checked_backend.numerics.bits import same_bits
+
+__all__ = ["late_writes"]
+
+
+def late_writes(
+    calls: Sequence[ProgramCall],
+    reference: tuple[ProgramCopy, Sequence[Outcome]],
+    candidate: tuple[ProgramCopy, Sequence[Outcome]],
+) -> list[tuple[int, Finding]]:
+    """The arguments of calls that later calls of the compiled program have changed, and those of eager have not.
+
+    Args:
+        calls: The calls that both have run, in order.
+        reference: Eager's run, with the outcome of each call.
+        candidate: The compiled one.
+
+    Returns:
+        The findings, each with the number of the call that the argument was given to.
+    """
+    found: list[tuple[int, Finding]] = []
+    for index, call in enumerate(calls[:-1]):
+        given_again = any(later is call or later.refills is call for later in calls[index + 1 :])
+        if given_again or call.relaid:
+            continue
+        eagers = _changed(reference[0], call, reference[1][index].values)
+        for name in sorted(_changed(candidate[0], call, candidate[1][index].values) - eagers):
+            message = (
+                f"a later call of the compiled program writes to this argument of call {index + 1}; eager does not"
+            )
+            finding = Finding(kind=Kind.MUTATION, detail="mutation.unexpected", subject=name, message=message)
+            found.append((index, finding))
+    return found
+
+
+def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Tensor]) -> set[str]:
+    """The arguments of a call that are not as they were at its end, by subject."""
+    now = {f"mutated[{name}]": leaf for name, leaf in run.leaves(call) if isinstance(leaf, torch.Tensor)}
+    return {
+        name
+        for name, leaf in now.items()
+        if name in before and _plain(leaf) and _plain(before[name]) and not same_bits(before[name], leaf.detach())
+    }
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
