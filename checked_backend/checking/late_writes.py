@@ -50,8 +50,13 @@ def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Ten
     return {
         name
         for name, leaf in now.items()
-        if name in before and _plain(leaf) and _plain(before[name]) and not same_bits(before[name], leaf.detach())
+        if name in before and _plain(leaf) and _plain(before[name]) and not same_bits(_resolved(before[name]), _resolved(leaf))
     }
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The values without the bits that say that they are to be conjugated or negated when they are read."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _plain(tensor: torch.Tensor) -> bool:
