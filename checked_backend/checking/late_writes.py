@@ -47,10 +47,11 @@ def late_writes(
 def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Tensor]) -> set[str]:
     """The arguments of a call that are not as they were at its end, by subject."""
     now = {f"mutated[{name}]": leaf for name, leaf in run.leaves(call) if isinstance(leaf, torch.Tensor)}
+    both = {name: (before[name], leaf) for name, leaf in now.items() if name in before}
     return {
         name
-        for name, leaf in now.items()
-        if name in before and _plain(leaf) and _plain(before[name]) and not same_bits(_resolved(before[name]), _resolved(leaf))
+        for name, (old, new) in both.items()
+        if _plain(old) and _plain(new) and not same_bits(_resolved(old), _resolved(new))
     }
 
 

@@ -155,10 +155,10 @@ def sweep(
         return None
     with terminable(), warm_processes(asked) as forking:
         summary, ran = run_sweep(asked, console, forking=forking)
-    print_text(render_json(summary) if as_json else render_text(summary))
-    if not summary.cases and asked.selection.shard != (1, 1):
+    if not (summary.cases or summary.waiting or as_json) and asked.selection.shard != (1, 1):
         console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)
         return Verdict.PASS
+    print_text(render_json(summary) if as_json else render_text(summary))
     if not ran:
         again = "none of it ended so" if asked.rerun else "--rerun runs cases again"
         console.print(f"all of it had results in {db} already; {again}", soft_wrap=True)
