@@ -3,7 +3,7 @@
 A candidate's results hang on autograd nodes made while it ran: one ``CompiledFunctionBackward`` for AOT autograd, any
 number for a candidate that runs torch operators. Hooks on those nodes see the gradients that arrive at the results and
 those that leave towards the region's inputs. If a result feeds another result inside the region, the gradient that
-arrives at it from inside is subtracted.
+arrives at it from inside is subtracted (`_without`).
 
 Where the compiled program itself calls ``backward``, Dynamo sees the hooks run, and must leave them alone. A graph that
 it must not break for them (compiled autograd with ``fullgraph=True``) is traced without them.
@@ -106,7 +106,7 @@ class _Progress:
         mutated: dict[int, torch.Tensor] = {}
         for key, grad in self.arrived.items():
             place, index = key
-            arrived = grad - self.fed[key] if key in self.fed else grad
+            arrived = _without(self.fed[key], grad) if key in self.fed else grad
             (outputs if place == "output" else mutated)[index] = arrived
         return BackwardPass(
             Cotangents(outputs, mutated),
@@ -335,6 +335,19 @@ class BackwardWatch:
         if progress.recorder is not None:
             progress.recorder.finish()
         return self._on_backward(progress.summary())
+
+
+def _without(fed: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The part of a gradient that came from outside of the region.
+
+    Nothing can be subtracted from an infinity that came from inside, or from NaN. There the part from outside is taken
+    to be 0 if it changed nothing, and to be what arrived if it did, so that the sum in eager is the same.
+    """
+    outside = grad - fed
+    if grad.layout is not torch.strided or fed.layout is not torch.strided:
+        return outside
+    unchanged = (grad == fed) | (grad.isnan() & fed.isnan())
+    return torch.where(fed.isfinite(), outside, torch.where(unchanged, torch.zeros_like(outside), grad))
 
 
 def _kept(grad: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 
@@ -69,6 +70,26 @@ def test_one_output_feeds_another(name: str, reference: str) -> None:
         assert found(report) == {("logic", "grad[hidden.weight]")}
         report = audit(program, faults.zeroed_gradient("head.bias", how), reference=reference)
         assert found(report) == {("logic", "grad[head.bias]")}
+
+
+def root_and_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    root = x.sqrt()
+    return root, root.pow(y)
+
+
+@pytest.mark.parametrize("entering", [1.0, math.inf, -math.inf, math.nan])
+def test_one_output_feeds_another_an_infinite_gradient(entering: float) -> None:
+    """0 to the power of 1/2 has an infinite slope: what came to the root from outside cannot be had by subtraction."""
+
+    def program(compile_: Compile) -> None:
+        x = torch.tensor([0.0, 0.25, 4.0], requires_grad=True)
+        results = compile_(root_and_product)(x, torch.tensor([0.5, 0.5, 2.0]))
+        torch.autograd.backward(results, [torch.tensor([entering, 1.0, 1.0]), torch.ones(3)])
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 1
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
 
 
 def test_gradient_of_some_inputs_only() -> None:
