@@ -141,7 +141,7 @@ class BackwardWatch:
         outputs: The candidate's outputs, as the user gets them.
         mutated: The mutated inputs after the call, by position.
         edges: The result of `input_edges`, taken before the call.
-        since: The autograd sequence number when the candidate began to run; older nodes are the user's.
+        since: The autograd sequence number when the candidate began to run; the user's nodes are older.
         on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
             be used instead of the candidate's; they are used if `can_replace`.
         on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent

@@ -53,6 +53,7 @@ def find_sites(
     for (node, output), (place, index) in results.items():
         sites.setdefault(node, Site()).results.append((output, place, index))
     outside_edges = 0
+    users: set[Node] | None = None
     queue = list(sites)
     seen = set(queue)
     while queue:
@@ -68,7 +69,11 @@ def find_sites(
                 sites.setdefault(node, Site()).to_results.append((number, results[edge_out]))
             if target in seen:
                 continue
-            if target._sequence_nr() < since or target.name() == "torch::autograd::AccumulateGrad":
+            # each thread counts for itself: a node that seems old may be one that the candidate made in another thread
+            if target._sequence_nr() < since and users is None:
+                users = _behind(edges)
+            is_users = target._sequence_nr() < since and users is not None and target in users
+            if is_users or target.name() == "torch::autograd::AccumulateGrad":
                 outside_edges += 1
                 continue
             seen.add(target)
@@ -79,3 +84,15 @@ def find_sites(
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
     return sites, list(seen), outside_edges
+
+
+def _behind(edges: Mapping[Edge, int]) -> set[Node]:
+    """The nodes of the user's autograd graph: those that the gradients of the inputs go to."""
+    queue = [node for node, _ in edges]
+    seen = set(queue)
+    while queue:
+        for target, _ in queue.pop().next_functions:
+            if target is not None and target not in seen:
+                seen.add(target)
+                queue.append(target)
+    return seen

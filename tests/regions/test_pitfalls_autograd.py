@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -90,6 +93,42 @@ def test_one_output_feeds_another_an_infinite_gradient(entering: float) -> None:
         assert report.coverage.checked["gradients"] == 1
     for how in BOTH:
         assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
+
+
+@contextmanager
+def in_another_thread() -> Iterator[Callable[[faults.Compiler], faults.Compiler]]:
+    """Makes compilers whose compiled regions run in a thread of their own, which numbers its autograd nodes itself."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def elsewhere(compiler: faults.Compiler) -> faults.Compiler:
+            def compile_region(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+                region = compiler(gm, example_inputs)
+                return lambda *args: pool.submit(_with_grad, torch.is_grad_enabled(), region, args).result()
+
+            return compile_region
+
+        yield elsewhere
+
+
+def _with_grad(enabled: bool, region: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with torch.set_grad_enabled(enabled):
+        return region(*args)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
+def test_a_region_that_runs_in_another_thread() -> None:
+    def program(compile_: Compile) -> None:
+        x, labels = data()
+        before = nn.Linear(*[x.shape[-1]] * 2)
+        loss, logits = compile_(Classifier())(before(x).tanh(), labels)
+        (loss + logits.square().sum()).backward()
+
+    with in_another_thread() as elsewhere:
+        report = audit(program, elsewhere(lambda gm, _inputs: gm.forward))
+        assert agreed(report)
+        assert report.coverage.checked["gradients"] == 5
+        report = audit(program, elsewhere(faults.scaled_gradient("hidden.weight")))
+        assert found(report) == {("logic", "grad[hidden.weight]")}
 
 
 def test_gradient_of_some_inputs_only() -> None:
