@@ -169,6 +169,45 @@ def test_a_script_that_calls_again_shows_what_one_call_does_not(tmp_path: Path, 
     assert "FAIL: " in checked.stdout
 
 
+ROUNDS_OTHERWISE = """
+from torch import fx
+
+
+class _Run(fx.Interpreter):
+    factor = 1 + 2**-23
+
+    def run_node(self, n):
+        value = super().run_node(n)
+        return value * self.factor if n.op == "call_function" else value
+
+
+class _FarOff(_Run):
+    factor = 1 + 2**-11
+
+
+def rounds(gm, _):
+    return _Run(gm).run
+
+
+def far_off(gm, _):
+    return _FarOff(gm).run
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_script_does_not_accuse_rounding_where_large_numbers_cancel(
+    tmp_path: Path, again: bool, gradients: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(ROUNDS_OTHERWISE)
+    x = Input("float32", (4,), (1,), requires_grad=gradients)
+    calls = Statement("torch.add", (Ref(0), 1000.0)), Statement("torch.sub", (Ref(1), 1000.0))
+    program = FuzzProgram((x,), (*calls, Statement("torch.mul", (Ref(2), Ref(2)))), (3,), gradients)
+    for compiler, status in (("rounds", 0), ("far_off", 1)):
+        ended = _ended(render_script(program, f"{tmp_path / 'mine.py'}:{compiler}", again=again), tmp_path)
+        assert ended.returncode == status, ended.stdout + ended.stderr
+
+
 def test_a_script_names_a_planted_fault(tmp_path: Path) -> None:
     ended = _ended(render_script(program_of("torch.exp"), "planted:later", again=True), tmp_path)
     assert ended.returncode == 1, ended.stderr

@@ -77,7 +77,7 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
         _shifts_too_far(call, values, tensors)
         or _converts_what_does_not_fit(call, tensors)
         or _writes_twice(call, tensors)
-        or _writes_two_in_one_place(call, values)
+        or _writes_what_it_reads(call, values)
     )
 
 
@@ -185,11 +185,10 @@ def _writes_twice(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
     return False
 
 
-def _writes_two_in_one_place(call: Statement, values: Sequence[Any]) -> bool:
-    """Whether a running mean and a running variance share memory: the order of the two writes decides."""
+def _writes_what_it_reads(call: Statement, values: Sequence[Any]) -> bool:
+    """Whether running statistics may share memory with each other, or with what a norm reads: the order decides."""
     if not call.op.endswith(("batch_norm", "instance_norm")):
         return False
-    running = [*call.args[1:3], call.kwargs.get("running_mean"), call.kwargs.get("running_var")]
-    kept = [values[ref.value] for ref in running if isinstance(ref, Ref)]
-    memory = [tensor.untyped_storage().data_ptr() for tensor in kept if isinstance(tensor, torch.Tensor)]
+    given = [values[ref.value] for ref in (*call.args, *call.kwargs.values()) if isinstance(ref, Ref)]
+    memory = [tensor.untyped_storage().data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)]
     return len(memory) != len(set(memory))

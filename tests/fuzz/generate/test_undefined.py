@@ -46,6 +46,10 @@ TWICE = torch.tensor([1, 1])
         (Statement("Tensor.index_copy", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
         (Statement("F.batch_norm", (Ref(0), Ref(1), Ref(1)), {"training": True}), [torch.eye(2), SMALL]),
         (Statement("F.instance_norm", (Ref(0), Ref(1)), {"running_var": Ref(2)}), [torch.eye(2), SMALL, SMALL[:1]]),
+        (
+            Statement("torch.native_batch_norm", (Ref(0), None, Ref(1), Ref(1), Ref(2))),
+            [torch.eye(2), SMALL, torch.ones(2)],
+        ),
         (Statement("Tensor.scatter_", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
     ],
 )
