@@ -118,19 +118,45 @@ def _with_call(program: FuzzProgram, place: int, call: Statement) -> FuzzProgram
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
-    several = len(program.returns) > 1
-    for place in range(len(program.returns)) if several else ():
-        yield replace(program, returns=(program.returns[place],))
-    if len(program.returns) > 2:
-        for place in range(len(program.returns)):
-            yield replace(program, returns=program.returns[:place] + program.returns[place + 1 :])
+    """Fewer results, and the calls that these need; last, one result and all calls."""
+    for returns in _some_of(program.returns):
+        yield _with_needed_calls(replace(program, returns=returns))
+    if len(program.returns) > 1:
+        yield replace(program, returns=program.returns[:1])
+
+
+def _some_of(results: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Without the last ones, without the first ones, or without some between them: many at first, then fewer.
+
+    Once the first and the last one matter, what lies between them may go at once. So few of many are found in as many
+    tries as the logarithm of their number, squared.
+    """
+    count = len(results)
+    for size in _halved(count // 2):
+        yield results[:-size]
+    for size in _halved(count // 2):
+        yield results[size:]
+    for size in _halved(count - 2):
+        for start in range(1, count - 1, size):
+            yield results[:start] + results[min(start + size, count - 1) :]
+
+
+def _halved(size: int) -> Iterator[int]:
+    while size > 0:
+        yield size
+        size //= 2
 
 
 def _needed_only(program: FuzzProgram) -> Iterator[FuzzProgram]:
-    """Drop the calls that no result may depend on, at once; then the results that are but inputs."""
-    needed = made_from(program, program.returns)
-    if len(needed) < len(program.calls):
-        yield _without(program, set(range(len(program.calls))) - needed)
+    """Drop the calls that no result may depend on, at once; or the last calls, which may end what comes before."""
+    yield _with_needed_calls(program)
+    last = max(program.returns, default=0) - len(program.inputs)
+    for size in _halved(len(program.calls) - 1 - last):
+        yield _without(program, set(range(len(program.calls) - size, len(program.calls))))
+
+
+def _with_needed_calls(program: FuzzProgram) -> FuzzProgram:
+    return _without(program, set(range(len(program.calls))) - made_from(program, program.returns))
 
 
 def _plainer(program: FuzzProgram) -> Iterator[FuzzProgram]:
