@@ -128,3 +128,28 @@ def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(confirming, "_script", lambda *_: {})
     program, _, _ = _confirmed(tmp_path, "hangs")
     assert len(program.ops) == 5
+
+
+@pytest.mark.parametrize(("stage", "cheaper"), [("aot", "aot_eager"), ("eager", "eager"), ("compiled", "")])
+@pytest.mark.parametrize("shown_there", [True, False])
+def test_what_fails_before_the_compiler_is_made_small_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, cheaper: str, shown_there: bool
+) -> None:
+    asked = []
+
+    def checked(program: FuzzProgram, compiler: Any, _options: Any = None, **_more: Any) -> Examined:
+        asked.append(compiler if isinstance(compiler, str) else "mine")
+        if "torch.exp" not in program.ops or (asked[-1] != "mine" and not shown_there):
+            return Examined(Status.PASS)
+        return Examined(Status.FAIL, kind="alias", detail="alias.identity", stage=stage)
+
+    monkeypatch.setattr(confirming, "check_program", checked)
+    monkeypatch.setattr(confirming, "_script", lambda *_: {})
+    program, result, _ = _confirmed(tmp_path, "five_percent")
+    assert program.ops == ("torch.exp",)
+    assert (result.detail, result.stage) == ("alias.identity", stage)
+    assert set(asked) - {"mine"} == ({cheaper} - {""})
+    if cheaper and shown_there:
+        assert asked.count("mine") <= 3  # before, after, and with the stage
+    else:
+        assert asked.count("mine") > 3
