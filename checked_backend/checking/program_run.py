@@ -96,7 +96,7 @@ def run_program(
         relay: Run the first call again with other incoming gradients (`relaid_calls`), if nothing has failed.
     """
     ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
-    backend = partial(_region_backend, options=options, shapes=shapes, results=results, tracing=tracing, keep=keep)
+    backend = _backend(options, shapes, results, tracing, keep)
     watch = Stopwatch()
     with fresh_dynamo():
         compiled = ProgramCopy(program, partial(torch.compile, backend=backend, dynamic=dynamic))
@@ -302,27 +302,25 @@ def _relay(
     note_relaid(pair.ledger, tried)
 
 
-def _region_backend(
-    gm: Any,
-    example_inputs: Sequence[Any],
-    *,
-    options: CheckOptions,
-    shapes: Shapes,
-    results: RegionResults,
-    tracing: Tracing,
-    keep: Keep,
+def _backend(
+    options: CheckOptions, shapes: Shapes, results: RegionResults, tracing: Tracing, keep: Keep
 ) -> Callable[..., Any]:
+    """A backend of Dynamo's that checks each region."""
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         keep(findings)
         return investigate(failure, findings)
 
-    shapes.note(gm)
-    tracing.numpy |= uses_numpy(gm)
-    name = GraphInfo.of(gm).name
-    # no report of each region on disk: the check returns one
-    region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigator)
-    return results.watched(name, shapes.watched(region))
+    def checked(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        shapes.note(gm)
+        tracing.numpy |= uses_numpy(gm)
+        name = GraphInfo.of(gm).name
+        # no report of each region on disk: the check returns one
+        region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigator)
+        return results.watched(name, shapes.watched(region))
+
+    checked.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
+    return checked
 
 
 @contextmanager

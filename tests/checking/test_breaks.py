@@ -37,6 +37,14 @@ def test_why_no_region_was_compiled(function: Callable[..., Any], reason: str) -
     assert "Developer debug context" not in skips(report)
 
 
+def test_the_compiler_is_named_where_dynamo_goes_on_without_it() -> None:
+    """AOT autograd must know a number that a tensor holds; Dynamo then runs the code in eager."""
+    start = torch.tensor(1)
+    report = cb.check(lambda x: torch.narrow(x, 0, start, 1).sin(), (batch(),), compiler="aot_eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "Backend compiler `aot_eager` failed with aten._local_scalar_dense.default" in skips(report)
+
+
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: (x, 3, "text"), lambda x: len(x.shape), abs])
 def test_where_nothing_is_compiled_nothing_passes(function: Callable[..., Any]) -> None:
     argument = -3 if function is abs else batch(grad=True)
