@@ -70,9 +70,10 @@ def find_sites(
             if target in seen:
                 continue
             # each thread counts for itself: a node that seems old may be one that the candidate made in another thread
-            if target._sequence_nr() < since and users is None:
+            seems_old = target._sequence_nr() < since
+            if seems_old and users is None:
                 users = _behind(edges)
-            is_users = target._sequence_nr() < since and users is not None and target in users
+            is_users = seems_old and users is not None and target in users
             if is_users or target.name() == "torch::autograd::AccumulateGrad":
                 outside_edges += 1
                 continue
