@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -73,62 +69,6 @@ def test_one_output_feeds_another(name: str, reference: str) -> None:
         assert found(report) == {("logic", "grad[hidden.weight]")}
         report = audit(program, faults.zeroed_gradient("head.bias", how), reference=reference)
         assert found(report) == {("logic", "grad[head.bias]")}
-
-
-def root_and_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    root = x.sqrt()
-    return root, root.pow(y)
-
-
-@pytest.mark.parametrize("entering", [1.0, math.inf, -math.inf, math.nan])
-def test_one_output_feeds_another_an_infinite_gradient(entering: float) -> None:
-    """0 to the power of 1/2 has an infinite slope: what came to the root from outside cannot be had by subtraction."""
-
-    def program(compile_: Compile) -> None:
-        x = torch.tensor([0.0, 0.25, 4.0], requires_grad=True)
-        results = compile_(root_and_product)(x, torch.tensor([0.5, 0.5, 2.0]))
-        torch.autograd.backward(results, [torch.tensor([entering, 1.0, 1.0]), torch.ones(3)])
-
-    for report in clean_reports(program):
-        assert report.coverage.checked["gradients"] == 1
-    for how in BOTH:
-        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
-
-
-@contextmanager
-def in_another_thread() -> Iterator[Callable[[faults.Compiler], faults.Compiler]]:
-    """Makes compilers whose compiled regions run in a thread of their own, which numbers its autograd nodes itself."""
-    with ThreadPoolExecutor(1) as pool:
-
-        def elsewhere(compiler: faults.Compiler) -> faults.Compiler:
-            def compile_region(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-                region = compiler(gm, example_inputs)
-                return lambda *args: pool.submit(_with_grad, torch.is_grad_enabled(), region, args).result()
-
-            return compile_region
-
-        yield elsewhere
-
-
-def _with_grad(enabled: bool, region: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with torch.set_grad_enabled(enabled):
-        return region(*args)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
-def test_a_region_that_runs_in_another_thread() -> None:
-    def program(compile_: Compile) -> None:
-        x, labels = data()
-        before = nn.Linear(*[x.shape[-1]] * 2)
-        loss, logits = compile_(Classifier())(before(x).tanh(), labels)
-        (loss + logits.square().sum()).backward()
-
-    with in_another_thread() as elsewhere:
-        report = audit(program, elsewhere(lambda gm, _inputs: gm.forward))
-        assert agreed(report)
-        assert report.coverage.checked["gradients"] == 5
-        report = audit(program, elsewhere(faults.scaled_gradient("hidden.weight")))
-        assert found(report) == {("logic", "grad[hidden.weight]")}
 
 
 def test_gradient_of_some_inputs_only() -> None:

@@ -20,6 +20,11 @@ def test_the_smallest_has_numbers_that_fit_together() -> None:
     assert found.num_hidden_layers == 2
 
 
+def test_the_heads_of_linear_attention_are_as_small_as_others() -> None:
+    found = shrunk(linear_num_heads=64, linear_head_dim=128, linear_conv_kernel_dim=4)
+    assert (found.linear_num_heads, found.linear_head_dim, found.linear_conv_kernel_dim) == (4, 8, 4)
+
+
 def test_as_many_groups_as_heads_stay_as_many() -> None:
     for way in WAYS:
         found = shrunk(way, num_attention_heads=32, num_key_value_heads=32)
