@@ -55,6 +55,8 @@ _WIDTHS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
         **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
         "num_mel_bins": 16,
+        "upsample_initial_channel": 64,  # vocoders halve it at each of up to five steps
+        "flow_size": 32,
         "mamba_expand": 2,
         "mamba_d_state": 8,
         "state_size": 8,
@@ -72,7 +74,9 @@ _COUNTS: Mapping[str, int] = MappingProxyType(
 )
 _LENGTHS: Mapping[str, int] = MappingProxyType(
     {
-        **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), 64),
+        **dict.fromkeys(
+            ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "context_length"), 64
+        ),
         **dict.fromkeys(("image_size", "img_size", "input_size"), 32),
         **dict.fromkeys(("chunk_size", "mamba_chunk_size", "attention_chunk_size", "patch_size"), 8),
         "max_source_positions": 32,
@@ -216,8 +220,8 @@ def _small(name: str, value: Any, way: Shrinking, special: Iterator[int], layers
         return min(value, _TOKENS)
     if name in _COUNTS and isinstance(value, int):
         return min(value, _COUNTS[name])
-    if way.lengths and name in _LENGTHS and isinstance(value, int):
-        return min(value, _LENGTHS[name])
+    if way.lengths and name in _LENGTHS:
+        return _small_length(value, _LENGTHS[name])
     if layers is not None:
         if layers.depth and _is_depth(name, value):
             return min(value, _LAYERS)
@@ -231,6 +235,13 @@ def _small(name: str, value: Any, way: Shrinking, special: Iterator[int], layers
         if _IS_HEAD_WIDTH.fullmatch(name):
             return value
     return _small_width(name, value, way.factor)
+
+
+def _small_length(value: Any, most: int) -> Any:
+    """A length of at most that many. An image may have a length for each of its sides."""
+    if isinstance(value, list | tuple) and all(isinstance(side, int) for side in value):
+        return type(value)(min(side, most) for side in value)
+    return min(value, most) if isinstance(value, int) else value
 
 
 def _is_depth(name: str, value: Any) -> bool:

@@ -25,6 +25,18 @@ def test_the_heads_of_linear_attention_are_as_small_as_others() -> None:
     assert (found.linear_num_heads, found.linear_head_dim, found.linear_conv_kernel_dim) == (4, 8, 4)
 
 
+def test_an_image_with_a_length_for_each_side_and_the_length_of_a_series_are_made_small() -> None:
+    values = {"image_size": [640, 448], "patch_size": (16, 4), "context_length": 16384}
+    found = shrunk(**values)
+    assert (found.image_size, found.patch_size, found.context_length) == ([32, 32], (8, 4), 64)
+    assert shrunk(Shrinking(lengths=False), **values).given == {}
+
+
+def test_the_channels_of_a_vocoder_are_made_small() -> None:
+    found = shrunk(upsample_initial_channel=512, flow_size=192, upsample_rates=[8, 8, 2, 2])
+    assert (found.upsample_initial_channel, found.flow_size, found.upsample_rates) == (64, 32, [8, 8, 2, 2])
+
+
 def test_as_many_groups_as_heads_stay_as_many() -> None:
     for way in WAYS:
         found = shrunk(way, num_attention_heads=32, num_key_value_heads=32)
