@@ -31,7 +31,7 @@ Words = list[str] | None
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
-_MOST_GIB = 1e6
+_MOST_GIB, _MOST_SEED = 1e6, 2**63
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -111,6 +111,8 @@ def fuzz(
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
     drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.sweep.job")
     seconds = _seconds(time)
+    if not -_MOST_SEED <= seed < _MOST_SEED:
+        raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
     with users_code(as_json):
         compiler = _known_compiler(compiler)
     _refuse_unknown_dtypes(dtype or ())

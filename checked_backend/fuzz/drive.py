@@ -24,7 +24,7 @@ __all__ = ["FuzzEnd", "Listener", "run_fuzz"]
 GRACE = 30.0
 """Seconds that processes have to end after the time is over."""
 
-_GENERATED_AT_ONCE = 96
+_GENERATED_FEW, _GENERATED_AT_ONCE = 16, 96
 _ENOUGH_WAITING = 48
 _FIRST_LOOK = 4
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
@@ -148,14 +148,24 @@ class _Run:
     def _begun_to_check(self) -> int:
         return self.checked + sum(len(task.entries) for task in self._running.values() if isinstance(task, CheckTask))
 
+    def _to_generate(self, waiting: int) -> int:
+        """How many programs to generate now: few at first, so that results come soon, and few if few are asked for."""
+        if waiting >= _ENOUGH_WAITING or (waiting and not self.checked):
+            return 0
+        if self.programs is None:
+            return _GENERATED_AT_ONCE if self.checked else _GENERATED_FEW
+        missing = self.programs - self._begun_to_check() - waiting
+        return min(max(missing, _GENERATED_FEW), _GENERATED_AT_ONCE) if missing > 0 else 0
+
     def _next_check(self) -> Task | None:
         if self.to_check:
             return self.to_check.pop(0)
         busy = {entry.number for t in self._running.values() if isinstance(t, CheckTask) for entry in t.entries}
         waiting = [entry for entry in self.corpus.waiting() if entry.number not in busy]
         generating = any(isinstance(task, GenerateTask) for task in self._running.values())
-        if len(waiting) < _ENOUGH_WAITING and not generating:
-            return GenerateTask(self.corpus.next_number(self.asked.seed), _GENERATED_AT_ONCE)
+        count = self._to_generate(len(waiting))
+        if count and not generating:
+            return GenerateTask(self.corpus.next_number(self.asked.seed), count)
         if not waiting:
             return None
         counts = Counter(entry.alike for entry in waiting)

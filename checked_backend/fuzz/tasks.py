@@ -19,7 +19,7 @@ from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import DEATHS, Group, signature_of
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.worker import CONFIRMING, GENERATING, MODULE, OUT_OF_TIME
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, IMPORTING, MODULE, OUT_OF_TIME
 from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
@@ -143,6 +143,10 @@ class GenerateTask:
             start = int(number) + 1
             if start >= end:
                 break
+        if not made and answer.ended.stage == IMPORTING and "MemoryError" in answer.log:
+            raise FuzzError(
+                f"torch cannot be imported within {asked.place.memory} bytes of memory; --memory may give more"
+            )
         if not made:
             why = left_out_words(left_out)
             raise FuzzError(f"no programs were generated: {why or f'the process {answer.ended.words}'}\n{answer.log}")

@@ -23,7 +23,7 @@ from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.worker import AnswerFolder
 
-__all__ = ["CONFIRMING", "GENERATING", "MODULE", "OUT_OF_TIME", "main"]
+__all__ = ["CONFIRMING", "GENERATING", "IMPORTING", "MODULE", "OUT_OF_TIME", "main"]
 
 MODULE = "checked_backend.fuzz.worker"
 
@@ -32,6 +32,9 @@ CONFIRMING = "confirming"
 
 GENERATING = "generating program"
 """The stage of a worker that makes a program, followed by its number."""
+
+IMPORTING = "importing torch"
+"""The first stage of a worker."""
 
 OUT_OF_TIME = "out of time"
 """The last stage of a worker that leaves programs unchecked because its time is over."""
@@ -50,7 +53,7 @@ def main(folder: Path, parent: int) -> None:
     question = json.loads(sys.stdin.read())
     limit_memory(question.get("memory"))
     answers = AnswerFolder(folder)
-    answers.note("importing torch")
+    answers.note(IMPORTING)
     warnings.simplefilter("ignore")
     torch = importlib.import_module("torch")
     if question.get("threads"):

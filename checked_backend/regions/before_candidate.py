@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import autograd_sequence_number
+from checked_backend.findings import Finding
 from checked_backend.modes.collective_tape import CollectiveReplayError
+from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.beside import Beside
 from checked_backend.regions.call import Call
+from checked_backend.regions.call_findings import unexpected_mutation
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import Execution, Subjects
@@ -24,6 +27,7 @@ from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.turn import Due
+from checked_backend.regions.write_counts import WriteCounts, uncounted_writes
 
 __all__ = ["BeforeCandidate"]
 
@@ -44,6 +48,7 @@ class BeforeCandidate:
         since: The autograd sequence number.
         meter: Measures the time that the check takes.
         beside: The memory and the gradients beside the inputs.
+        writes: How often the inputs had been written to; of AOT autograd's graphs unknown, since their caller counts.
         changed: The settings as the candidate leaves them, if eager runs after it.
     """
 
@@ -58,6 +63,7 @@ class BeforeCandidate:
     since: int
     meter: Meter
     beside: Beside
+    writes: WriteCounts
     changed: ProcessState | None = None
 
     @classmethod
@@ -110,7 +116,27 @@ class BeforeCandidate:
             since=autograd_sequence_number(),
             meter=meter,
             beside=Beside.of(args, gradients=not info.accumulates),
+            writes=WriteCounts.of(args if info.graph is None else ()),
         )
+
+    def mutations(self, args: Sequence[Any], reference: Execution) -> list[Finding]:
+        """Findings about inputs that eager leaves alone, and about writes that eager counts.
+
+        Args:
+            args: The inputs, after the call.
+            reference: Eager's execution.
+        """
+        inputs, subjects = self.call.inputs, self.call.subjects
+        changed = [place for place, value in self.fingerprints.items() if fingerprint(args[place]) != value]
+        return [
+            *unexpected_mutation([subjects.mutated(place) for place in changed]),
+            *uncounted_writes(
+                {place: subjects.mutated(place) for place in inputs.mutated},
+                inputs.pristine,
+                (reference.arguments, reference.counted),
+                (args, self.writes),
+            ),
+        ]
 
     @property
     def not_replayed(self) -> bool:

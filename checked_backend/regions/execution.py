@@ -13,6 +13,7 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.numerics.bits import with_memory
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.write_counts import WriteCounts
 
 __all__ = [
     "COMPRESSED",
@@ -89,12 +90,14 @@ class Execution:
         arguments: Its arguments. The mutated ones now hold the values that the run left in them.
         leaves: The tensors whose gradients are taken, by position of the input.
         gradients: Gradients, by position, if a backward pass was run.
+        counted: The positions of the arguments to which autograd counted writes.
     """
 
     outputs: Sequence[Any]
     arguments: Sequence[Any]
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
     gradients: Mapping[int, torch.Tensor | None] = field(default_factory=dict)
+    counted: frozenset[int] = frozenset()
 
     def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
@@ -112,9 +115,8 @@ class Execution:
         bare: dict[int, Any] = {}
         for value in (*self.outputs, *self.arguments):
             bare.setdefault(id(value), _without_history(value))
-        return Execution(
-            [bare[id(value)] for value in self.outputs], [bare[id(value)] for value in self.arguments], self.leaves
-        )
+        outputs, arguments = ([bare[id(value)] for value in side] for side in (self.outputs, self.arguments))
+        return Execution(outputs, arguments, self.leaves, counted=self.counted)
 
     def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
         """Outputs and mutated inputs under their subjects' names."""
@@ -253,5 +255,7 @@ def compressed_indices(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mapping[int, torch.Tensor]) -> Execution:
     """Run a region once."""
+    before = WriteCounts.of(arguments)
     returned = region(*arguments)
-    return Execution(returned if isinstance(returned, (tuple, list)) else (returned,), arguments, leaves)
+    outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return Execution(outputs, arguments, leaves, counted=before.advanced(arguments))

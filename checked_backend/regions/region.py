@@ -15,7 +15,6 @@ from checked_backend._torch.collectives import wait_for_result
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import Investigate, RegionAnswer
@@ -26,7 +25,6 @@ from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
     same_exception,
-    unexpected_mutation,
     wrong_outputs,
 )
 from checked_backend.regions.candidate import Candidate
@@ -40,6 +38,7 @@ from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.health import Health, RegionHealth, failing, health_of_run
 from checked_backend.regions.inputs import Effects, find_effects
+from checked_backend.regions.late_results import AtReturn
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
@@ -204,6 +203,7 @@ class CheckedRegion:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(args, before, error)
+        early = AtReturn.of(() if call.exchanges is not None else returned, args)  # what is exchanged may arrive later
         after_candidate = RngState.capture(tuple(random.cuda))
         if call.exchanges is not None:
             before.changed = ProcessState.capture()
@@ -216,7 +216,7 @@ class CheckedRegion:
             self._memory.not_compared(EAGER_FORWARD, before.reference)
             return returned
         try:
-            good = self._after_candidate(args, before, returned, after_candidate)
+            good = self._after_candidate(args, before, returned, after_candidate, early)
         except Exception as error:
             if error is before.reference:
                 raise
@@ -246,7 +246,7 @@ class CheckedRegion:
         call.rng.restore()
 
     def _after_candidate(
-        self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState
+        self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState, early: AtReturn
     ) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference = before.call, before.reference
@@ -266,8 +266,8 @@ class CheckedRegion:
         overwritten = self._earlier.overwritten(before.earlier, returned, reference.outputs)
         with profiled("checked_backend::comparison"):
             findings = self._comparison.forward(call, reference, returned, args)
-        changed = [position for position, value in before.fingerprints.items() if fingerprint(args[position]) != value]
-        findings += [*unexpected_mutation([call.subjects.mutated(position) for position in changed]), *overwritten]
+        findings += [*before.mutations(args, reference), *overwritten]
+        findings += early.late(returned, call.subjects, self._info.output_sources)
         findings += self._comparison.beside(call, before.beside, args)
         if not after_candidate.same_as(before.after_reference) and not any(
             found.kind is Kind.RNG for found in findings

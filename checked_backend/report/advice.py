@@ -68,6 +68,15 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "mutation: an input or buffer was changed in place differently. Replace the in-place operation by its "
             "out-of-place form, or move it out of the compiled function, and check again."
         ),
+        "mutation.uncounted": (
+            "uncounted: a kernel that writes to a tensor through raw memory must count that for autograd: call "
+            "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "
+            "inside the compiled function, and report it."
+        ),
+        "mutation.late": (
+            "late: wait for the threads or streams of the compiled program before it returns (join, an event that the "
+            "current stream waits for). Until then no line after the call can rely on its results; report it."
+        ),
         _STATE: (
             "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
             "other than eager does. Set it again after the compiled function, keep the code at 'your line' out of the "

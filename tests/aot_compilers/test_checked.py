@@ -14,6 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.errors import DivergenceWarning
+from tests.support.call_faults import forgets_to_count
+from tests.support.region_tools import agreed
 
 aot = cb.aot_compilers
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
@@ -250,3 +252,16 @@ def test_inductor_keeps_the_strides_that_the_user_sees() -> None:
 def test_names_are_sorted() -> None:
     assert aot.__all__ == sorted(aot.__all__)
     assert {"checked", "draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"} <= set(aot.__all__)
+
+
+def test_writes_to_inputs_are_counted_by_the_caller_of_a_graph() -> None:
+    def doubles(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+    with cb.collect() as session:
+        aot_function(doubles, fw_compiler=aot.checked(forgets_to_count), keep_inference_input_mutations=True)(
+            torch.rand(3)
+        )
+    agreed(session.report)
+    assert session.report.coverage.checked["mutated inputs"] == 1

@@ -137,6 +137,7 @@ def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path
         (("--compiler", "nothing.py:mine"), "nothing.py: no such file"),
         (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
         (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
+        (("--seed", str(10**20)), f"--seed got {10**20}; expected a whole number from -2**63 to 2**63 - 1"),
         (("--against", "missing.db"), "no such database"),
         (("--generator", "torchfuzz:nowhere"), "no torchfuzz in it"),
         (("--generator", "other"), "expected own, or torchfuzz:DIR"),

@@ -30,15 +30,18 @@ class World:
 
     Attributes:
         asked: What was asked for, in order.
+        generated: How many programs were asked for each time.
         shows_again: Whether a failure shows again.
     """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.generated: list[int] = []
         self.shows_again = True
 
     def generate(self, task: GenerateTask) -> Any:
         self.asked.append(f"generate {task.start}")
+        self.generated.append(task.count)
         texts = [encode_program(program) for program in MADE]
         made = {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
         return made, Counter({"no words for it": 2})
@@ -74,6 +77,25 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
 def _run(corpus: Corpus, programs: int, watch: Listener | None = None, **more: Any) -> FuzzEnd:
     asked = Asked(chunk=2, **more)
     return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Listener())
+
+
+def test_few_programs_are_generated_at_first_and_no_more_than_are_missing(world: World, corpus: Corpus) -> None:
+    _run(corpus, 1)
+    assert world.generated == [16]
+    world.generated.clear()
+    _run(corpus, 80)
+    few, *others = world.generated
+    assert few == 77  # three wait
+    assert others[0] < few
+
+
+def test_without_a_number_the_first_programs_are_checked_before_more_are_generated(
+    world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "_ENOUGH_WAITING", 48)
+    run_fuzz(Asked(chunk=2), corpus, seconds=0.5, programs=None, watch=Listener())
+    assert world.asked[:2] == ["generate 0", "check 2"]
+    assert world.generated[:2] == [16, 96]
 
 
 def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:

@@ -14,7 +14,8 @@ from checked_backend.fuzz import tasks
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
-from checked_backend.sweep.job import Answer
+from checked_backend.fuzz.worker import IMPORTING
+from checked_backend.sweep.job import Answer, JobResources
 from checked_backend.sweep.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
 
@@ -128,6 +129,14 @@ def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "generating", -11), asked=[]))
     with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
         GenerateTask(0, 4).run(Asked(), Reins())
+
+
+def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = replace(answer(None, IMPORTING, 1), log="Traceback\n  File ...\nMemoryError\n")
+    monkeypatch.setattr(tasks, "run_worker", answering(short, asked=[]))
+    with pytest.raises(FuzzError) as caught:
+        GenerateTask(0, 4).run(Asked(place=JobResources(memory=10**7)), Reins())
+    assert str(caught.value) == ("torch cannot be imported within 10000000 bytes of memory; --memory may give more")
 
 
 def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +14,12 @@ from torch import fx
 from tests.support.planting import Compiler
 
 __all__ = [
+    "forgets_to_count",
     "from_call",
     "only_in_call",
     "remembers_by_address",
     "remembers_its_first_results",
+    "returns_too_early",
     "same_memory_for_all_calls",
     "writes_to_earlier_inputs",
 ]
@@ -90,3 +94,43 @@ def remembers_by_address(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> 
         return [result.clone() for result in kept[key]]
 
     return run
+
+
+def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs write to their inputs as if through raw memory: no write is counted."""
+
+    def run(*args: Any) -> Any:
+        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [0 if tensor.is_inference() else tensor._version for tensor in given]
+        results = gm.forward(*args)
+        counted = [(tensor, count) for tensor, count in zip(given, before, strict=True) if not tensor.is_inference()]
+        torch._C._autograd._unsafe_set_version_counter(
+            tuple(tensor for tensor, _ in counted), tuple(count for _, count in counted)
+        )
+        return results
+
+    return run
+
+
+def returns_too_early(seconds: float, *, waits: bool = False) -> Compiler:
+    """A compiler whose programs return zeros, and fill in the results some time later, or wait for that."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            unfinished = [torch.zeros_like(result) for result in results]
+
+            def finish() -> None:
+                time.sleep(seconds)
+                for place, result in zip(unfinished, results, strict=True):
+                    place.detach().copy_(result.detach())
+
+            worker = threading.Thread(target=finish)
+            worker.start()
+            if waits:
+                worker.join()
+            return unfinished
+
+        return run
+
+    return compiler

@@ -1,0 +1,49 @@
+"""Results that are not complete when they are returned are found, however soon they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.late_results import AtReturn
+from tests.support.call_faults import returns_too_early
+from tests.support.region_tools import agreed, audit, found
+
+NAMES = Subjects(("x",))
+
+
+def wave(compile_it: Any) -> None:
+    compile_it(lambda x: (x * 2).sin())(torch.rand(7) + 0.1)
+
+
+def test_a_result_that_changes_after_the_return() -> None:
+    first, second = torch.zeros(5), torch.rand(4, 3).t()
+    early = AtReturn.of((first, second, None, 3), ())
+    assert early.late((first, second, None, 3), NAMES, ()) == []
+    second[1, 2] += 1
+    (finding,) = early.late((first, second, None, 3), NAMES, ("a.py:1", "a.py:2"))
+    assert (finding.detail, finding.subject, finding.source) == ("mutation.late", "output[1]", "a.py:2")
+    assert "was not waited for" in finding.message
+
+
+def test_a_result_alone_need_not_be_in_a_tuple() -> None:
+    assert list(AtReturn.of(torch.rand(3), ()).checksums) == [0]
+
+
+def test_memory_of_inputs_may_be_written_to_by_others() -> None:
+    x = torch.rand(8)
+    early = AtReturn.of((x[2:4], x.clone()), (x,))
+    assert list(early.checksums) == [1]
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 2e-2, 0.2])
+def test_it_is_found_however_soon_it_is_complete(seconds: float) -> None:
+    """If the comparison comes first, the value is wrong; else the result has changed since."""
+    assert found(audit(wave, returns_too_early(seconds))) & {("mutation.late", "output[0]"), ("logic", "output[0]")}
+
+
+def test_results_that_were_waited_for() -> None:
+    agreed(audit(wave, returns_too_early(0.0, waits=True)))
