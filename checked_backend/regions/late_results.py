@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from checked_backend.findings import Finding, Kind
-from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.numerics.bits import same_bits
+from checked_backend.numerics.fingerprint import LARGE, fingerprint
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.handed_out import memory_range, memory_ranges, overlap
 
@@ -20,12 +23,12 @@ __all__ = ["AtReturn"]
 
 @dataclass(frozen=True, slots=True)
 class AtReturn:
-    """The checksums of results when a call had just returned them, by index.
+    """What results held when a call had just returned them, by index: copies of small ones, checksums of others.
 
     Results in the memory of an input are not looked at: other threads of the user's may write to that.
     """
 
-    checksums: Mapping[int, int | None]
+    held: Mapping[int, torch.Tensor | int | None]
 
     @classmethod
     def of(cls, returned: Any, args: Sequence[Any]) -> AtReturn:
@@ -41,7 +44,7 @@ class AtReturn:
         for index, output in enumerate(outputs):
             memory = memory_range(output)
             if memory is not None and not any(overlap(memory, other) for other in taken):
-                found[index] = fingerprint(output)
+                found[index] = fingerprint(output) if output.numel() >= LARGE else _resolved(output).clone()
         return cls(found)
 
     def late(self, outputs: Sequence[Any], subjects: Subjects, sources: Sequence[str]) -> list[Finding]:
@@ -65,6 +68,17 @@ class AtReturn:
                 actual="it changed after the call",
                 source=(sources[index] if index < len(sources) else "") or None,
             )
-            for index, checksum in self.checksums.items()
-            if fingerprint(outputs[index]) != checksum
+            for index, held in self.held.items()
+            if not _holds(outputs[index], held)
         ]
+
+
+def _holds(output: torch.Tensor, held: torch.Tensor | int | None) -> bool:
+    if isinstance(held, torch.Tensor):
+        return same_bits(_resolved(output), held)
+    return fingerprint(output) == held
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The values without the bits that say that they are to be conjugated or negated when they are read."""
+    return tensor.detach().resolve_conj().resolve_neg()

@@ -29,14 +29,25 @@ def test_a_result_that_changes_after_the_return() -> None:
     assert "was not waited for" in finding.message
 
 
+@pytest.mark.parametrize("size", [3, 40000])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.bfloat16, torch.float64, torch.complex64])
+def test_any_dtype_and_size(dtype: torch.dtype, size: int) -> None:
+    result = torch.ones(size).to(dtype)
+    views = (result, result.conj(), result[::2])
+    early = AtReturn.of(views, ())
+    assert early.late(views, NAMES, ()) == []
+    result[2] = 0
+    assert [finding.subject for finding in early.late(views, NAMES, ())] == ["output[0]", "output[1]", "output[2]"]
+
+
 def test_a_result_alone_need_not_be_in_a_tuple() -> None:
-    assert list(AtReturn.of(torch.rand(3), ()).checksums) == [0]
+    assert list(AtReturn.of(torch.rand(3), ()).held) == [0]
 
 
 def test_memory_of_inputs_may_be_written_to_by_others() -> None:
     x = torch.rand(8)
     early = AtReturn.of((x[2:4], x.clone()), (x,))
-    assert list(early.checksums) == [1]
+    assert list(early.held) == [1]
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 2e-2, 0.2])
