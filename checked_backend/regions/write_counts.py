@@ -59,8 +59,14 @@ def uncounted_writes(
     return [
         _uncounted(subjects[place])
         for place in sorted(counted & before.counts.keys() & pristine.keys() & subjects.keys())
-        if storage_key(args[place]) not in told and fingerprint(eagers[place]) != fingerprint(pristine[place])
+        if storage_key(args[place]) not in told and _both_changed(pristine[place], eagers[place], args[place])
     ]
+
+
+def _both_changed(before: torch.Tensor, *after: torch.Tensor) -> bool:
+    """Whether both wrote something else there: a write that the candidate leaves out shows in the values."""
+    known = fingerprint(before)
+    return all(fingerprint(tensor) != known for tensor in after)
 
 
 def _uncounted(subject: str) -> Finding:
