@@ -9,7 +9,7 @@ import torch
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import ProgramCall, ProgramCopy
 from checked_backend.findings import Finding, Kind
-from checked_backend.numerics.bits import same_bits
+from checked_backend.numerics.bits import resolved, same_bits
 
 __all__ = ["late_writes"]
 
@@ -51,13 +51,8 @@ def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Ten
     return {
         name
         for name, (old, new) in both.items()
-        if _plain(old) and _plain(new) and not same_bits(_resolved(old), _resolved(new))
+        if _plain(old) and _plain(new) and not same_bits(resolved(old), resolved(new))
     }
-
-
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The values without the bits that say that they are to be conjugated or negated when they are read."""
-    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _plain(tensor: torch.Tensor) -> bool:

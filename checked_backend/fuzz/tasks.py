@@ -19,8 +19,8 @@ from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import DEATHS, Group, signature_of
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.worker import CONFIRMING, GENERATING, IMPORTING, MODULE, OUT_OF_TIME
-from checked_backend.sweep.job import Answer, JobResources, ran_out_of_memory, run_worker
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, MODULE, OUT_OF_TIME
+from checked_backend.sweep.job import IMPORTING, Answer, JobResources, ran_out_of_memory, run_worker
 from checked_backend.sweep.status import Status
 
 __all__ = ["Asked", "CheckTask", "ConfirmTask", "Death", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
@@ -143,7 +143,7 @@ class GenerateTask:
             start = int(number) + 1
             if start >= end:
                 break
-        if not made and answer.ended.stage == IMPORTING and "MemoryError" in answer.log:
+        if not made and answer.ended.stage == IMPORTING and ran_out_of_memory(answer):
             raise FuzzError(
                 f"torch cannot be imported within {asked.place.memory} bytes of memory; --memory may give more"
             )

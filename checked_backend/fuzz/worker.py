@@ -21,9 +21,10 @@ from typing import Any
 
 from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.process.child import die_with, limit_memory
+from checked_backend.sweep.job import IMPORTING
 from checked_backend.sweep.worker import AnswerFolder
 
-__all__ = ["CONFIRMING", "GENERATING", "IMPORTING", "MODULE", "OUT_OF_TIME", "main"]
+__all__ = ["CONFIRMING", "GENERATING", "MODULE", "OUT_OF_TIME", "main"]
 
 MODULE = "checked_backend.fuzz.worker"
 
@@ -32,9 +33,6 @@ CONFIRMING = "confirming"
 
 GENERATING = "generating program"
 """The stage of a worker that makes a program, followed by its number."""
-
-IMPORTING = "importing torch"
-"""The first stage of a worker."""
 
 OUT_OF_TIME = "out of time"
 """The last stage of a worker that leaves programs unchecked because its time is over."""

@@ -18,6 +18,7 @@ __all__ = [
     "is_floating",
     "max_ulp_distance",
     "numbers_up_to",
+    "resolved",
     "same_bits",
     "unit_roundoff",
     "unsigned_gap",
@@ -83,6 +84,11 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
     if not is_zero_tensor(tensor):
         return tensor
     return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in memory as they are read, without history: nothing waits to be conjugated or negated."""
+    return with_memory(tensor.detach()).resolve_conj().resolve_neg()
 
 
 def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

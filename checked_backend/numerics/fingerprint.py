@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from checked_backend.numerics.bits import with_memory
+from checked_backend.numerics.bits import resolved
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
 __all__ = ["LARGE", "fingerprint"]
@@ -35,7 +35,7 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
     with torch.no_grad():
-        plain = with_memory(tensor.detach()).resolve_conj().resolve_neg()
+        plain = resolved(tensor)
         if plain.dtype.is_complex:
             plain = torch.view_as_real(plain)
         flat = _flat(plain)

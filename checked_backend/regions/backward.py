@@ -40,7 +40,7 @@ from checked_backend._torch.dynamo import (
 )
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
-from checked_backend.numerics.bits import same_bits, with_memory
+from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.regions.backward_sites import find_sites
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.gradient_gate import Edge
@@ -364,8 +364,7 @@ def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool
     """Whether a gradient differs from its kept copy."""
     if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
         return False
-    before, after = (with_memory(one.detach()).resolve_conj().resolve_neg() for one in (kept, grad))
-    return not same_bits(before, after)
+    return not same_bits(resolved(kept), resolved(grad))
 
 
 def _is_needed(node: Node) -> bool:

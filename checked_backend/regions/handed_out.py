@@ -28,6 +28,7 @@ from checked_backend._torch.tensors import (
     is_functorch_wrapped_tensor,
     storage_again,
     storage_users,
+    version_of,
 )
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprint
@@ -86,7 +87,7 @@ class Result:
 
     def uncounted(self, held: torch.Tensor) -> bool:
         """Whether torch has counted no write to it since. The count is only known for the result itself."""
-        return held is self.tensor() and _version(held) == self.version
+        return held is self.tensor() and version_of(held) == self.version
 
 
 class HandedOut:
@@ -142,10 +143,11 @@ def results_of(
             continue
         source = sources[index] if index < len(sources) else ""
         size = memory[1] - memory[0]
-        known = weakref.ref(output), subjects[index], region, call, source, size, fingerprint(output), _version(output)
+        known = weakref.ref(output), subjects[index], region, call, source, size
+        seen = fingerprint(output), version_of(output)
         storage = StorageWeakRef(output.untyped_storage())
         place = output.storage_offset(), output.size(), output.stride()
-        found.append(Result(*known, storage, storage_users(storage) - 1, output.dtype, place, issued))
+        found.append(Result(*known, *seen, storage, storage_users(storage) - 1, output.dtype, place, issued))
     return found
 
 
@@ -176,7 +178,7 @@ class Look:
                 self.unexplained[result.subject] = (
                     f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
                 )
-            result.print, result.version = now, _version(held)
+            result.print, result.version = now, version_of(held)
             self._results[id(result)] = result
         for holder in holders:
             holder.unchecked = False
@@ -252,10 +254,6 @@ def _finding(result: Result, call: int, region: str, *, changed: bool) -> Findin
         actual="changed" if changed else f"memory that call {call} returned again",
         source=result.source or None,
     )
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 MemoryRange: TypeAlias = tuple[int, int]

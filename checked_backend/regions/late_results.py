@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from checked_backend.findings import Finding, Kind
-from checked_backend.numerics.bits import same_bits
+from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.numerics.fingerprint import LARGE, fingerprint
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.handed_out import memory_range, memory_ranges, overlap
@@ -25,7 +25,7 @@ __all__ = ["AtReturn"]
 class AtReturn:
     """What results held when a call had just returned them, by index: copies of small ones, checksums of others.
 
-    Results in the memory of an input are not looked at: other threads of the user's may write to that.
+    Memory of inputs is not looked at, also where it is a result: other threads of the user's may write to it.
     """
 
     held: Mapping[int, torch.Tensor | int | None]
@@ -44,7 +44,7 @@ class AtReturn:
         for index, output in enumerate(outputs):
             memory = memory_range(output)
             if memory is not None and not any(overlap(memory, other) for other in taken):
-                found[index] = fingerprint(output) if output.numel() >= LARGE else _resolved(output).clone()
+                found[index] = fingerprint(output) if output.numel() >= LARGE else resolved(output).clone()
         return cls(found)
 
     def late(self, outputs: Sequence[Any], subjects: Subjects, sources: Sequence[str]) -> list[Finding]:
@@ -75,10 +75,5 @@ class AtReturn:
 
 def _holds(output: torch.Tensor, held: torch.Tensor | int | None) -> bool:
     if isinstance(held, torch.Tensor):
-        return same_bits(_resolved(output), held)
+        return same_bits(resolved(output), held)
     return fingerprint(output) == held
-
-
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The values without the bits that say that they are to be conjugated or negated when they are read."""
-    return tensor.detach().resolve_conj().resolve_neg()

@@ -203,7 +203,6 @@ class CheckedRegion:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(args, before, error)
-        early = AtReturn.of(() if call.exchanges is not None else returned, args)  # what is exchanged may arrive later
         after_candidate = RngState.capture(tuple(random.cuda))
         if call.exchanges is not None:
             before.changed = ProcessState.capture()
@@ -216,7 +215,7 @@ class CheckedRegion:
             self._memory.not_compared(EAGER_FORWARD, before.reference)
             return returned
         try:
-            good = self._after_candidate(args, before, returned, after_candidate, early)
+            good = self._after_candidate(args, before, returned, after_candidate)
         except Exception as error:
             if error is before.reference:
                 raise
@@ -246,10 +245,11 @@ class CheckedRegion:
         call.rng.restore()
 
     def _after_candidate(
-        self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState, early: AtReturn
+        self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState
     ) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference = before.call, before.reference
+        early = AtReturn.of(() if call.exchanges is not None else returned, args)  # what is exchanged may arrive later
         left = self._settings_left(before)
         call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
         if isinstance(reference, Exception):

@@ -21,7 +21,7 @@ from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.sweep.case import Case, CaseResult, Settings, Speed
-from checked_backend.sweep.job import DONE_TIMING
+from checked_backend.sweep.job import DONE_TIMING, IMPORTING
 from checked_backend.sweep.overrides import override
 from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
 from checked_backend.sweep.speed import measure_speed, peak_of_process
@@ -69,7 +69,7 @@ def examine(
         note: Called with the name of each stage as it begins.
         answer: Called with the outcome, and again with the timed outcome.
     """
-    stage = "importing torch"
+    stage = IMPORTING
     built: Built | None = None
 
     def noted(now: str) -> None:

@@ -26,6 +26,7 @@ from checked_backend.sweep.status import Status
 
 __all__ = [
     "DONE_TIMING",
+    "IMPORTING",
     "LOG",
     "Answer",
     "Forking",
@@ -37,7 +38,10 @@ __all__ = [
     "run_worker",
 ]
 
-_BEFORE_THE_MODEL = ("starting", "importing torch")
+IMPORTING = "importing torch"
+"""The first stage of a worker."""
+
+_BEFORE_THE_MODEL = ("starting", IMPORTING)
 DONE_TIMING = "timing the compiled program"
 """The stage of a worker that has given a verdict and is timing."""
 

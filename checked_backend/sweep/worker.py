@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from checked_backend.process.child import die_with, limit_memory
 from checked_backend.sweep.case import Case, Settings
+from checked_backend.sweep.job import IMPORTING
 
 __all__ = ["work"]
 
@@ -73,7 +74,7 @@ def work(question: Mapping[str, Any], folder: Path, parent: int) -> NoReturn:
 def _answer(question: Mapping[str, Any], folder: Path) -> None:
     limit_memory(question.get("memory"))
     answers = AnswerFolder(folder)
-    answers.note("importing torch")
+    answers.note(IMPORTING)
     if question["ask"] == "models":
         answers.answer(
             importlib.import_module("checked_backend.sweep.suites").models_as_json(

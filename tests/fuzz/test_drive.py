@@ -31,17 +31,21 @@ class World:
     Attributes:
         asked: What was asked for, in order.
         generated: How many programs were asked for each time.
+        ends_with: Which of these requests fails; None for none.
         shows_again: Whether a failure shows again.
     """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.generated: list[int] = []
+        self.ends_with: int | None = None
         self.shows_again = True
 
     def generate(self, task: GenerateTask) -> Any:
         self.asked.append(f"generate {task.start}")
         self.generated.append(task.count)
+        if len(self.generated) == self.ends_with:
+            raise FuzzError("enough")
         texts = [encode_program(program) for program in MADE]
         made = {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
         return made, Counter({"no words for it": 2})
@@ -93,9 +97,11 @@ def test_without_a_number_the_first_programs_are_checked_before_more_are_generat
     world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drive, "_ENOUGH_WAITING", 48)
-    run_fuzz(Asked(chunk=2), corpus, seconds=0.5, programs=None, watch=Listener())
+    world.ends_with = 2
+    with pytest.raises(FuzzError, match="enough"):
+        run_fuzz(Asked(chunk=2), corpus, seconds=None, programs=None, watch=Listener())
     assert world.asked[:2] == ["generate 0", "check 2"]
-    assert world.generated[:2] == [16, 96]
+    assert world.generated == [16, 96]
 
 
 def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:

@@ -14,8 +14,7 @@ from checked_backend.fuzz import tasks
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
-from checked_backend.fuzz.worker import IMPORTING
-from checked_backend.sweep.job import Answer, JobResources
+from checked_backend.sweep.job import IMPORTING, Answer, JobResources
 from checked_backend.sweep.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
 
@@ -136,7 +135,7 @@ def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(tasks, "run_worker", answering(short, asked=[]))
     with pytest.raises(FuzzError) as caught:
         GenerateTask(0, 4).run(Asked(place=JobResources(memory=10**7)), Reins())
-    assert str(caught.value) == ("torch cannot be imported within 10000000 bytes of memory; --memory may give more")
+    assert str(caught.value) == "torch cannot be imported within 10000000 bytes of memory; --memory may give more"
 
 
 def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import checked_backend as cb
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.late_results import AtReturn
 from tests.support.call_faults import returns_too_early
@@ -58,3 +59,16 @@ def test_it_is_found_however_soon_it_is_complete(seconds: float) -> None:
 
 def test_results_that_were_waited_for() -> None:
     agreed(audit(wave, returns_too_early(0.0, waits=True)))
+
+
+def test_a_mistake_in_looking_ends_no_program(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_given: Any) -> Any:
+        raise RuntimeError("no such dtype")
+
+    monkeypatch.setattr(AtReturn, "of", fails)
+    report = audit(wave, "eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "no such dtype" in str(report)
+    assert "no such dtype" in caplog.text
