@@ -26,7 +26,8 @@ from tests.support.torchfuzz_checkout import write_checkout
 def test_a_planted_fault_from_the_command_line_to_the_issue(run: Run, tmp_path: Path) -> None:
     db = tmp_path / "f.db"
     words = ["fuzz", "--compiler", "planted:refuses", "--db", db, "--programs", "16", "--longest", "3", "--time", "10m"]
-    code, out, err = run(*words, "--static", "--inference", "--ops", "add", "--repros", tmp_path / "repros")
+    words += ["--static", "--inference", "--ops", "add", "--repros", tmp_path / "repros"]
+    code, out, err = run(*words)
     assert code == 1
     assert out.startswith("FAIL: planted:refuses on torch ")
     assert "crash.compiling: NotImplementedError" in out
@@ -34,7 +35,7 @@ def test_a_planted_fault_from_the_command_line_to_the_issue(run: Run, tmp_path: 
     assert "new" in err
     assert "no lowering for" in next(iter((tmp_path / "repros").glob("issue_*.md"))).read_text()
     code, out, _ = run(*words, "--against", db)
-    assert code == 0
+    assert code == 0, out
     assert "known" in out
 
 
