@@ -61,7 +61,9 @@ def write_inputs(inputs: Mapping[str, Any]) -> InputsCode:
                 code.lines.append(f"{bases[key]} = {_dense(whole, bases[key], code)}")
             place = f"{tuple(value.shape)}, {value.stride()}, {value.storage_offset()}"
             view = "" if value.dtype is _dtype_of(inputs, key) else f".view({value.dtype})"
-            code.values.append(f"torch.as_strided({bases[key]}{view}, {place})")
+            # AOT autograd asks whether inputs in one memory are views of one base
+            alone = "" if value._is_view() else ".detach()"
+            code.values.append(f"torch.as_strided({bases[key]}{view}, {place}){alone}")
         else:
             code.values.append(_strided(compact(value), name, code))
     return code

@@ -95,6 +95,52 @@ print("greatest difference:", difference)
 wrong = not all(torch.allclose(other, one, rtol=0, atol={tolerance!r}, equal_nan=True) for one, other in pairs)
 """
 
+_CHANGED = """\
+
+
+def changed(run):
+    before, after = make_inputs(), make_inputs()
+    run(*after)
+    pairs = [(i, *pair) for i, pair in enumerate(zip(before, after)) if isinstance(pair[0], torch.Tensor)]
+    return [i for i, one, other in pairs if not torch.allclose(other, one, rtol=0, atol=0, equal_nan=True)]
+
+
+expected, actual = changed(program), changed(compiled)
+print("inputs that hold something else afterwards, counted from 0")
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = actual != expected
+"""
+
+_COUNTS = """\
+
+
+def counted(run):
+    inputs = make_inputs()
+    tensors = [(i, value, value._version) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    run(*inputs)
+    return [i for i, value, version in tensors if value._version != version]
+
+
+expected, actual = counted(program), counted(compiled)
+print("inputs to which a write was counted, counted from 0")
+print("eager:   ", expected)
+print("compiled:", actual)
+wrong = not set(expected) <= set(actual)
+"""
+
+_LATE = """\
+compiled(*make_inputs())  # compiles it
+results = compiled(*make_inputs())
+results = results if isinstance(results, tuple) else (results,)
+results = [value for value in results if isinstance(value, torch.Tensor)]
+first = [value.clone() for value in results]
+time.sleep(1)
+print("compiled, at once:       ", first)
+print("compiled, a second later:", results)
+wrong = not all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in zip(first, results))
+"""
+
 _EXCEPTION = """\
 results = []
 for name, run in ("eager", program), ("compiled", compiled):
@@ -130,6 +176,10 @@ status = os.waitpid(child, 0)[1]
 print("compiled: exit status", status)
 wrong = status != 0
 """
+
+
+_MUTATIONS = {"mutation.wrong": _MUTATION, "mutation.uncounted": _COUNTS, "mutation.late": _LATE}
+"""Scripts for findings about mutations that are not about which inputs change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +221,11 @@ def write_script(
     inputs = write_inputs(dict(zip(written.parameters, program.case.inputs, strict=True)))
     tail = _tail(program, finding)
     body = "\n".join(written.lines)
-    uses_death = "os.fork()" in tail
+    standard = [module for module in ("os", "signal", "time") if f"{module}." in tail]
     imports = [
         *(["from __future__ import annotations", ""] if compile_code.copied else []),
-        *(["import os", "import signal", ""] if uses_death else []),
+        *(f"import {module}" for module in standard),
+        *([""] if standard else []),
         "import torch",
         *(["import torch.nn.functional as F"] if "F." in body else []),
         *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
@@ -251,7 +302,7 @@ def _tail(program: FailingCase, finding: Finding) -> str:
     if finding.kind is Kind.ALIAS:
         return _RELATIONS
     if finding.kind is Kind.MUTATION:
-        return _MUTATION.format(**numbers)
+        return _MUTATIONS.get(finding.detail, _CHANGED).format(**numbers)
     if finding.kind is Kind.NONFINITE:
         return _NONFINITE.format(**numbers)
     if finding.kind is Kind.STRUCTURE and tracked is not None:

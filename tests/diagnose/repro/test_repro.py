@@ -18,17 +18,16 @@ from torch import Tensor
 from torch._dynamo.backends import registry
 
 from checked_backend.diagnose.oracle import verdict_oracle
-from checked_backend.diagnose.reduce import Repro, write_repro
+from checked_backend.diagnose.reduce import write_repro
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.compile_code import write_compile
 from checked_backend.diagnose.repro.repro import script_path
-from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance, is_drowned
-from checked_backend.findings import Finding, Kind, NoiseScale
-from checked_backend.numerics.measure import measure
+from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, is_drowned
+from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
-from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
 from tests.support.reduce_tools import case_of
+from tests.support.repro_tools import wrote
 
 aten = torch.ops.aten
 
@@ -173,77 +172,6 @@ def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) ->
     assert BUG_GONE in repro.output
 
 
-def wrote(case: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:
-    """A script for a finding that is taken for granted."""
-    finding = Finding(kind, "output[0]", "planted", detail)
-
-    def oracle(_case: GraphCase, _timeout: float) -> tuple[Finding, ...]:
-        return (finding,)
-
-    return write_repro(case, folder, name=f"{kind}", subject="output[0]", kind=kind, oracle=oracle, **further)
-
-
-OTHER_BACKENDS = """
-import os
-
-import torch
-
-
-def restrided(gm, example_inputs):
-    return lambda *args: tuple(value.t().contiguous().t() for value in gm(*args))
-
-
-def aliased(gm, example_inputs):
-    return lambda *args: (args[0],)
-
-
-def raises(gm, example_inputs):
-    raise RuntimeError("cannot compile this")
-
-
-def dies(gm, example_inputs):
-    return lambda *args: os.abort()
-
-
-def mutates(gm, example_inputs):
-    return lambda *args: (args[0].add_(1),)
-
-
-def draws(gm, example_inputs):
-    return lambda *args: (torch.rand(()), gm(*args))[1]
-
-
-def makes_nan(gm, example_inputs):
-    return lambda *args: tuple(value / 0 * 0 for value in gm(*args))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ci_sample
-@pytest.mark.parametrize(
-    ("name", "kind", "detail"),
-    [
-        ("restrided", Kind.STRUCTURE, "structure.stride"),
-        ("aliased", Kind.ALIAS, "alias.memory"),
-        ("raises", Kind.CRASH, "crash.compiling"),
-        ("dies", Kind.CRASH, "crash.signal"),
-        ("mutates", Kind.MUTATION, "mutation.unexpected"),
-        ("makes_nan", Kind.NONFINITE, "nonfinite"),
-        ("draws", Kind.RNG, "rng.state"),
-    ],
-)
-def test_every_kind_of_finding_has_its_script(
-    name: str, kind: Kind, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "other_backends.py").write_text(OTHER_BACKENDS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "other_backends", raising=False)
-    backend = getattr(__import__("other_backends"), name)
-    case = case_of(lambda x: (aten.clone.default(x),), torch.ones(2, 3), compiler=backend)
-    repro = wrote(case, tmp_path / "reports", kind, detail)
-    assert repro.confirmed, repro.output
-
-
 def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     x = torch.rand(7, 9).t()
     repro = wrote(case_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)
@@ -291,19 +219,6 @@ def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
     module.write_text(module.read_text().replace("value + 1", "value * (1 + 1e-14)"))  # as rounding may
     done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
     assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
-
-
-def test_a_tolerance_is_between_rounding_and_the_bug() -> None:
-    def tolerance(noise: float | None, bug: float) -> float:
-        metrics = replace(measure(reference=torch.zeros(1), candidate=torch.ones(1)), max_abs_diff=bug)
-        scale = None if noise is None else NoiseScale(noise, noise, "made up")
-        return _tolerance(Finding(Kind.LOGIC, "output[0]", "", metrics=metrics, noise=scale))[0]
-
-    assert tolerance(0.0, 1.0) == 0.0
-    assert tolerance(1e-6, 1.0) == pytest.approx(1e-3)
-    assert tolerance(1e-6, float("inf")) == pytest.approx(1e-4)
-    for noise in (None, 5.0):  # not known, or more than the bug: the bug shows, and what is much less does not
-        assert 0.04 < tolerance(noise, 1.0) < 1.0
 
 
 def test_a_full_disk_leaves_nothing_half_written(
