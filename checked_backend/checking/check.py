@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from checked_backend.checking.baked import with_baked_values
+from checked_backend.checking.coverages import joined, told_once
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.effort import THOROUGH, Effort
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kept import KeptFindings
+from checked_backend.checking.kernel_choices import KernelChoice, kernel_choices, told_by_choice
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
@@ -37,7 +39,6 @@ from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.kept import KeptReport, files_of_one_report, keep_alone
 from checked_backend.report.ledger import Ledger
-from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["check"]
 
@@ -61,6 +62,7 @@ def check(
     isolate: bool = False,
     timeout: float = ISOLATED_TIMEOUT,
     compiler_options: Mapping[str, Any] | None = None,
+    choices: int = 1,
     effort: Effort = THOROUGH,
 ) -> Report:
     """Compare a program in eager with the same program compiled.
@@ -91,6 +93,9 @@ def check(
         isolate: Run everything in a process of its own, whose death is a finding of kind ``crash``.
         timeout: Seconds after which the isolated process counts as hung.
         compiler_options: Options for the candidate.
+        choices: How many sets of kernels to compile with, where Inductor measures kernels and takes the fastest (on a
+            GPU, and with ``max_autotune``): the fastest, the slowest, and then any, each with fresh caches. A finding
+            names the kernels that show it.
         effort: How much to do beyond the program's own calls; less for one of many random programs.
 
     Returns:
@@ -104,6 +109,8 @@ def check(
         raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
     if not isinstance(iterations, int) or iterations < 1:
         raise OptionError(f"check: iterations got {iterations!r}; valid: 1, 2, 3, ...")
+    if not isinstance(choices, int) or choices < 1:
+        raise OptionError(f"check: choices got {choices!r}; valid: 1, 2, 3, ...")
     if dynamic not in (True, False, None):
         raise OptionError(f"check: dynamic got {dynamic!r}; valid: True, False, None.")
     if not callable(fn_or_module):
@@ -126,7 +133,7 @@ def check(
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
         gradients=differentiated,
     )
-    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, effort)
+    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, choices, effort)
     with random_untouched(), files_of_one_report() as files:
         if isolate:
             sides = (compiler, candidate)
@@ -151,6 +158,7 @@ class _Plan:
     optimizer: MakeOptimizer | None
     vary_data: bool
     vary_layout: bool
+    choices: int
     effort: Effort
 
     @property
@@ -170,19 +178,33 @@ class _Plan:
             keep: Receives the findings before they are localized.
         """
         kept = KeptFindings(self.options, self.title)
-        findings: list[Finding] = []
         coverages: list[Coverage] = []
+        tried: list[tuple[KernelChoice, list[Finding]]] = []
 
         def keep_all(known: Sequence[Finding]) -> None:
             keep(known)
-            kept.begin([*findings, *known])
+            kept.begin([*(finding for _, findings in tried for finding in findings), *known])
 
-        for number, run in enumerate(self._runs(keep)):
-            found, parts = self._examined(run, keep_all, first=not number)
-            findings += found
-            coverages += parts
+        plan = self
+        for choice in kernel_choices(self.choices):
+            findings: list[Finding] = []
+            tried.append((choice, findings))
+            with choice.used():
+                for number, run in enumerate(plan._runs(keep)):
+                    found, parts = plan._examined(run, keep_all, first=choice.number == 1 and not number)
+                    findings += found
+                    coverages += parts
+            if any(finding.fails for finding in findings):
+                plan = self._hastened  # other kernels add which of them are wrong
+        told, choices = told_by_choice(tried)
         facts = {**self.candidate, **environment()}
-        return kept.complete(Report(tuple(findings), _joined(coverages), title=self.title, environment=facts))
+        return kept.complete(Report(told, joined([*coverages, choices]), title=self.title, environment=facts))
+
+    @property
+    def _hastened(self) -> _Plan:
+        """The same plan, without looking for the place of a failure."""
+        options = self.options.model_copy(update={"localize": False})
+        return replace(self, options=options, effort=replace(self.effort, levels=False))
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""
@@ -239,7 +261,7 @@ class _Plan:
         if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
             findings += self._with_own_random(run.own, fails=any(finding.kind.fails for finding in findings))
         run.own.add_findings(findings)
-        return run.own.findings(), _told_once(run.regions, run.own.coverage(), run.names)
+        return run.own.findings(), told_once(run.regions, run.own.coverage(), run.names)
 
     def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
         """Compile once more so that Inductor draws random numbers of its own, as it does for users."""
@@ -287,61 +309,3 @@ class _Plan:
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})
         return [entry.finding for entry in merged(run_program(program, options, dynamic=self.dynamic))]
-
-
-def _told_once(
-    regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
-) -> tuple[Coverage, Coverage]:
-    """Both coverages of a run, with the better detection limit for tensors that both compared.
-
-    In a program of one region, the region's gradients are the program's, and so are the results that the program
-    returns. The region's float64 twin says nothing about Dynamo's translation of the program: such an error only shows
-    in the program's own comparison.
-
-    Args:
-        regions: The regions' coverage.
-        program: The whole program's coverage.
-        names: The program's names of the regions' results; the order may differ.
-    """
-    if len(regions.regions) != 1:
-        return regions, program
-    region = regions.regions[0].name
-
-    def named(subject: str) -> str:
-        """The program's name of a result; a result that the program does not return gets a name of its own."""
-        known = names.get((region, subject))
-        return known or (f"{subject} of {region}" if Subject(subject).kind is SubjectKind.OUTPUT else subject)
-
-    limits = {named(subject): limit for subject, limit in regions.detection_limit.items()}
-    own = {named(subject): limit for subject, limit in regions.own_precision_limit.items()}
-    whole = dict(program.detection_limit)
-    for name in limits.keys() & whole.keys():
-        if Subject(name).kind in (SubjectKind.GRADIENT, SubjectKind.OUTPUT):
-            own[name] = max(own.get(name, 0.0), whole[name])
-            limits[name] = whole[name] = min(limits[name], whole[name])
-    return (
-        replace(regions, detection_limit=limits, own_precision_limit=own),
-        replace(program, detection_limit=whole),
-    )
-
-
-def _joined(coverages: Sequence[Coverage]) -> Coverage:
-    counts: dict[str, int] = {}
-    limit: dict[str, float] = {}
-    own: dict[str, float] = {}
-    for coverage in coverages:
-        for name, number in coverage.checked.items():
-            counts[name] = counts.get(name, 0) + number
-        for known, new in (limit, coverage.detection_limit), (own, coverage.own_precision_limit):
-            for name, smallest in new.items():
-                known[name] = max(smallest, known.get(name, 0.0))
-    return replace(
-        coverages[0],
-        regions=tuple(region for coverage in coverages for region in coverage.regions),
-        checked=counts,
-        skipped=tuple(dict.fromkeys(skip for coverage in coverages for skip in coverage.skipped)),
-        ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
-        notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
-        detection_limit=limit,
-        own_precision_limit=own,
-    )

@@ -108,6 +108,9 @@ def check(
     ] = None,
     vary_data: Annotated[bool, typer.Option("--vary-data", help="Also on fresh data.")] = False,
     vary_layout: Annotated[bool, typer.Option("--vary-layout", help="Also in other memory layouts.")] = False,
+    choices: Annotated[
+        int | None, typer.Option(metavar="N", help="With N sets of kernels, where the compiler measures kernels.")
+    ] = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="In a process of its own, which may die.")] = False,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")
@@ -132,6 +135,7 @@ def check(
         "optimizer": factory.parse_optimizer(optimizer) if optimizer else None,
         "vary_data": vary_data or None,
         "vary_layout": vary_layout or None,
+        "choices": choices,
         "isolate": isolate or None,
         "timeout": timeout,
         "localize": localize or None,

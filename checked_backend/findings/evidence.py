@@ -68,6 +68,8 @@ class EvidenceKey(Word):
     TIME = "time", "time"
     GENERATOR = "generator", "generator"
     BEFORE_CALL = "before_call", "before the call"
+    KERNELS = "kernels", "kernels that show it"
+    OTHER_KERNELS = "other_kernels", "kernels that do not"
     EXPLAINS = "explains", "explains"
     GRADIENTS_LOST = "gradients_lost", "gradients are lost"
 

@@ -182,11 +182,15 @@ _PASSES = "disabled_passes"
 _INDISPENSABLE = ("decompose_", "stable_sort", "fix_")
 """Beginnings of the names of passes that Inductor cannot do without."""
 
+_GPUS = ("cuda", "xpu")
+_NOT_COOPERATIVE = {"triton.cooperative_reductions": False, "triton.force_cooperative_reductions": False}
+_NOT_MEASURED = {"max_autotune": False, "max_autotune_pointwise": False, "max_autotune_gemm": False}
+
 SETTINGS: Sequence[Setting] = (
     Setting("keep eager's casts between fused operators", {"emulate_precision_casts": True}),
     Setting("no floating-point contraction", {"cpp.enable_floating_point_contract_flag": "off"}, devices=("cpu",)),
     Setting("no unsafe math", {"cpp.enable_unsafe_math_opt_flag": False}, devices=("cpu",)),
-    Setting("no fast math", {"use_fast_math": False}, devices=("cuda", "xpu")),
+    Setting("no fast math", {"use_fast_math": False}, devices=_GPUS),
     Setting("no constant folding", {"joint_graph_constant_folding": False}),
     Setting("no pattern matcher", {"pattern_matcher": False}),
     Setting("no passes before autograd", {"use_pre_grad_passes": False}),
@@ -195,7 +199,7 @@ SETTINGS: Sequence[Setting] = (
     Setting("no online softmax", {"online_softmax": False}),
     Setting("no layout optimization", {"layout_optimization": False}),
     Setting("no padding of strides", {"comprehensive_padding": False}),
-    Setting("no padding of shapes", {"shape_padding": False}, devices=("cuda", "xpu")),
+    Setting("no padding of shapes", {"shape_padding": False}, devices=_GPUS),
     Setting("no reuse of input memory", {"inplace_buffers": False}),
     Setting("no reuse of buffers", {"allow_buffer_reuse": False}),
     Setting("no reordering for peak memory", {"reorder_for_peak_memory": False}),
@@ -203,6 +207,13 @@ SETTINGS: Sequence[Setting] = (
     Setting("no choice of loop orders", {"pick_loop_orders": False}),
     Setting("no loop ordering after fusion", {"loop_ordering_after_fusion": False}),
     Setting("no split reductions", {"split_reductions": False}),
+    Setting("no mixed order of reductions", {"triton.mix_order_reduction": False}, devices=_GPUS),
+    Setting("no persistent reductions", {"triton.persistent_reductions": False}, devices=_GPUS),
+    Setting("no cooperative reductions", _NOT_COOPERATIVE, devices=_GPUS),
+    Setting("no choice between kernels at run time", {"triton.multi_kernel": 0}, devices=_GPUS),
+    Setting("no tuning of kernels by coordinate descent", {"coordinate_descent_tuning": False}),
+    Setting("no choice of kernels by measuring them", _NOT_MEASURED),
+    Setting("no CUDA graphs", {"triton.cudagraphs": False}, devices=("cuda",)),
     Setting("no epilogue fusion", {"epilogue_fusion": False}),
     Setting("no prologue fusion", {"prologue_fusion": False}),
     Setting("no freezing", {"freezing": False}),

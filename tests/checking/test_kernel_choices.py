@@ -1,0 +1,195 @@
+"""Programs compiled with other kernels than the fastest: the wrong one among them is found and named."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._inductor import config
+from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+import checked_backend as cb
+from checked_backend._torch.autotuning import watch_autotuning
+from checked_backend.checking.kernel_choices import kernel_choices
+from checked_backend.regions.fresh_cache import FreshCache
+from tests.support import faults
+from tests.support.check_tools import agreed, batch, only, skips
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class Kernel:
+    name: str
+    description: str = ""
+
+    def get_dtype(self) -> torch.dtype:
+        return torch.float32
+
+
+FASTER, SLOWER = Kernel("faster", "BLOCK=64"), Kernel("slower")
+
+
+@pytest.fixture
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels say how long they take, and no caches are emptied, which takes seconds."""
+    monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
+    monkeypatch.setattr(FreshCache, "used", lambda _self: nullcontext())
+
+
+def tuned(fast: Compiled, slow: Compiled) -> Compiled:
+    """A compiler that measures what two others make, as Inductor does, and takes the faster."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        measure: Any = benchmarker.benchmark_cpu
+        savers: Any = get_algorithm_selector_cache().feedback_saver_fns
+        timings = {FASTER: measure(2.0), SLOWER: measure(7.0)}
+        for saver in savers:
+            saver(timings, "mm", [FASTER], [*timings], None, {})
+        best = min(timings, key=lambda kernel: timings[kernel])
+        made: Compiled = (fast if best is FASTER else slow)(gm, example_inputs)
+        return made
+
+    return compiler
+
+
+def right(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
+    return gm.forward
+
+
+WRONG = faults.wrong_value()
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() @ x.t()
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_a_kernel_that_is_not_the_fastest_is_found_and_named() -> None:
+    agreed(cb.check(product, (batch(3, 4),), compiler=tuned(right, WRONG)))
+    report = cb.check(product, (batch(3, 4),), compiler=tuned(right, WRONG), choices=2)
+    finding = only(report)
+    assert (finding.kind, finding.subject) == (cb.Kind.LOGIC, "output[0]")
+    slowest = "kernel choice 2 of 2, the slowest kernels: mm of float32: slower"
+    assert finding.message.endswith(f"; only with {slowest}")
+    assert finding.evidence["kernels"] == slowest
+    assert finding.evidence["other_kernels"] == (
+        "kernel choice 1 of 2, the fastest kernels: mm of float32: faster (BLOCK=64)"
+    )
+    assert "mm of float32: slower" in str(report)
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
+    seen: list[int] = []
+
+    def wrong(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        seen.append(len(gm.graph.nodes))
+        return WRONG(gm, example_inputs)
+
+    report = cb.check(product, (batch(3, 4),), compiler=tuned(wrong, wrong), choices=3)
+    finding = only(report)
+    assert "only" not in finding.message
+    assert len(finding.evidence["kernels"].splitlines()) == 3
+    assert "other_kernels" not in finding.evidence
+    assert report.coverage.checked["kernel choices"] == 3
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_right_kernels_are_not_accused_and_are_told() -> None:
+    report = agreed(cb.check(product, (batch(3, 4, grad=True),), compiler=tuned(right, right), choices=4))
+    kernels = [note for note in report.coverage.notes if note.startswith("kernel choice ")]
+    assert len(kernels) == 4
+    assert kernels[1] == "kernel choice 2 of 4, the slowest kernels: mm of float32: slower"
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_where_nothing_is_measured_there_is_one_choice_and_the_coverage_says_so() -> None:
+    report = agreed(cb.check(product, (batch(3, 4),), compiler="eager", choices=3))
+    assert "kernel choices 2 to 3" in skips(report)
+    assert report.coverage.checked["kernel choices"] == 1
+    report = agreed(cb.check(product, (batch(3, 4),), compiler="eager"))
+    assert "kernel choices" not in report.coverage.checked
+
+
+def test_choices_that_are_no_number_are_refused() -> None:
+    with pytest.raises(cb.OptionError, match="choices got 0; valid: 1, 2, 3"):
+        cb.check(product, (batch(3, 4),), choices=0)
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_any_kernels_are_the_same_every_time() -> None:
+    def told() -> list[float]:
+        found = []
+        for choice in kernel_choices(4):
+            choice.tuned.measured = 1
+            found.append(choice.retime(2.0))
+        return found
+
+    before = torch.get_rng_state()
+    assert told() == told()
+    assert len({*told()}) == 4
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_times_are_told_otherwise_once_and_not_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure: Any = benchmarker
+    monkeypatch.setattr(benchmarker, "benchmark", lambda ms, **_more: measure.benchmark_cpu(ms))
+    with watch_autotuning(lambda ms: 1 / ms) as seen:
+        assert measure.benchmark(4.0) == 0.25  # measured by another way of measuring, and turned over once
+        assert measure.benchmark_cpu([2.0, 4.0]) == [0.5, 0.25]
+        assert measure.benchmark_cpu(float("inf")) == float("inf")  # it cannot run
+        assert measure.benchmark_cpu(0.0) > 1e6
+    assert seen.measured == 4
+    assert measure.benchmark(4.0) == 4.0
+
+
+def test_what_is_watched_is_afterwards_as_it_was() -> None:
+    before = vars(benchmarker).copy(), get_algorithm_selector_cache().feedback_saver_fns[:]
+    methods, settings = vars(CachingAutotuner).copy(), config.save_config()
+
+    def raises() -> None:
+        with watch_autotuning():
+            assert vars(benchmarker) != before[0]
+            raise RuntimeError("amid")
+
+    with pytest.raises(RuntimeError, match="amid"):
+        raises()
+    assert (vars(benchmarker), get_algorithm_selector_cache().feedback_saver_fns) == before
+    assert (dict(vars(CachingAutotuner)), config.save_config()) == (methods, settings)
+
+
+def test_the_configuration_of_a_triton_kernel_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launcher:
+        config = "XBLOCK: 32, num_warps: 4"
+
+    class Tuner:
+        launchers = (Launcher(),)
+        inductor_meta = {"kernel_name": "triton_poi_fused_sin_0"}  # noqa: RUF012
+
+    monkeypatch.setattr(CachingAutotuner, "autotune_to_one_config", lambda _self, *_args: None)
+    with watch_autotuning() as seen:
+        CachingAutotuner.autotune_to_one_config(Tuner())
+    assert seen.chosen == {"triton_poi_fused_sin_0": "XBLOCK: 32, num_warps: 4"}
+
+
+@pytest.mark.slow
+@pytest.mark.ci_sample
+def test_inductor_chooses_among_templates_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count(1)  # what is measured first is the fastest
+    monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda _run, **_more: float(next(numbers)))
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    x, y = batch(4, 32, 64), batch(4, 64, 48)
+    report = agreed(cb.check(torch.bmm, (x, y), compiler_options=options, choices=2))
+    first, second = [note for note in report.coverage.notes if note.startswith("kernel choice ")]
+    assert first == "kernel choice 1 of 2, the fastest kernels: bmm of float32: bmm"
+    assert "the slowest kernels: bmm of float32: cpp_CppMicroGemm" in second
