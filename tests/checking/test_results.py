@@ -10,8 +10,6 @@ import torch
 from torch import fx
 
 import checked_backend as cb
-from checked_backend.checking.check import _told_once
-from checked_backend.findings import Coverage, RegionInfo
 from tests.support.check_tools import batch, only, wrong_sine
 
 
@@ -69,16 +67,3 @@ def test_detection_limits_are_told_under_the_programs_names() -> None:
 
     limits = cb.check(program, (torch.randn(16, 16),), compiler=less_precise).coverage.detection_limit
     assert set(limits) == {"output[a]", "output[b]"}
-
-
-def test_limits_of_results_in_another_order_are_not_mixed_up() -> None:
-    region = RegionInfo("f [0/0]")
-    regions = Coverage((region,), detection_limit={"output[0]": 1e-9, "output[1]": 1e-3, "grad[x]": 1e-5})
-    program = Coverage(detection_limit={"output[0]": 1e-4, "grad[x]": 1e-2})
-    told, whole = _told_once(regions, program, {("f [0/0]", "output[1]"): "output[0]"})
-    assert told.detection_limit == {"output[0] of f [0/0]": 1e-9, "output[0]": 1e-4, "grad[x]": 1e-5}
-    assert whole.detection_limit == {"output[0]": 1e-4, "grad[x]": 1e-5}
-    # without the names it is not known which is which
-    told, whole = _told_once(regions, program, {})
-    assert whole.detection_limit["output[0]"] == 1e-4
-    assert "output[0]" not in told.detection_limit
