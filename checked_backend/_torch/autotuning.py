@@ -67,15 +67,16 @@ def watch_autotuning(retime: Callable[[float], float] = lambda ms: ms) -> Iterat
         return told(time)
 
     def of_template(timings: Mapping[Any, float], name: str, inputs: Any, *_more: Any) -> None:
-        if timings:
+        with suppress(Exception):  # a name that cannot be told is no fault of what compiles here
             best = min(timings, key=lambda choice: timings[choice])
             dtypes = {str(node.get_dtype()).removeprefix("torch.") for node in inputs}
             seen.chosen[f"{name} of {', '.join(sorted(dtypes))}"] = _named(best)
 
     def of_triton(real: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         launcher = real(tuner, *args, **kwargs)
-        best = launcher if launcher is not None else tuner.launchers[0]
-        seen.chosen[str(tuner.inductor_meta.get("kernel_name", "a Triton kernel"))] = str(best.config)
+        with suppress(Exception):
+            best = launcher if launcher is not None else tuner.launchers[0]
+            seen.chosen[tuner.inductor_meta["kernel_name"]] = str(best.config)
         return launcher
 
     off = {name: False for name in ("autotune_in_subproc", "pipeline_max_autotune_gemm") if hasattr(config, name)}

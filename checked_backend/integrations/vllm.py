@@ -21,7 +21,6 @@ from checked_backend.autostart import ON
 from checked_backend.options import CheckOptions, environment_variable, parse_options
 from checked_backend.regions.build import build_region
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.unobserved import unobserved
 
 __all__ = ["register"]
 
@@ -119,11 +118,7 @@ def _checked(
         region = build_region(traced, example_inputs, options, None, info=info)
 
     def run(*args: Any) -> Any:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            with unobserved():  # a CUDA graph records what it is to repeat, and no check
-                returned = region(*args)
-        else:
-            returned = region(*args)
+        returned = region(*args)
         return returned if returns_tuple else returned[0]
 
     return run

@@ -12,6 +12,7 @@ from checked_backend.program.products import OPERATIONS, ProductLog, coarsest
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.torch_state import RngState
+from checked_backend.tensors.capturing import is_capturing
 
 __all__ = ["RecordedRegion", "Recorder"]
 
@@ -56,7 +57,7 @@ class RecordedRegion:
         """Run the region, and record it if the call is due."""
         self._calls += 1
         call = self._calls
-        if not self._recorder.due(call) or _is_captured():
+        if not self._recorder.due(call) or is_capturing():
             return self._run(*args)
         self._look(args)
         known = self._precision(args)
@@ -122,13 +123,8 @@ class _Once:
     def __call__(self, gradient: torch.Tensor) -> None:
         if self.handle is not None:
             self.handle.remove()
-        if _is_captured():
+        if is_capturing():
             return
         region, call, subject = self._where
         self._recorder.add(region, call, subject, gradient, **self._known)
         self._recorder.flush()
-
-
-def _is_captured() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing can be read. What is missing, the comparison tells."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -11,6 +11,7 @@ from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unobserved import is_unobserved
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
+from checked_backend.tensors.capturing import is_capturing
 
 __all__ = ["PassedBy"]
 
@@ -56,6 +57,15 @@ class PassedBy:
         for holder in self._holders:
             holder.unchecked = True
         calls.count += 1
+        return True
+
+    def captured(self) -> bool:
+        """Count a call if a CUDA graph captures it. What the graph replays later does not come by here."""
+        if not is_capturing():
+            return False
+        self._earlier.calls += 1
+        self.count()
+        self._reporter.captured()
         return True
 
     def count(self) -> None:

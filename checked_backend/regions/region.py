@@ -141,7 +141,7 @@ class CheckedRegion:
         if not self._answer.stopped and self._passed_by.quiet():
             self._earlier.calls += 1
             return self._unchecked(*args)
-        if is_unobserved() or (not self._earlier.calls and is_traced(args)):
+        if is_unobserved() or self._passed_by.captured() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
         if self._replicas is not None:

@@ -134,6 +134,11 @@ class RegionReporter(Reporter):
         for ledger in self._ledgers():
             ledger.limits(limits, own_precision)
 
+    def captured(self) -> None:
+        """Note a call that a CUDA graph captures."""
+        why = "a CUDA graph captured them: nothing can be compared meanwhile, and what it replays is not seen"
+        self._skip_until_compared(Skip("calls", why), backward=False)
+
     def skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
         """Note a call that was to be checked, and was not; it matters unless another of the region is.
 
@@ -143,6 +148,9 @@ class RegionReporter(Reporter):
         """
         if not backward:
             self.not_checked()
+        self._skip_until_compared(skip, backward=backward)
+
+    def _skip_until_compared(self, skip: Skip, *, backward: bool) -> None:
         for ledger in self._ledgers():
             ledger.skip_until_compared(replace(skip, region=self._region.name), self, backward=backward)
 

@@ -10,6 +10,7 @@ import torch
 import checked_backend as cb
 from checked_backend.regions.unobserved import unobserved
 from checked_backend.report.session import Session
+from checked_backend.tensors.capturing import is_capturing
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 
@@ -54,6 +55,33 @@ def test_what_is_unobserved_is_not_counted(program: Program) -> None:
             for _ in range(3):
                 program(x)
         assert calls(session) == [(3, 1)]
+
+
+def test_a_call_that_a_cuda_graph_captures_is_not_checked_and_the_coverage_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capturing, reasons = [True], "a CUDA graph captured them"
+    monkeypatch.setattr("checked_backend.regions.passed_by.is_capturing", lambda: capturing[0])
+    program = torch.compile(lambda x: x * 2, backend=cb.numcheck, options={"compiler": "aot_eager"})
+    x = torch.ones(3)
+    with cb.collect() as session:
+        assert torch.equal(program(x), x * 2)
+        assert calls(session) == [(1, 0)]
+        assert session.report.verdict is cb.Verdict.INCONCLUSIVE  # nothing was compared
+        (skip,) = [skip for skip in session.report.coverage.skipped if skip.reason.startswith(reasons)]
+        assert (skip.subject, skip.matters) == ("calls", True)
+        capturing[:] = [False]
+        program(x)
+        capturing[:] = [True]
+        program(x)
+        assert calls(session) == [(3, 1)]
+        assert session.report.verdict is cb.Verdict.PASS
+        (skip,) = [skip for skip in session.report.coverage.skipped if skip.reason.startswith(reasons)]
+        assert not skip.matters
+
+
+def test_a_process_that_has_not_used_cuda_captures_nothing() -> None:
+    assert torch.cuda.is_initialized() or not is_capturing()
 
 
 def test_the_call_that_is_due_is_checked_after_those_that_were_passed_by(program: Program) -> None:

@@ -1,0 +1,57 @@
+"""The device of these tests, and the lines that `run.sh` prints."""
+
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.slow)  # the default run leaves them out
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # torch's and transformers' own
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line for each part, and a total."""
+    if config.getoption("markexpr") != "gpu":
+        return
+    parts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            part = Path(report.nodeid.partition("::")[0]).stem.removeprefix("test_")
+            for name in (part, "total"):
+                parts[name][outcome] += 1
+                parts[name]["seconds"] += report.duration
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"no GPU: {platform.machine()}"
+    terminalreporter.write_sep("=", f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where}")
+    for part in sorted(parts, key=lambda name: (name == "total", name)):
+        counts = parts[part]
+        told = [f"{counts[name]:.0f} {name}" for name in ("passed", "failed", "error", "skipped") if counts[name]]
+        bad = counts["failed"] + counts["error"]
+        verdict = "FAILED" if bad else "passed" if counts["passed"] else "not run"
+        terminalreporter.write_line(f"{part:<14} {verdict:<8} {counts['seconds']:6.0f} s  {', '.join(told)}")
+
+
+@pytest.fixture
+def device() -> str:
+    """The device that these tests run on."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def gpu() -> Iterator[str]:
+    """A GPU; the test is skipped without one."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    yield "cuda"
+    torch.cuda.synchronize()

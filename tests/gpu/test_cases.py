@@ -1,0 +1,27 @@
+"""The programs that only look wrong, on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import checked_backend as cb
+from tests.cases import Case
+from tests.cases.collection import ALL
+
+
+@pytest.mark.parametrize("case", [case for case in ALL if case.category != "bug"], ids=lambda case: case.name)
+def test_a_clean_program_is_not_accused(case: Case, device: str) -> None:
+    function, args, kwargs = case.program()
+
+    def there(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    if isinstance(function, torch.nn.Module):
+        function = function.to(device)
+    report = cb.check(function, pytree.tree_map(there, args), kwargs, dynamic=case.dynamic, gradients=case.train)
+    wanted = {cb.Verdict.PASS} if case.category == "noise" else {cb.Verdict.PASS, cb.Verdict.INCONCLUSIVE}
+    assert report.verdict in wanted, str(report)

@@ -1,0 +1,112 @@
+"""CUDA graphs, streams and memory: not disturbed, and not the checker's blind spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import checked_backend as cb
+from tests.support.region_tools import calls, checked, found, gathered
+
+CUDA_GRAPHS = {"triton.cudagraphs": True}
+
+
+def test_what_cuda_graphs_return_is_compared_before_it_is_overwritten(gpu: str) -> None:
+    def program() -> None:
+        compiled = checked(lambda x: (x * 2).sin(), "inductor", compiler_options=CUDA_GRAPHS)
+        for number in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(torch.full((64,), float(number), device=gpu))
+
+    report = gathered(program)
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert calls(report) == 4
+
+
+def test_a_result_that_the_next_call_overwrites_is_found(gpu: str) -> None:
+    def overwriting(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        kept: list[torch.Tensor] = []
+
+        def run(*args: Any) -> Any:
+            results = gm.forward(*args)
+            kept.extend(torch.empty_like(result) for result in results if not kept)
+            return [memory.copy_(result) for memory, result in zip(kept, results, strict=True)]
+
+        return run
+
+    def program() -> None:
+        compiled = checked(lambda x: x.sin(), overwriting)
+        held = [compiled(torch.full((64,), float(number), device=gpu)) for number in range(2)]
+        assert len(held) == 2
+
+    assert ("alias.overwritten", "output[0]") in found(gathered(program))
+
+
+def test_nothing_is_checked_while_a_graph_is_captured(gpu: str) -> None:
+    compiled = checked(lambda x: x.sin() + 1, "inductor")
+    x = torch.randn(64, device=gpu)
+
+    def program() -> None:
+        compiled(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = compiled(x)
+        x.fill_(0.5)
+        graph.replay()
+        torch.testing.assert_close(result, x.sin() + 1)
+
+    report = gathered(program)
+    assert report.verdict is not cb.Verdict.FAIL, str(report)
+    assert "captur" in str(report)  # the coverage says what was not checked
+
+
+def test_work_on_a_side_stream_is_checked(gpu: str) -> None:
+    stream = torch.cuda.Stream()
+
+    def program() -> None:
+        compiled = checked(lambda x: (x @ x).relu(), "inductor")
+        with torch.cuda.stream(stream):
+            x = torch.randn(512, 512, device=gpu)
+            compiled(x)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    report = gathered(program)
+    assert report.verdict is cb.Verdict.PASS, str(report)
+
+
+def test_a_result_of_a_stream_that_nobody_waits_for_is_found(gpu: str) -> None:
+    stream = torch.cuda.Stream()
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = [torch.zeros_like(result) for result in gm.forward(*args)]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(50_000_000)
+                for memory, result in zip(results, gm.forward(*args), strict=True):
+                    memory.copy_(result)
+            return results
+
+        return run
+
+    report = cb.check(lambda x: x.sin(), (torch.randn(64, device=gpu),), compiler=compiler)
+    assert report.verdict is cb.Verdict.FAIL, str(report)
+
+
+def test_peak_memory_is_at_most_eagers_and_the_compiled_programs(gpu: str) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).to(gpu)
+    x = torch.randn(4096, 1024, device=gpu)
+
+    def peak(run: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        for _ in range(3):
+            model.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+            run(x).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    eager, compiled = peak(model), peak(torch.compile(model))
+    torch._dynamo.reset()
+    assert peak(checked(model, "inductor")) <= eager + compiled

@@ -1,0 +1,70 @@
+"""The main job: models that people train, in each precision, and no false alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import checked_backend as cb
+from tests.support.half_models import bert, gpt2, llama, mixtral, unet
+from tests.support.models import Case, resnet
+from tests.support.region_tools import backwards, checked, gathered
+
+MODELS = (bert, gpt2, resnet, unet, llama, mixtral)
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16 scaled", "autocast")
+STEPS = 2
+
+
+def moved(case: Case, device: str, dtype: torch.dtype | None) -> Case:
+    """A case on a device, in a precision."""
+
+    def there(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device, dtype if value.is_floating_point() else None)
+
+    return Case(case.model.to(device, dtype), pytree.tree_map(there, dict(case.inputs)), case.loss)
+
+
+def around(device: str, precision: str) -> AbstractContextManager[Any]:
+    if precision in ("autocast", "float16 scaled"):
+        return torch.autocast(device, torch.bfloat16 if precision == "autocast" else torch.float16)
+    return nullcontext()
+
+
+def train(make: Callable[[], Case], device: str, precision: str, compiled: Callable[[Any], Any]) -> None:
+    torch.manual_seed(0)
+    case = moved(make(), device, torch.bfloat16 if precision == "bfloat16" else None)
+    case.model.train()
+    model = compiled(case.model)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(device, enabled=precision == "float16 scaled")
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with around(device, precision):
+            loss = case.loss(model(**case.inputs))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_training_is_not_accused(
+    make: Callable[[], Case], precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if precision == "tf32":
+        if device == "cpu":
+            pytest.skip("needs a GPU: a processor has no TF32")
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    report = gathered(lambda: train(make, device, precision, lambda model: checked(model, "inductor")))
+    assert report.verdict is not cb.Verdict.FAIL, str(report)
+    if report.verdict is cb.Verdict.INCONCLUSIVE:  # atomics: eager itself does not repeat
+        assert {finding.detail for finding in report.findings} == {"nondeterministic"}, str(report)
+    assert backwards(report) > 0, str(report)
