@@ -20,10 +20,23 @@ __all__ = [
     "MetadataError",
     "OptionError",
     "SuiteError",
+    "is_device_lost",
     "is_out_of_memory",
 ]
 
 _NO_MEMORY = re.compile(r"can't allocate memory|^std::bad_alloc$|CUDA error: out of memory|_STATUS_ALLOC_FAILED")
+
+_DEVICE_LOST = re.compile(
+    r"CUDA error: (device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program counter"
+    r"|unspecified launch failure|hardware stack error|operation not supported on global/shared address space"
+    r"|uncorrectable ECC error|the launch timed out)"
+)
+"""The errors after which CUDA refuses every further call of the process (``cudaError_t`` in CUDA's runtime API)."""
+
+
+def is_device_lost(error: object) -> bool:
+    """Whether an exception says that a device can do nothing more for this process."""
+    return isinstance(error, RuntimeError) and _DEVICE_LOST.search(str(error)) is not None
 
 
 def is_out_of_memory(error: object) -> bool:

@@ -12,7 +12,7 @@ from checked_backend.program.products import OPERATIONS, ProductLog, coarsest
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.torch_state import RngState
-from checked_backend.tensors.capturing import is_capturing
+from checked_backend.tensors.streams import is_capturing
 
 __all__ = ["RecordedRegion", "Recorder"]
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from checked_backend._torch.dynamo import inner_exception
-from checked_backend.errors import is_out_of_memory
+from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import EvidenceKey, Finding, Kind
 
 __all__ = [
+    "DEVICE_LOST",
     "candidate_crashed",
     "described_exception",
     "exception_differs",
@@ -29,16 +30,26 @@ _SHORT_OUTPUT = 12
 _SHOWN_ERRORS = 3
 """Errors of a C++ compiler that are shown. Later ones follow from the first."""
 
+DEVICE_LOST = (
+    "The device is lost to this process: every further call on it raises, eager's too. To see which kernel did it, run "
+    "it again with CUDA_LAUNCH_BLOCKING=1; to see which address, under `compute-sanitizer --tool memcheck python ...`"
+)
+
 _DURING = {"compiling": "compiling", "running": "running", "backward": "running its backward pass"}
 
 
 def candidate_crashed(error: BaseException, *, during: str) -> Finding:
-    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``; or it runs out of memory."""
+    """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``.
+
+    Running out of memory and losing the device have details of their own.
+    """
+    lost = is_device_lost(error)
+    told = f"{type(error).__name__}: {_without_warnings(str(error))}"
     return Finding(
         kind=Kind.CRASH,
-        detail="crash.memory" if is_out_of_memory(error) else f"crash.{during}",
+        detail="crash.device" if lost else "crash.memory" if is_out_of_memory(error) else f"crash.{during}",
         subject="candidate",
-        message=f"{_DURING[during]} it raised, eager does not: {type(error).__name__}: {_without_warnings(str(error))}",
+        message=f"{_DURING[during]} it raised, eager does not: {told}{f'. {DEVICE_LOST}' if lost else ''}",
         expected="no exception",
         actual=type(error).__name__,
     )

@@ -12,6 +12,7 @@ from checked_backend.regions.call import Call
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.gradient_gate import gradient_gate
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
+from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = ["Candidate", "NotCompiled"]
 
@@ -95,6 +96,11 @@ class Candidate:
         return self._run(args, call)
 
     def _run(self, args: Sequence[Any], call: Call) -> Any:
+        returned = self._returned(args, call)
+        wait_for_devices(args)  # what errs later would seem to be a mistake of the check's own
+        return returned
+
+    def _returned(self, args: Sequence[Any], call: Call) -> Any:
         inputs = call.inputs
         # To hand out eager's gradients instead, all of the candidate's must pass one node.
         if not self._replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:

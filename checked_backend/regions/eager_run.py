@@ -13,6 +13,7 @@ from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
+from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = ["NOT_CONTINUED", "eager_instead", "run_eager"]
 
@@ -59,6 +60,7 @@ def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tup
             try:
                 with profiled("checked_backend::reference"):
                     result = execute(reference, arguments, leaves)
+                    wait_for_devices(arguments)
             finally:
                 end = ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises

@@ -7,9 +7,9 @@ import logging
 
 from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.dynamo import dynamo_control_flow
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Skip
-from checked_backend.regions.call_findings import described_exception
+from checked_backend.regions.call_findings import DEVICE_LOST, described_exception
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
 
@@ -56,6 +56,8 @@ class NotCompared:
             return
         told = described_exception(error).strip().partition("\n")[0][:_LONGEST]
         why = f"the check itself failed in {where}: {told}. This is a mistake of checked_backend: please report it"
+        if is_device_lost(error):
+            why = f"{where} found the device lost, by eager or by the compiled program: {told}. {DEVICE_LOST}"
         if not backward:
             self._reporter.not_checked()
         self._reporter.skip(Skip("gradients" if backward else "results", why, matters=True))

@@ -11,7 +11,7 @@ from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unobserved import is_unobserved
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
-from checked_backend.tensors.capturing import is_capturing
+from checked_backend.tensors.streams import is_capturing
 
 __all__ = ["PassedBy"]
 

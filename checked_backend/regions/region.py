@@ -13,7 +13,7 @@ import torch
 from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.collectives import wait_for_result
 from checked_backend._torch.traces import profiled
-from checked_backend.errors import is_out_of_memory
+from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
@@ -331,10 +331,12 @@ class CheckedRegion:
         left = LeftSettings(again, self._reporter.skip, before.threads.active_since())
         return [*compiled, *left.findings(*before.settings, after, ran=isinstance(before.reference, Execution))]
 
-    # when it cannot go on with the candidate
-
     def _candidate_raised(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
         call = before.call
+        if is_device_lost(error):
+            if isinstance(before.reference, Execution):  # else eager has lost it
+                self._answer.to([candidate_crashed(error, during="running")], cause=error)
+            raise error
         if call.exchanges is not None:
             if call.exchanges.failed is not None:
                 self._reporter.hear(cause=error)

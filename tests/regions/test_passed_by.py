@@ -10,7 +10,7 @@ import torch
 import checked_backend as cb
 from checked_backend.regions.unobserved import unobserved
 from checked_backend.report.session import Session
-from checked_backend.tensors.capturing import is_capturing
+from checked_backend.tensors.streams import is_capturing
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 

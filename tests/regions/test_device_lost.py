@@ -1,0 +1,87 @@
+"""A kernel that errs on a device ends that device for the process: a crash of whose kernel it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import checked_backend as cb
+from checked_backend.errors import is_device_lost
+from checked_backend.regions.late_results import AtReturn
+from checked_backend.tensors.streams import wait_for_devices
+from tests.support.region_tools import audit, checked, found, gathered
+
+LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
+X = torch.ones(4)
+
+
+def loses_it(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def run(*_args: Any) -> Any:
+        raise RuntimeError(LOST)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError(LOST), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("CUDA error: unspecified launch failure"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: invalid configuration argument"), False),  # the next call is made
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), False),
+        (ValueError(LOST), False),
+        (None, False),
+    ],
+)
+def test_errors_after_which_nothing_runs_are_told_from_others(error: object, lost: bool) -> None:
+    assert is_device_lost(error) is lost
+
+
+def test_the_compiled_program_that_loses_the_device_crashes_and_eager_does_not_go_on_in_its_place() -> None:
+    program = checked(lambda x: x * 2, loses_it, localize=True)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            program(X)
+
+    report = gathered(run)
+    assert found(report) == {("crash.device", "candidate")}
+    (finding,) = report.findings
+    assert "The device is lost to this process" in finding.message
+    assert "compute-sanitizer" in finding.message
+    assert not finding.searched  # nothing can be compiled and run again
+
+
+def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_values: Any) -> None:
+        raise RuntimeError(LOST)
+
+    program = checked(lambda x: x * 2, loses_it)
+    monkeypatch.setattr("checked_backend.regions.eager_run.wait_for_devices", fails)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            program(X)
+
+    assert not found(gathered(run))
+
+
+def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_given: Any) -> None:
+        raise RuntimeError(LOST)
+
+    monkeypatch.setattr(AtReturn, "of", fails)
+    report = audit(lambda compiled: compiled(lambda x: x * 2)(X), "eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "found the device lost" in str(report)
+    assert "mistake of checked_backend" not in str(report)
+
+
+def test_a_processor_is_not_waited_for() -> None:
+    wait_for_devices([X, 3, None, torch.ones(2, device="meta")])
