@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.traces import profiled
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.random_state import random_untouched
@@ -210,6 +210,9 @@ class BackwardCheck:
     def _raised(self, call: Call, passed: BackwardPass, error: Exception) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""
         if isinstance(error, CheckedBackendError):  # it comes from a nested region's check
+            return None
+        if is_device_lost(error):  # by this pass, or by a kernel of the program's own before it
+            self.not_compared("the compiled backward pass", error, backward=True)
             return None
         if self._exchanged(call, passed):
             self.reporter.hear(cause=error)

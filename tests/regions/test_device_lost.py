@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
 
 import checked_backend as cb
 from checked_backend.errors import is_device_lost
@@ -81,6 +83,26 @@ def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: 
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "found the device lost" in str(report)
     assert "mistake of checked_backend" not in str(report)
+
+
+def test_a_backward_pass_that_finds_it_lost_does_not_pass() -> None:
+    def forward(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(gm.forward)
+
+    def backward(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(loses_it(_gm, ()))
+
+    program = checked(lambda x: x.sin(), aot_autograd(fw_compiler=forward, bw_compiler=backward))
+
+    def run() -> None:
+        loss = program(X.clone().requires_grad_()).sum()
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            loss.backward()
+
+    report = gathered(run)
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    reasons = [skip.reason for skip in report.coverage.skipped if skip.matters]
+    assert any(reason.startswith("the compiled backward pass found the device lost") for reason in reasons), reasons
 
 
 def test_a_processor_is_not_waited_for() -> None:
