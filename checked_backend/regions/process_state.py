@@ -49,6 +49,7 @@ __all__ = [
     "FILTERS",
     "GRAD_MODE",
     "ProcessState",
+    "following",
     "is_setting",
     "of_process",
     "outlast_compiling",
@@ -174,6 +175,12 @@ def _settings() -> Iterator[_Setting]:
     for name in ("enabled", "deterministic"):
         yield _backend_flag("mkldnn", name)
     cuda = torch.backends.cuda
+    for name in (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_accumulation",
+    ):
+        yield _Setting(f"matmul.{name}", partial(getattr, cuda.matmul, name), partial(setattr, cuda.matmul, name))
     yield _Setting("sdp.flash", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
     yield _Setting("sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
     yield _Setting("sdp.math", cuda.math_sdp_enabled, cuda.enable_math_sdp)
@@ -257,6 +264,11 @@ class ProcessState:
         return tuple(name for name, value in after.values.items() if all(value != one.values[name] for one in right))
 
 
+def following(name: str) -> tuple[str, ...]:
+    """The settings that change with this one."""
+    return _FOLLOWING.get(name, ())
+
+
 def of_process(names: Iterable[str]) -> tuple[str, ...]:
     """The settings among these that belong to the whole process.
 
@@ -285,9 +297,9 @@ def settings_changed(
     """
     where = f", {during}" if during else ""
     found = []
-    following = {one for name in names for one in _FOLLOWING.get(name, ())}
+    led = {one for name in names for one in following(name)}
     for name in names:
-        if name in following:
+        if name in led:
             continue
         was = before.values[name]
         does = "leaves the setting {} as it was" if actual.values[name] == was else "changes the setting {}"

@@ -13,9 +13,11 @@ import torch
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.compile_code import CompileCode, is_random
 from checked_backend.diagnose.repro.inputs_code import write_inputs
+from checked_backend.diagnose.repro.process_code import process_lines
 from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.regions.process_state import ProcessState
 
 __all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "is_drowned", "safe", "write_script"]
 
@@ -231,6 +233,7 @@ def write_script(
         *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
         *(f"import {module}" for module in written.imports),
         *compile_code.lines,
+        *process_lines(ProcessState.capture()),
     ]
     making = [
         *(["torch.manual_seed(0)"] if is_random(program) else []),
