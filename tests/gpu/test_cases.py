@@ -12,7 +12,6 @@ import checked_backend as cb
 from tests.cases import Case
 from tests.cases.collection import ALL
 
-
 REAL = {"modulo_of_sums": "logic.sign_of_zero", "random_permutation": "crash.compiling"}
 """What Inductor does get wrong of them: other zeros, and a pattern that it cannot compile (on a processor)."""
 
