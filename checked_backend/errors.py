@@ -27,9 +27,9 @@ __all__ = [
 _NO_MEMORY = re.compile(r"can't allocate memory|^std::bad_alloc$|CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 
 _DEVICE_LOST = re.compile(
-    r"CUDA error: (device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program counter"
-    r"|unspecified launch failure|hardware stack error|operation not supported on global/shared address space"
-    r"|uncorrectable ECC error|the launch timed out)"
+    r"(CUDA error|CUDA driver error|Triton Error \[CUDA\]): (unknown error|device-side assert|misaligned address"
+    r"|an illegal (memory access|instruction)|invalid program counter|unspecified launch failure|hardware stack error"
+    r"|operation not supported on global/shared address space|uncorrectable ECC error|the launch timed out)"
 )
 """The errors after which CUDA refuses every further call of the process (``cudaError_t`` in CUDA's runtime API)."""
 

@@ -16,7 +16,7 @@ from checked_backend.checking.effort import THOROUGH, Effort
 from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kept import KeptFindings
-from checked_backend.checking.kernel_choices import KernelChoice, kernel_choices, told_by_choice
+from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
 from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import Shown, merged, showing_calls, told
@@ -109,7 +109,7 @@ def check(
         raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
     if not isinstance(iterations, int) or iterations < 1:
         raise OptionError(f"check: iterations got {iterations!r}; valid: 1, 2, 3, ...")
-    if not isinstance(choices, int) or choices < 1:
+    if not isinstance(choices, int) or isinstance(choices, bool) or choices < 1:
         raise OptionError(f"check: choices got {choices!r}; valid: 1, 2, 3, ...")
     if dynamic not in (True, False, None):
         raise OptionError(f"check: dynamic got {dynamic!r}; valid: True, False, None.")
@@ -133,13 +133,17 @@ def check(
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
         gradients=differentiated,
     )
-    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, choices, effort)
+    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, effort, ONLY_CHOICE)
     with random_untouched(), files_of_one_report() as files:
-        if isolate:
+
+        def checked(choice: KernelChoice, fails: bool) -> Report:
+            chosen = replace(plan.hastened if fails else plan, choice=choice)
+            if not isolate:
+                return chosen.report()
             sides = (compiler, candidate)
-            found = run_isolated(plan.report, plan.alone, *sides, timeout=timeout, gradients=program.gradients)
-        else:
-            found = plan.report()
+            return run_isolated(chosen.report, chosen.alone, *sides, timeout=timeout, gradients=program.gradients)
+
+        found = check_choices(choices, checked)
         found = replace(found, title=plan.title, environment={**plan.candidate, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
             found = KeptReport(options.report_dir).save(found)
@@ -158,8 +162,8 @@ class _Plan:
     optimizer: MakeOptimizer | None
     vary_data: bool
     vary_layout: bool
-    choices: int
     effort: Effort
+    choice: KernelChoice
 
     @property
     def title(self) -> str:
@@ -178,30 +182,24 @@ class _Plan:
             keep: Receives the findings before they are localized.
         """
         kept = KeptFindings(self.options, self.title)
+        findings: list[Finding] = []
         coverages: list[Coverage] = []
-        tried: list[tuple[KernelChoice, list[Finding]]] = []
 
         def keep_all(known: Sequence[Finding]) -> None:
             keep(known)
-            kept.begin([*(finding for _, findings in tried for finding in findings), *known])
+            kept.begin([*findings, *known])
 
-        plan = self
-        for choice in kernel_choices(self.choices):
-            findings: list[Finding] = []
-            tried.append((choice, findings))
-            with choice.used():
-                for number, run in enumerate(plan._runs(keep)):
-                    found, parts = plan._examined(run, keep_all, first=choice.number == 1 and not number)
-                    findings += found
-                    coverages += parts
-            if any(finding.fails for finding in findings):
-                plan = self._hastened  # other kernels add which of them are wrong
-        told, choices = told_by_choice(tried)
+        with self.choice.used():
+            for number, run in enumerate(self._runs(keep)):
+                found, parts = self._examined(run, keep_all, first=self.choice.number == 1 and not number)
+                findings += found
+                coverages += parts
         facts = {**self.candidate, **environment()}
-        return kept.complete(Report(told, joined([*coverages, choices]), title=self.title, environment=facts))
+        coverage = joined([*coverages, self.choice.coverage])
+        return kept.complete(Report(tuple(findings), coverage, title=self.title, environment=facts))
 
     @property
-    def _hastened(self) -> _Plan:
+    def hastened(self) -> _Plan:
         """The same plan, without looking for the place of a failure."""
         options = self.options.model_copy(update={"localize": False})
         return replace(self, options=options, effort=replace(self.effort, levels=False))
@@ -209,7 +207,8 @@ class _Plan:
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""
         transform = None if backend is None else partial(torch.compile, backend=backend, dynamic=self.dynamic)
-        return self._repeated().run_all(transform)
+        with self.choice.used():
+            return self._repeated().run_all(transform)
 
     def _repeated(self) -> Program:
         first = self.program.calls[0]

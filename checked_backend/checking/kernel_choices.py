@@ -6,19 +6,22 @@ it is busy: the candidate is a set of kernels, and a wrong one among them may hi
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from checked_backend._torch.autotuning import Autotuning, watch_autotuning
-from checked_backend.findings import Coverage, Finding, Skip
+from checked_backend._torch.autotuning import Autotuning, Retime, watch_autotuning
+from checked_backend.checking.coverages import joined
+from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.report import Report
 
-__all__ = ["KernelChoice", "kernel_choices", "told_by_choice"]
+__all__ = ["ONLY_CHOICE", "KernelChoice", "check_choices"]
 
 _MOST_KERNELS = 5
+_CHOICES, _MEASURED = "kernel choices", "kernels measured"
 
 
 @dataclass(slots=True)
@@ -29,14 +32,14 @@ class KernelChoice:
         number: Its number, counted from 1.
         of: How many there are.
         kernels: Which kernels it takes, in words.
-        retime: Makes the time that the compiler is told of the measured time.
-        tuned: What the compiler measured and chose.
+        retime: Makes the time that the compiler is told.
+        tuned: What the compiler measured and chose in this process.
     """
 
     number: int
     of: int
     kernels: str
-    retime: Callable[[float], float]
+    retime: Retime
     tuned: Autotuning = field(default_factory=Autotuning)
 
     @contextmanager
@@ -49,71 +52,96 @@ class KernelChoice:
             yield
 
     @property
-    def words(self) -> str:
-        """What it chose, in words."""
+    def coverage(self) -> Coverage:
+        """What was measured and chosen. A process of its own tells it to the one that started it in this way."""
+        if self.of == 1:
+            return Coverage()
         names = [f"{purpose}: {kernel}" for purpose, kernel in self.tuned.chosen.items()]
         more = f"; and {len(names) - _MOST_KERNELS} more" if len(names) > _MOST_KERNELS else ""
         told = "; ".join(names[:_MOST_KERNELS]) or f"{self.tuned.measured} measurements, none of them of known kernels"
-        return f"kernel choice {self.number} of {self.of}, {self.kernels}: {told}{more}"
+        counts = {_CHOICES: 1, _MEASURED: self.tuned.measured}
+        return Coverage(checked=counts, notes=(f"{self._name}: {told}{more}",))
+
+    @property
+    def _name(self) -> str:
+        return f"kernel choice {self.number} of {self.of}, {self.kernels}"
+
+    def words_of(self, report: Report) -> str:
+        """What it chose, by the report of its check; without that if the process of the check died."""
+        return next((note for note in report.coverage.notes if note.startswith(self._name)), self._name)
 
 
-def kernel_choices(count: int) -> Iterator[KernelChoice]:
-    """The ways to choose: the fastest kernels, the slowest, and then any. It ends where no kernels were measured.
+ONLY_CHOICE = KernelChoice(1, 1, "", lambda ms, _kernel: ms)
+"""The compiler is left alone."""
+
+
+def check_choices(count: int, check: Callable[[KernelChoice, bool], Report]) -> Report:
+    """Check a program with several choices of kernels. It ends where no kernels were measured.
 
     Args:
-        count: How many there are at most. With one, the compiler is left alone.
+        count: How many there are at most.
+        check: Checks it with one choice; where it is known to fail, without looking for the place.
+
+    Returns:
+        One report: each finding once, with the kernels that show it.
     """
-    first = KernelChoice(1, count, "the fastest kernels", lambda ms: ms)
-    yield first
-    if not first.tuned.measured:
-        return
-    if count > 1:
-        yield KernelChoice(2, count, "the slowest kernels", lambda ms: 1 / ms)
+    if count == 1:
+        return check(ONLY_CHOICE, False)
+    tried: list[tuple[KernelChoice, Report]] = []
+    for choice in _choices(count):
+        report = check(choice, any(finding.fails for _, made in tried for finding in made.findings))
+        tried.append((choice, report))
+        if choice.number == 1 and not report.coverage.checked.get(_MEASURED):
+            return replace(report, coverage=joined([report.coverage, Coverage(skipped=(_skip(count, report),))]))
+    coverage = joined([report.coverage for _, report in tried])
+    return replace(tried[0][1], findings=_told_once(tried), coverage=coverage, path=None)
+
+
+def _choices(count: int) -> Iterator[KernelChoice]:
+    """The fastest kernels, the slowest, and then any."""
+    yield KernelChoice(1, count, "the fastest kernels", ONLY_CHOICE.retime)
+    yield KernelChoice(2, count, "the slowest kernels", lambda ms, _kernel: 1 / ms)
     for number in range(3, count + 1):
-        yield KernelChoice(number, count, "any kernels", _drawn(random.Random(number)))
+        yield KernelChoice(number, count, "any kernels", _any(number))
 
 
-def _drawn(numbers: random.Random) -> Callable[[float], float]:
-    """Times at random, of a generator of their own: the program's random state is left alone."""
-    return lambda _ms: numbers.random()
+def _any(seed: int) -> Retime:
+    """Times by a kernel's name alone, so that control runs, which are compiled too, take the same kernels."""
+
+    def retime(_ms: float, kernel: str) -> float:
+        digest = hashlib.sha256(f"{seed} {kernel}".encode()).digest()
+        return (1 + int.from_bytes(digest[:4], "little")) / 2**32
+
+    return retime
 
 
-def told_by_choice(tried: Sequence[tuple[KernelChoice, Sequence[Finding]]]) -> tuple[tuple[Finding, ...], Coverage]:
-    """The findings of all choices, each once, with the kernels that show it; and what was tried.
-
-    Args:
-        tried: Each choice with its findings.
-    """
-    (first, _), *_ = tried
-    if first.of == 1:
-        return tuple(tried[0][1]), Coverage()
-    shown: dict[tuple[str, str, str], list[tuple[KernelChoice, Finding]]] = {}
-    for choice, findings in tried:
-        for finding in findings:
-            shown.setdefault((finding.kind, finding.detail, finding.subject), []).append((choice, finding))
-    if not first.tuned.measured:
-        words = f"kernel choices 2 to {first.of}" if first.of > 2 else "kernel choice 2"
-        skip = Skip(words, "not compiled: the compiler measured no kernels, so there is one for each purpose")
-        return tuple(tried[0][1]), Coverage(checked={"kernel choices": 1}, skipped=(skip,))
-    choices = [choice for choice, _ in tried]
-    told = tuple(finding for showing in shown.values() for finding in _told(showing, choices))
-    notes = tuple(choice.words for choice, _ in tried)
-    return told, Coverage(checked={"kernel choices": len(tried)}, notes=notes)
+def _skip(count: int, report: Report) -> Skip:
+    words = f"kernel choices 2 to {count}" if count > 2 else "kernel choice 2"
+    if any(finding.kind is Kind.CRASH for finding in report.findings):
+        return Skip(words, "not compiled: the compiled program failed before any kernel was measured")
+    return Skip(words, "not compiled: the compiler measured no kernels, so there is one for each purpose")
 
 
-def _told(showing: Sequence[tuple[KernelChoice, Finding]], tried: Sequence[KernelChoice]) -> Sequence[Finding]:
-    """A finding of some choices, told once. A choice may have several of one name, in several regions or calls."""
-    first = showing[0][0]
-    choices = list({choice.number: choice for choice, _ in showing}.values())
-    numbers = {choice.number for choice in choices}
-    without = [choice for choice in tried if choice.number not in numbers]
-    evidence: dict[str, str] = {EvidenceKey.KERNELS: "\n".join(choice.words for choice in choices)}
+def _told_once(tried: Sequence[tuple[KernelChoice, Report]]) -> tuple[Finding, ...]:
+    words = {choice.number: choice.words_of(report) for choice, report in tried}
+    shown: dict[tuple[str, ...], list[tuple[int, Finding]]] = {}
+    for choice, report in tried:
+        for finding in report.findings:
+            key = (finding.kind, finding.detail, finding.subject, finding.region)
+            shown.setdefault(key, []).append((choice.number, finding))
+    return tuple(finding for showing in shown.values() for finding in _told(showing, words))
+
+
+def _told(showing: Sequence[tuple[int, Finding]], words: Mapping[int, str]) -> Iterator[Finding]:
+    """A finding of some choices, told once. A choice may have several of one name, in several calls."""
+    numbers = sorted({number for number, _ in showing})
+    without = [text for number, text in words.items() if number not in numbers]
+    evidence: dict[str, str] = {EvidenceKey.KERNELS: "\n".join(words[number] for number in numbers)}
+    only = ""
     if without:
-        evidence[EvidenceKey.OTHER_KERNELS] = "\n".join(choice.words for choice in without)
-    others = ", ".join(str(number) for number in sorted(numbers - {first.number}))
-    only = f"; only with {first.words}{f' (and with {others})' if others else ''}" if without else ""
-    return [
-        replace(finding, message=f"{finding.message}{only}", evidence={**finding.evidence, **evidence})
-        for choice, finding in showing
-        if choice is first
-    ]
+        evidence[EvidenceKey.OTHER_KERNELS] = "\n".join(without)
+        others = f" (and with {', '.join(map(str, numbers[1:]))})" if numbers[1:] else ""
+        only = f"; only with {words[numbers[0]]}{others}"
+    for number, finding in showing:
+        if number == numbers[0]:
+            yield replace(finding, message=f"{finding.message}{only}", evidence={**finding.evidence, **evidence})

@@ -52,7 +52,7 @@ class PassedBy:
         calls = self._calls
         if calls is None or self.look_at_all or active_sessions() is not self._sessions or is_unobserved():
             return False
-        if not self._schedule.quiet():
+        if is_capturing() or not self._schedule.quiet():
             return False
         for holder in self._holders:
             holder.unchecked = True

@@ -334,8 +334,10 @@ class CheckedRegion:
     def _candidate_raised(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
         call = before.call
         if is_device_lost(error):
-            if isinstance(before.reference, Execution):  # else eager has lost it
+            if isinstance(before.reference, Execution):
                 self._answer.to([candidate_crashed(error, during="running")], cause=error)
+            else:  # by eager, or by a call before this one, checked or not
+                self._not_compared("running eager", before.reference or error)
             raise error
         if call.exchanges is not None:
             if call.exchanges.failed is not None:
@@ -383,11 +385,7 @@ class CheckedRegion:
         return self._eager_instead(args, call, error)
 
     def _candidate_alone(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
-        """Run a candidate that ran out of memory once more, without what the check holds.
-
-        Raises:
-            Exception: The candidate raises again.
-        """
+        """Run a candidate that ran out of memory once more, without what the check holds. It may raise again."""
         before.call.inputs.undo(args)
         before.call.rng.restore()
         self._memory.release()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
 import checked_backend as cb
 from checked_backend._torch.autotuning import watch_autotuning
-from checked_backend.checking.kernel_choices import kernel_choices
+from checked_backend.checking.kernel_choices import _choices
 from checked_backend.regions.fresh_cache import FreshCache
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
@@ -33,6 +35,9 @@ class Kernel:
 
     def get_dtype(self) -> torch.dtype:
         return torch.float32
+
+    def get_size(self) -> list[int]:
+        return [4]
 
 
 FASTER, SLOWER = Kernel("faster", "BLOCK=64"), Kernel("slower")
@@ -78,13 +83,13 @@ def test_a_kernel_that_is_not_the_fastest_is_found_and_named() -> None:
     report = cb.check(product, (batch(3, 4),), compiler=tuned(right, WRONG), choices=2)
     finding = only(report)
     assert (finding.kind, finding.subject) == (cb.Kind.LOGIC, "output[0]")
-    slowest = "kernel choice 2 of 2, the slowest kernels: mm of float32: slower"
+    slowest = "kernel choice 2 of 2, the slowest kernels: mm of float32 4: slower"
     assert finding.message.endswith(f"; only with {slowest}")
     assert finding.evidence["kernels"] == slowest
     assert finding.evidence["other_kernels"] == (
-        "kernel choice 1 of 2, the fastest kernels: mm of float32: faster (BLOCK=64)"
+        "kernel choice 1 of 2, the fastest kernels: mm of float32 4: faster (BLOCK=64)"
     )
-    assert "mm of float32: slower" in str(report)
+    assert "mm of float32 4: slower" in str(report)
 
 
 @pytest.mark.usefixtures("_quickly")
@@ -104,11 +109,75 @@ def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
 
 
 @pytest.mark.usefixtures("_quickly")
+def test_regions_that_are_wrong_with_different_kernels_are_told_apart() -> None:
+    def only_of(name: str) -> Compiled:
+        def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            has = any(name in str(node.target) for node in gm.graph.nodes)
+            return (WRONG if has else right)(gm, example_inputs)
+
+        return compiler
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() @ x.t()
+        torch._dynamo.graph_break()
+        return y.cos() + 1
+
+    report = cb.check(broken, (batch(3, 4),), compiler=tuned(only_of("sin"), only_of("cos")), choices=2)
+    told = {finding.region: finding.message for finding in report.findings if finding.region}
+    assert len(told) == 2
+    assert ["choice 1 of 2" in message for message in told.values()] == [True, False]
+    assert ["choice 2 of 2" in message for message in told.values()] == [False, True]
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_choices_of_one_purpose_are_all_told() -> None:
+    def twice(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        tuned(right, right)(gm, example_inputs)
+        for saver in get_algorithm_selector_cache().feedback_saver_fns:
+            told: Any = saver
+            told({Kernel("another"): 1.0}, "mm", [FASTER], [], None, {})
+        return gm.forward
+
+    report = cb.check(product, (batch(3, 4),), compiler=twice, choices=2)
+    note = next(note for note in report.coverage.notes if note.startswith("kernel choice 1"))
+    assert note.endswith("mm of float32 4: faster (BLOCK=64); mm of float32 4 (2): another")
+
+
+def dies(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
+    return lambda *_args: os.abort()
+
+
+def hangs(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
+    return lambda *_args: time.sleep(60)
+
+
+@pytest.mark.usefixtures("_quickly")
+@pytest.mark.parametrize(("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")])
+def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -> None:
+    compiler = tuned(right, fault)
+    report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, timeout=15, gradients=False)
+    finding = only(report)
+    assert (finding.kind, finding.detail) == (cb.Kind.CRASH, detail)
+    assert finding.message.endswith("; only with kernel choice 2 of 2, the slowest kernels")
+    assert "faster" in finding.evidence["other_kernels"]
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_a_compiler_that_fails_before_it_measures_is_not_said_to_measure_nothing() -> None:
+    def raises(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
+        raise RuntimeError("no")
+
+    report = cb.check(product, (batch(3, 4),), compiler=raises, choices=2)
+    assert only(report).kind is cb.Kind.CRASH
+    assert "failed before any kernel was measured" in str([skip.reason for skip in report.coverage.skipped])
+
+
+@pytest.mark.usefixtures("_quickly")
 def test_right_kernels_are_not_accused_and_are_told() -> None:
     report = agreed(cb.check(product, (batch(3, 4, grad=True),), compiler=tuned(right, right), choices=4))
     kernels = [note for note in report.coverage.notes if note.startswith("kernel choice ")]
     assert len(kernels) == 4
-    assert kernels[1] == "kernel choice 2 of 4, the slowest kernels: mm of float32: slower"
+    assert kernels[1] == "kernel choice 2 of 4, the slowest kernels: mm of float32 4: slower"
 
 
 @pytest.mark.usefixtures("_quickly")
@@ -121,22 +190,19 @@ def test_where_nothing_is_measured_there_is_one_choice_and_the_coverage_says_so(
 
 
 def test_choices_that_are_no_number_are_refused() -> None:
-    with pytest.raises(cb.OptionError, match="choices got 0; valid: 1, 2, 3"):
-        cb.check(product, (batch(3, 4),), choices=0)
+    refused: tuple[Any, ...] = (0, True, 2.0)
+    for choices in refused:
+        with pytest.raises(cb.OptionError, match=f"choices got {choices}; valid: 1, 2, 3"):
+            cb.check(product, (batch(3, 4),), choices=choices)
 
 
-@pytest.mark.usefixtures("_quickly")
-def test_any_kernels_are_the_same_every_time() -> None:
-    def told() -> list[float]:
-        found = []
-        for choice in kernel_choices(4):
-            choice.tuned.measured = 1
-            found.append(choice.retime(2.0))
-        return found
-
+def test_any_kernels_are_the_same_for_each_compilation_and_others_for_each_choice() -> None:
     before = torch.get_rng_state()
-    assert told() == told()
-    assert len({*told()}) == 4
+    times = [[choice.retime(2.0, kernel) for kernel in "abc"] for choice in _choices(5)]
+    assert times[0] == [2.0] * 3
+    assert times[1] == [0.5] * 3
+    assert times[2:] == [[choice.retime(9.0, kernel) for kernel in "abc"] for choice in _choices(5)][2:]
+    assert len({time for told in times[2:] for time in told}) == 9
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -144,7 +210,7 @@ def test_any_kernels_are_the_same_every_time() -> None:
 def test_times_are_told_otherwise_once_and_not_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     measure: Any = benchmarker
     monkeypatch.setattr(benchmarker, "benchmark", lambda ms, **_more: measure.benchmark_cpu(ms))
-    with watch_autotuning(lambda ms: 1 / ms) as seen:
+    with watch_autotuning(lambda ms, _kernel: 1 / ms) as seen:
         assert measure.benchmark(4.0) == 0.25  # measured by another way of measuring, and turned over once
         assert measure.benchmark_cpu([2.0, 4.0]) == [0.5, 0.25]
         assert measure.benchmark_cpu(float("inf")) == float("inf")  # it cannot run
@@ -194,5 +260,5 @@ def test_inductor_chooses_among_templates_of_a_product(monkeypatch: pytest.Monke
     x, y = batch(4, 32, 64), batch(4, 64, 48)
     report = agreed(cb.check(torch.bmm, (x, y), compiler_options=options, choices=2))
     first, second = [note for note in report.coverage.notes if note.startswith("kernel choice ")]
-    assert first == "kernel choice 1 of 2, the fastest kernels: bmm of float32: bmm"
-    assert "the slowest kernels: bmm of float32: cpp_CppMicroGemm" in second
+    assert first == "kernel choice 1 of 2, the fastest kernels: bmm of float32 4x32x64, 4x64x48: bmm"
+    assert "the slowest kernels: bmm of float32 4x32x64, 4x64x48: cpp_CppMicroGemm" in second

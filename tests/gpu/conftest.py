@@ -11,6 +11,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+_OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,17 +27,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("markexpr") != "gpu":
         return
     parts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for outcome in ("passed", "failed", "error", "skipped"):
+    for outcome in _OUTCOMES:
         for report in terminalreporter.getreports(outcome):
             part = Path(report.nodeid.partition("::")[0]).stem.removeprefix("test_")
             for name in (part, "total"):
                 parts[name][outcome] += 1
-                parts[name]["seconds"] += report.duration
+                parts[name]["seconds"] += getattr(report, "duration", 0.0)  # collecting has none
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"no GPU: {platform.machine()}"
     terminalreporter.write_sep("=", f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where}")
     for part in sorted(parts, key=lambda name: (name == "total", name)):
         counts = parts[part]
-        told = [f"{counts[name]:.0f} {name}" for name in ("passed", "failed", "error", "skipped") if counts[name]]
+        told = [f"{counts[name]:.0f} {name}" for name in _OUTCOMES if counts[name]]
         bad = counts["failed"] + counts["error"]
         verdict = "FAILED" if bad else "passed" if counts["passed"] else "not run"
         terminalreporter.write_line(f"{part:<14} {verdict:<8} {counts['seconds']:6.0f} s  {', '.join(told)}")

@@ -80,6 +80,20 @@ def test_a_call_that_a_cuda_graph_captures_is_not_checked_and_the_coverage_says_
         assert not skip.matters
 
 
+def test_captured_calls_are_told_also_between_those_that_are_checked(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3)
+    with cb.collect() as session:
+        for _ in range(4):
+            program(x)
+        monkeypatch.setattr("checked_backend.regions.passed_by.is_capturing", lambda: True)
+        program(x)
+        assert calls(session) == [(5, 1)]
+        (skip,) = [skip for skip in session.report.coverage.skipped if "a CUDA graph captured" in skip.reason]
+        assert not skip.matters
+
+
 def test_a_process_that_has_not_used_cuda_captures_nothing() -> None:
     assert torch.cuda.is_initialized() or not is_capturing()
 

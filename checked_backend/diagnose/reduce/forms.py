@@ -42,12 +42,13 @@ def form_of(tensor: torch.Tensor) -> Form:
     if values.numel() == 0:
         return Form(0, f"torch.empty({sizes}{dtype})")
     flat = values.contiguous().cpu().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # one element of an expanded tensor is contiguous with a stride of 0
     if not values.dtype.is_complex:
         first = flat[0].item()
         if _same(flat, torch.full_like(flat, first)):
             if not shape:
                 return _literal(values)
-            if first == 0:
+            if first == 0 and not torch.signbit(flat[0].double()):
                 return Form(1, f"torch.zeros({sizes}{dtype})")
             if first == 1:
                 return Form(2, f"torch.ones({sizes}{dtype})")
@@ -58,7 +59,8 @@ def form_of(tensor: torch.Tensor) -> Form:
         if values.dtype is not torch.bool and _same(flat, ramp(flat.numel(), values.dtype)):
             last = "" if len(shape) == 1 else f".reshape({sizes})"
             kind = "" if values.dtype is torch.int64 else f", dtype={values.dtype}"
-            return Form(20, f"torch.arange({flat.numel()}{kind}){last}")
+            end = f"{kind})" if _counts(values.dtype) else f").to({values.dtype})"
+            return Form(20, f"torch.arange({flat.numel()}{end}{last}")
     if flat.numel() <= LITERAL_ELEMENTS:
         return _literal(values)
     if values.dtype.is_floating_point and _same(flat, seeded(values.shape, values.dtype).reshape(-1)):
@@ -72,6 +74,13 @@ def ramp(count: int, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool or dtype.is_complex:
         return torch.zeros(count, dtype=dtype)
     return torch.arange(count, dtype=torch.int64).to(dtype)
+
+
+def _counts(dtype: torch.dtype) -> bool:
+    """Whether ``torch.arange`` makes this dtype by itself."""
+    if dtype.is_floating_point:
+        return dtype.itemsize > 1
+    return dtype not in (torch.uint16, torch.uint32, torch.uint64)
 
 
 def seeded(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

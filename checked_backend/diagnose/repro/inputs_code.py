@@ -57,10 +57,13 @@ def write_inputs(inputs: Mapping[str, Any]) -> InputsCode:
         if uses[key] > 1 and value.numel():
             if key not in bases:
                 bases[key] = f"memory{len(bases) or ''}"
-                whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+                whole = torch.empty(0, dtype=_memory_dtype(inputs, key), device=value.device)
+                whole = whole.set_(value.untyped_storage())
                 code.lines.append(f"{bases[key]} = {_dense(whole, bases[key], code)}")
             place = f"{tuple(value.shape)}, {value.stride()}, {value.storage_offset()}"
-            view = "" if value.dtype is _dtype_of(inputs, key) else f".view({value.dtype})"
+            if value.is_conj() or value.is_neg():
+                raise Untranslatable(f"input {name} shares memory and is conjugated or negated when it is read")
+            view = "" if value.dtype is _memory_dtype(inputs, key) else _reread(value)
             # AOT autograd asks whether inputs in one memory are views of one base
             alone = "" if value._is_view() else ".detach()"
             code.values.append(f"torch.as_strided({bases[key]}{view}, {place}){alone}")
@@ -72,9 +75,17 @@ def write_inputs(inputs: Mapping[str, Any]) -> InputsCode:
 _INFINITE = (float("inf"), float("-inf"))
 
 
-def _dtype_of(inputs: Mapping[str, Any], key: int | None) -> torch.dtype | None:
-    sharing = (value for value in inputs.values() if isinstance(value, torch.Tensor) and storage_key(value) == key)
-    return next((value.dtype for value in sharing), None)
+def _memory_dtype(inputs: Mapping[str, Any], key: int | None) -> torch.dtype:
+    """The dtype in which memory is written: that of the inputs that share it, or bytes."""
+    sharing = {v.dtype for v in inputs.values() if isinstance(v, torch.Tensor) and storage_key(v) == key}
+    return sharing.pop() if len(sharing) == 1 else torch.uint8
+
+
+def _reread(value: torch.Tensor) -> str:
+    """Code that reads bytes as elements of a dtype. Bytes that are left over at the end belong to no element."""
+    size = value.untyped_storage().nbytes()
+    whole = size // value.element_size() * value.element_size()
+    return f"{f'[:{whole}]' if whole < size else ''}.view({value.dtype})"
 
 
 def _strided(value: torch.Tensor, name: str, code: InputsCode) -> str:
@@ -97,6 +108,8 @@ def _strided(value: torch.Tensor, name: str, code: InputsCode) -> str:
 def _dense(value: torch.Tensor, name: str, code: InputsCode) -> str:
     text = form_of(value).text
     device = "" if value.device.type == "cpu" else f".to({str(value.device)!r})"
+    if text is None and value.dtype is torch.complex128:
+        raise Untranslatable(f"{name} has {value.numel()} elements of complex128, which no file here can hold")
     if text is None:
         code.saved[name] = value.detach().cpu().contiguous()
         text = f"saved[{name!r}]"

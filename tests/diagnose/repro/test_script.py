@@ -29,6 +29,7 @@ def adds_one(x: Tensor) -> tuple[Tensor]:
     [
         ("uncounted", "mutation.uncounted", True),
         ("rounds", "mutation.uncounted", False),  # counted, and other values: not this bug
+        ("drops", "mutation.uncounted", False),  # not written at all
         ("drops", "mutation.dropped", True),
         ("rounds", "mutation.dropped", False),
         ("writes_wrongly", "mutation.wrong", True),
@@ -44,6 +45,18 @@ def test_a_script_about_a_mutation_shows_that_one_alone(
     repro = wrote(case, tmp_path / "reports", Kind.MUTATION, detail)
     assert repro.confirmed is shows, repro.output
     assert (BUG_THERE if shows else BUG_GONE) in repro.output
+
+
+@pytest.mark.slow
+def test_inputs_without_elements_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(x: Tensor, empty: Tensor) -> tuple[Tensor]:
+        aten.add_.Tensor(x, 1)
+        return (aten.neg.default(empty),)
+
+    backend = backend_of("writes_wrongly", tmp_path, monkeypatch)
+    case = case_of(both, torch.tensor([0.3, 0.7]), torch.empty(0), compiler=backend)
+    repro = wrote(case, tmp_path / "reports", Kind.MUTATION, "mutation.wrong")
+    assert repro.confirmed, repro.output
 
 
 @pytest.mark.slow
